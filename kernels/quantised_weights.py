@@ -49,7 +49,7 @@ __all__ = [
     "with_widened",
 ]
 
-BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "U4_ZERO_POINT"]
+BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "U4_ZERO_POINT", "E2M1"]
 
 BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q4_0": (32, 18),
@@ -57,11 +57,13 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q8_0": (32, 34),
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
     "U4_ZERO_POINT": (32, 20),
+    "E2M1": (32, 18),
 }
 """Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
 in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
-minimum has too many digits.
+minimum has too many digits. E2M1, which is not either, is MXFP4 with half its scale in half precision.
 """
 
 _PLAIN: dict[BlockType, Format] = {
@@ -69,6 +71,8 @@ _PLAIN: dict[BlockType, Format] = {
     "Q4_1": Format.NIBBLES,
     "Q8_0": Format.BYTES,
     "U4_ZERO_POINT": Format.ZERO_POINTS,
+    "IQ4_NL": Format.TABLE,
+    "E2M1": Format.FLOAT4,
 }
 _SUPER: dict[BlockType, Format] = {"Q4_K": Format.SUPER_NIBBLES, "Q6_K": Format.SUPER_BYTES}
 
@@ -86,14 +90,14 @@ def _kernels() -> QuantisedKernels:
 
 
 def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
-    """Return whether products with blocks of a type take x as it is alone: of blocks with zero points all do.
+    """Return whether products with blocks of a type take x as it is alone: those with zero points or a table do.
 
     K-quants take x in 8 bits too, but not in 15.
 
     Args:
         dynamic: for x in 8 bits.
     """
-    return block_type == "U4_ZERO_POINT" or (block_type in _SUPER and not dynamic)
+    return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1") or (block_type in _SUPER and not dynamic)
 
 
 def is_dynamic_slow(block_type: BlockType) -> bool:

@@ -145,6 +145,9 @@ class _Reader:
         grouped = self._weights.grouped_part(name, expert, turns, bias)
         if grouped is not None:
             return grouped
+        stored = self._weights.stored_part(name, expert, turns, bias)
+        if stored is not None:
+            return stored
         weight = _by_module(self._weights.part(name, expert).T, turns)
         return self._weights.pack(name, weight, bias)
 

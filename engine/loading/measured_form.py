@@ -52,6 +52,8 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.SUPER_NIBBLES: "Q4_K",
     Format.SUPER_BYTES: "Q6_K",
     Format.ZERO_POINTS: "U4_ZERO_POINT",
+    Format.TABLE: "IQ4_NL",
+    Format.FLOAT4: "E2M1",
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5

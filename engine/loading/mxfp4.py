@@ -7,15 +7,24 @@ has two, the first in its low half. A block's scale is a power of two, whose exp
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from ...kernels.grouped_weights import NumberForm, Scales, StoredNumbers
+from ...kernels.quantised_weights import BlockType
 
 BLOCK = 32  # values
 BLOCKS, SCALES = "_blocks", "_scales"
 """Endings of the two tensors in which one is stored: [E, N, K / 32, 16] and [E, N, K / 32], uint8."""
+
+BLOCK_BYTES: Final = 17
+"""Of a block in a GGUF file: its exponent, then low halves of the first 16 values and high halves of the others."""
+KEPT_AS: Final[BlockType] = "E2M1"
+"""Type of the blocks that native kernels of a CPU read: as a GGUF file's, half the scale in half precision in front."""
+_KEPT_BYTES: Final = 18
+_LEAST_HALF, _MOST_HALF = 104, 143  # exponents whose halved powers are numbers of half precision
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BIAS = 127
@@ -39,6 +48,34 @@ _LARGEST = 255  # an exponent that stands for no number
 def are_numbers(exponents: Tensor) -> bool:
     """Return whether stored exponents, uint8, all stand for numbers."""
     return not bool((exponents == _LARGEST).any())
+
+
+def fit_half(exponents: Tensor) -> bool:
+    """Return whether half of each scale is a number of half precision: stored exponents, uint8."""
+    return bool(((exponents >= _LEAST_HALF) & (exponents <= _MOST_HALF)).all())
+
+
+def kept_bytes(num_bytes: int) -> int:
+    """Return the bytes of a GGUF file's blocks with scales in half precision."""
+    return num_bytes // BLOCK_BYTES * _KEPT_BYTES
+
+
+def with_half_scales(rows: Tensor) -> Tensor:
+    """Rows of a GGUF file's blocks that ``fit_half``, [n, K / 32 * 17] uint8, as ``KEPT_AS``: [n, K / 32 * 18]."""
+    blocks = rows.view(len(rows), -1, BLOCK_BYTES)
+    return torch.cat((_half_scales(blocks[..., :1]), blocks[..., 1:]), dim=-1).flatten(1)
+
+
+def kept_rows(blocks: Tensor, scales: Tensor) -> Tensor:
+    """[N, K / 32, 16] and [N, K / 32] uint8 that ``fit_half`` -> [N, K / 32 * 18] uint8 as ``KEPT_AS``."""
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)
+    halves = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
+    return torch.cat((_half_scales(scales[..., None]), halves), dim=-1).flatten(1)
+
+
+def _half_scales(exponents: Tensor) -> Tensor:
+    """[..., 1] -> [..., 2]: the bytes of half of each scale."""
+    return torch.ldexp(torch.full(exponents.shape, 0.5), exponents.int() - BIAS).half().view(torch.uint8)
 
 
 def stored_meaning(exponents: Tensor) -> StoredNumbers:

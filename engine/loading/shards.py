@@ -192,6 +192,9 @@ class ShardSource:
     def blocks(self, name: str) -> None:
         return None
 
+    def part_rows(self, name: str, part: int) -> None:
+        return None
+
     def stored(self, name: str) -> None:
         return None
 
@@ -205,6 +208,9 @@ class ShardSource:
         return None
 
     def is_bytes(self, name: str) -> bool:
+        return False
+
+    def rounds_inputs(self, name: str) -> bool:
         return False
 
     def grouped_bytes(self, name: str) -> None:

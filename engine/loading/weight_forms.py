@@ -24,7 +24,7 @@ from ..checkpoint.quantization_config import KEY
 from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
-from . import measured_form
+from . import measured_form, mxfp4
 from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .tensor_names import stored_names
@@ -159,7 +159,12 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     """Return what the blocks of a GGUF file or of a quantised folder are, None for other checkpoints."""
     if isinstance(checkpoint, GgufFile):
         tensors = checkpoint.tensors.values()
-        blocks = blocks_of((each.type, each.shape[-1], each.num_bytes) for each in tensors if len(each.shape) > 1)
+        kept_as = {"MXFP4": mxfp4.KEPT_AS}
+        blocks = blocks_of(
+            (kept_as.get(each.type, each.type), each.shape[-1], each.num_bytes)
+            for each in tensors
+            if len(each.shape) > 1
+        )
         sizes = sum(math.prod(each.shape) for each in tensors), sum(each.num_bytes for each in tensors)
         return None if blocks is None else _Stored(blocks, *sizes, _has_experts(checkpoint))
     if (opened := _quantised_folder(checkpoint)) is None:
@@ -317,6 +322,15 @@ class WeightReader:
         if found is None:
             return None
         return pack_grouped([by_module(found, turns)], self.device, self.dtype, bias)
+
+    def stored_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> QuantisedLinear | None:
+        """Return the same in blocks, for native kernels of a CPU; None for another form or where there are none."""
+        found = self._source.part_rows(name, index) if self._form.startswith("stored") else None
+        if found is None:
+            return None
+        block_type, rows = found
+        by_modules = rows.view(-1, turns, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+        return quantised_weights.pack_blocks(by_modules, block_type, bias, widened=True)
 
     def widened(self, layer: Linear) -> Linear:
         """Return a weight in the model's type, whatever it is in."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.memory import release_mapped
-from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS
+from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS, BlockType
 from ...lora.base_projections import in_tower, language_model_name, usual_name
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.gguf import GgufFile
@@ -69,6 +69,9 @@ class WeightSource(Protocol):
         Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
         file when it is asked for.
         """
+
+    def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
+        """Return one matrix [N, K] of a stack of [K, N] in blocks, rows [N, bytes] uint8; None if there are none."""
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
@@ -251,6 +254,9 @@ class SafetensorsFolder:
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return the type of blocks that a quantised matrix has in memory, and their bytes."""
+        if name in self._mxfp4:
+            values, size = BLOCK_SIZES[mxfp4.KEPT_AS]
+            return mxfp4.KEPT_AS, math.prod(self.shapes[name]) // values * size
         found = self._quantised[name].likely_blocks() if name in self._quantised else None
         if found is None:
             return None
@@ -264,6 +270,13 @@ class SafetensorsFolder:
         if name not in self._mxfp4 or part is None:
             return None
         return mxfp4.stored_numbers(*self._mxfp4_part(name, part))
+
+    def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
+        """Return one matrix of a stack in MXFP4, transposed, in blocks [N, bytes]."""
+        if name not in self._mxfp4:
+            return None
+        blocks, scales = self._mxfp4_part(name, part)
+        return (mxfp4.KEPT_AS, mxfp4.kept_rows(blocks, scales)) if mxfp4.fit_half(scales) else None
 
     def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
         """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
@@ -362,9 +375,17 @@ class GgufWeights:
         self._decode(name, out)
         self._order_rows(name, out)
 
-    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]]:
+    def part_rows(self, name: str, part: int) -> None:
+        return None
+
+    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
-        return self._file.tensors[self._tensors[name].stored].type, self._rows(name)
+        kind = self._file.tensors[self._tensors[name].stored].type
+        if kind != "MXFP4":
+            return kind, self._rows(name)
+        if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
+            return None
+        return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
 
     def _rows(self, name: str) -> Iterator[Tensor]:
         """Copies of some rows at a time, or of all where they change places; the file's pages go at once."""
@@ -382,7 +403,8 @@ class GgufWeights:
         """Return the type and bytes of a stored tensor; None for one that is put together from two."""
         if name in self._split:
             return None
-        return self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
+        kind, num_bytes = self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
+        return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix in blocks as numbers and scales; its rows are in the published order."""
@@ -518,6 +540,9 @@ class RandomWeights:
         bound = (3 / out.shape[-1]) ** 0.5
         seed = zlib.crc32((name if part is None else f"{name}[{part}]").encode())
         out.uniform_(-bound, bound, generator=torch.Generator(out.device).manual_seed(seed))
+
+    def part_rows(self, name: str, part: int) -> None:
+        return None
 
     def blocks(self, name: str) -> None:
         return None

@@ -95,7 +95,7 @@ class QuantisedKernels:
 
     def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
         """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
-        if not self.arranges:
+        if not self.arranges or form in (Format.TABLE, Format.FLOAT4):
             return form
         words = BLOCK // _WORD // (1 if form in (Format.BYTES, Format.SUPER_BYTES) else 2)
         settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)

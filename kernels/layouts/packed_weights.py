@@ -69,12 +69,14 @@ class Format(IntEnum):
     SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
     ZERO_POINTS: as NIBBLES, ``d * (q - z)`` with an integer z in half precision (AWQ, GPTQ).
     FLOAT8: rows, ``d * q`` with q in E4M3, d in fp32 for all inputs or each 128 of them, rounded to the type of x.
+    TABLE: as SYMMETRIC, ``d * t[q]``, t the sixteen integers of GGUF's IQ4_NL.
+    FLOAT4: the same, t twice the numbers of E2M1 (MXFP4).
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
         for products of few rows by AMX.
 
     For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for super-blocks to 8; or the
-    weight's numbers are rounded to its type, as those with zero points always are. For CHANNELS x has 8 bits with
-    outliers kept apart. See ``kernels.quantised_weights``.
+    weight's numbers are rounded to its type, as those with zero points or a table always are. For CHANNELS x has 8 bits
+    with outliers kept apart. See ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0
@@ -92,12 +94,16 @@ class Format(IntEnum):
     SYMMETRIC_ROWS = 12
     ZERO_POINT_ROWS = 13
     FLOAT8 = 14
+    TABLE = 15
+    FLOAT4 = 16
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
         if self is Format.FLOAT8:
             return "FP8"
+        if self in (Format.TABLE, Format.FLOAT4):
+            return "4-bit blocks"
         blocks = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")
         return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks", "4-bit blocks")[self.unarranged]
 

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
-WIDENED_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "U4_ZERO_POINT"]
+WIDENED_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "U4_ZERO_POINT", "IQ4_NL", "E2M1"]
+TWICE_E2M1 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
 SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
@@ -62,6 +63,9 @@ def random_blocks(
     raw[:, :, halves[0] : halves[1]] = factors.view(torch.uint8)
     if block_type == "U4_ZERO_POINT":
         return raw.flatten(1), with_zero_points(raw, factors, seed + 3)
+    if block_type == "E2M1":
+        numbers = torch.cat((raw[:, :, 2:] & 15, raw[:, :, 2:] >> 4), dim=-1).long()
+        return raw.flatten(1), (torch.tensor(TWICE_E2M1)[numbers] * factors.float()).flatten(1)
     raw, kind = raw.flatten(1), gguf.GGMLQuantizationType[block_type]
     return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())
 

@@ -19,6 +19,7 @@ from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.mxfp4 import decode_mxfp4
 from rootgraft.kernels.grouped_weights import GroupedLinear, NumberForm
+from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
 EXPERTS = ("gate_up_proj", "down_proj")
 TOKENS = [5, 9, 100, 7, 64, 3]
@@ -75,6 +76,25 @@ def test_experts_are_kept_in_their_four_bits_for_a_gpu(folders: tuple[Path, Path
     assert forms == {NumberForm.E2M1}
     expected = run_whole(load_model(plain, dtype=torch.float32, device=CPU), TOKENS)
     torch.testing.assert_close(run_whole(model, TOKENS), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("exponent", [None, 90, 160])
+def test_experts_are_kept_in_their_four_bits_on_a_cpu(exponent: int | None, folders: tuple[Path, Path]) -> None:
+    """With the bits of the plain form; where a scale does not fit half precision, experts are widened."""
+    _, packed = folders
+    if exponent is not None:
+        file = packed / "model.safetensors"
+        tensors = load_file(file)
+        for name in tensors:
+            if name.endswith("_scales"):
+                tensors[name][1, 3] = exponent
+        save_file(tensors, file, metadata={"format": "pt"})
+    model, plain = (
+        load_model(packed, dtype=torch.bfloat16, device=CPU, weights=form) for form in ("stored_widened", "plain")
+    )
+    kept = {each.format for each in model.weights if isinstance(each, QuantisedLinear)}
+    assert kept == ({Format.FLOAT4} if exponent is None else set())
+    assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))
 
 
 def test_what_lacks_a_part_is_refused(folders: tuple[Path, Path]) -> None:

@@ -43,7 +43,7 @@ def forms_table() -> str:
 
 
 def _gguf_row(name: str, bits: float) -> Row:
-    cpu = "blocks" if name in BLOCK_SIZES else "widened"
+    cpu = "blocks" if name in BLOCK_SIZES or name == "MXFP4" else "widened"
     gpu = f"{grouped_bits(name):.1f}" if name in GROUPED_TYPES else "widened"
     return f"{bits:.1f}", cpu, _time(name if cpu == "blocks" else "bfloat16"), gpu, "yes"
 

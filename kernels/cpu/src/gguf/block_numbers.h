@@ -34,6 +34,45 @@ struct NibbleNumbers {
   }
 };
 
+struct FourBitTable {
+  float of[16];
+};
+
+// The integers of IQ4_NL, and twice the numbers of E2M1.
+template <Format F>
+constexpr FourBitTable kFourBits = {
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
+template <>
+inline constexpr FourBitTable kFourBits<Format::kFloat4> = {{0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12}};
+
+// The same as NibbleNumbers of a table's entries, without a minimum.
+template <Format F>
+struct TableNumbers : NibbleNumbers {
+  template <int I>
+  INLINE Floats number() const {
+    constexpr int kHalf = kBlockValues / 2, kShift = 8 * (I % kWordBytes) + (I < kHalf ? 0 : 4);
+    const Words word = load_words(from + I % kHalf / kWordBytes * kWidth);
+    const float* table = kFourBits<F>.of;
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_srli_epi32((__m512i)word.part[0], kShift);
+    return scale * Floats{{(FloatPart)_mm512_permutexvar_ps(low, _mm512_loadu_ps(table))}};
+#elif defined(__AVX2__)
+    return scale * map([&](int p) {
+      const auto low = (__m256i)(word.part[p] >> kShift);  // the lowest three bits choose, the fourth which eight
+      const __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), low);
+      const __m256 second = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), low);
+      return (FloatPart)_mm256_blendv_ps(first, second, (__m256)_mm256_slli_epi32(low, 28));
+    });
+#else
+    return scale * map([&](int p) {
+      FloatPart value;
+      for (int i = 0; i < kLanes; i++) value[i] = table[word.part[p][i] >> kShift & 15];
+      return value;
+    });
+#endif
+  }
+};
+
 struct ByteNumbers {
   const uint32_t* from;
   Floats scales[2];  // of the first sixteen places, and of the others
@@ -159,6 +198,16 @@ struct BlockNumbers {
   using Nibbles = NibbleNumbers;
   using Bytes = ByteNumbers;
 };
+template <>
+struct BlockNumbers<Format::kTable> {
+  using Nibbles = TableNumbers<Format::kTable>;
+  using Bytes = ByteNumbers;
+};
+template <>
+struct BlockNumbers<Format::kFloat4> {
+  using Nibbles = TableNumbers<Format::kFloat4>;
+  using Bytes = ByteNumbers;
+};
 #if ROOTGRAFT_AMX
 struct RowNumbers {
   using Nibbles = NibbleRowNumbers;
@@ -199,7 +248,8 @@ INLINE auto next_block(BlockPlace& place) {
   } else {
     place.scales += kPanelScales<F>;
     const Floats scale = load_half(scales);
-    if constexpr (kIsNibbles<F>) return Nibbles{words, scale, minimum_of<F>(scale, scales)};
+    if constexpr (kIsTable<F>) return Nibbles{{words, scale, minimum_of<F>(scale, scales)}};
+    else if constexpr (kIsNibbles<F>) return Nibbles{words, scale, minimum_of<F>(scale, scales)};
     else return Bytes{words, {scale, scale}};
   }
 }
@@ -214,6 +264,8 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kSuperBytes: return f(std::integral_constant<Format, Format::kSuperBytes>{});
     case Format::kSymmetric: return f(std::integral_constant<Format, Format::kSymmetric>{});
     case Format::kZeroPoints: return f(std::integral_constant<Format, Format::kZeroPoints>{});
+    case Format::kTable: return f(std::integral_constant<Format, Format::kTable>{});
+    case Format::kFloat4: return f(std::integral_constant<Format, Format::kFloat4>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});

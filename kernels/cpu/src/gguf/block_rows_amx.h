@@ -99,7 +99,7 @@ class BlockRowsPart {
  public:
   // Whether a part is of so few rows of bf16, and its blocks are so arranged.
   static bool takes(const QuantisedLinear& op, const ProductPart& part) {
-    return op.format >= Format::kNibbleRows && op.is_bf16 && has_amx() && part.row_count() <= kMostBlockRows;
+    return is_by_rows(op.format) && op.is_bf16 && has_amx() && part.row_count() <= kMostBlockRows;
   }
 
   BlockRowsPart(const QuantisedLinear& op, const ProductPart& part)

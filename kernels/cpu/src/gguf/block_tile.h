@@ -35,10 +35,15 @@ enum class Format : int64_t {
   kSuperByteRows,
   kSymmetricRows,
   kZeroPointRows,
+  kTable = 15,  // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
+  kFloat4,      // the same of twice E2M1
 };
 
+constexpr bool is_by_rows(Format format) { return format >= Format::kNibbleRows && format <= Format::kZeroPointRows; }
 template <Format F>
-constexpr bool kIsByRows = F >= Format::kNibbleRows;
+constexpr bool kIsByRows = is_by_rows(F);
+template <Format F>
+constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4;
 template <Format F>
 constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F == Format::kSuperNibbleRows ||
                           F == Format::kSuperByteRows;
@@ -48,7 +53,7 @@ template <Format F>
 constexpr bool kHasZeroPoints = F == Format::kZeroPoints || F == Format::kZeroPointRows;
 template <Format F>
 constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
-                            F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F>;
+                            F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F> || kIsTable<F>;
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
@@ -86,6 +91,7 @@ constexpr int kPanelLines = kPanelWords<F> / kWidth;
 template <Format F>
 INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
   if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
+  else if constexpr (kIsTable<F>) return broadcast(0.0f);
   else if constexpr (kHasZeroPoints<F>) return scale * load_half(scales + kWidth) * broadcast(-1.0f);
   else return load_half(scales + kWidth);
 }

@@ -22,7 +22,7 @@ struct PackBlocks {
   uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
   int64_t columns, blocks;
-  Format format;        // kNibbles, kSymmetric, kZeroPoints or kBytes
+  Format format;        // kNibbles, kSymmetric, kZeroPoints, kTable, kFloat4 or kBytes
   int64_t threads;
 
   int words() const { return format == Format::kBytes ? kBlockWords : kBlockWords / 2; }
