@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.errors import EngineError
 from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import ErrorReply, reply_to
-from ..generate.streams import Deltas, failure_of
+from ..generate.streams import Deltas, ReplyEnd
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
 from .message_request import MessagesRequest
 
 if TYPE_CHECKING:
-    from ...engine.serving.output_processor import Finish, TextDelta
+    from ...engine.serving.output_processor import TextDelta
     from ...engine.serving.request import TextRequest
 
 _SHORT_TTL = 300  # seconds; longer pins count as those of an hour
 
 
-class MessageReply:
+class MessageReply(ReplyEnd):
     """State of one answer.
 
     Args:
@@ -41,7 +40,6 @@ class MessageReply:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._blocks = MessageBlocks(tool_parser(output_format))
-        self._finish: Finish | None = None
         self._num_prompt = len(request.tokens)
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
         self._is_prefill_only = body.max_tokens == 0
@@ -64,17 +62,9 @@ class MessageReply:
             events += [end, {"type": "message_stop"}]
         return events
 
-    @property
-    def failure(self) -> EngineError | None:
-        """Return the error of an answer that has ended without an end of its own."""
-        return failure_of(self._finish)
-
     def body(self) -> dict[str, Any]:
         """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""
-        if self._finish is None:
-            raise EngineError("The engine sent no end of the answer.")
-        if self.failure is not None:
-            raise self.failure
+        self.ended()
         return self._message(self._blocks.content())
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -282,6 +282,25 @@ def failure_of(finish: Finish | None) -> EngineError | None:
     return None
 
 
+class ReplyEnd:
+    """The end of an answer, as the replies of all protocols look at it."""
+
+    _finish: Finish | None = None
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the error of an answer that has ended without an end of its own."""
+        return failure_of(self._finish)
+
+    def ended(self) -> Finish:
+        """Return the end of a whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        if self._finish is None:
+            raise EngineError("The engine sent no end of the answer.")
+        if self.failure is not None:
+            raise self.failure
+        return self._finish
+
+
 async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
     """Call ``take`` with every delta, for requests that do not stream."""
     async with aclosing(deltas) as stream:

@@ -20,7 +20,7 @@ from ..generate.server_state import ServerState
 from ..generate.streams import at_intervals, collect, generate, take_all, while_connected
 from ..observe.token_usage import UsageCount
 from ..ollama.ollama_chat import as_chat, as_completion, field_names
-from ..ollama.ollama_reply import LineStream, OllamaReply, one_line, reply_lines
+from ..ollama.ollama_reply import LineStream, OllamaReply, error_line, one_line, reply_lines
 from ..ollama.ollama_request import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -97,7 +97,8 @@ async def _generate(
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=request.state.request_id)
     deltas = generate(state, target.engine, [prepared], caller, output_format, UsageCount(), thought)
     if body.stream:
-        return LineStream(reply_lines(reply, at_intervals(deltas, state.options.stream_interval)))
+        lines = reply_lines(reply, at_intervals(deltas, state.options.stream_interval))
+        return LineStream(lines, state.options.stream_heartbeat, error_line)
     await while_connected(request.receive, take_all(deltas, reply.take))
     return json_response(reply.body())
 
