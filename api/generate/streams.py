@@ -203,13 +203,9 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
 
 
 def ledger_model(state: ServerState, caller: Caller) -> str:
-    """Return the name that usage counts under.
-
-    Of a version of the catalogue it has the first digits of its digest, and of a fallback the model that was asked for.
-    """
+    """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
     model, version = caller.facts.model or state.models.names[0], caller.facts.version
-    name = model if version is None else engine_name(model, version)
-    return name if caller.facts.asked_model is None else f"{name} (for {caller.facts.asked_model})"
+    return model if version is None else engine_name(model, version)
 
 
 def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
