@@ -57,7 +57,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ModelRoute:
     """A rule by which another model answers at once.
 
     Attributes:
@@ -81,7 +81,7 @@ class FallbackPlan:
     """What a model has of its own, and all providers by name."""
 
     fallbacks: tuple[str, ...] = ()
-    routes: tuple[Route, ...] = ()
+    routes: tuple[ModelRoute, ...] = ()
     providers: Mapping[str, Provider] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -192,7 +192,7 @@ def _key(place: str, variable: Any) -> str:
     return key
 
 
-def _route(place: str, content: Any) -> Route:
+def _route(place: str, content: Any) -> ModelRoute:
     options = _fields(place, content, _ROUTE_KEYS)
     if not _is_name(options.get("to")):
         raise ConfigError(f"{place}.to must be the name of a model or provider.")
@@ -207,4 +207,4 @@ def _route(place: str, content: Any) -> Route:
         raise ConfigError(f"{place}.priorities must be a list of {', '.join(known)}, not {names!r}.")
     if most is None and not names:
         raise ConfigError(f"{place} must say which requests: max-prompt-chars, priorities or both.")
-    return Route(options["to"], most, frozenset(known[name] for name in names))
+    return ModelRoute(options["to"], most, frozenset(known[name] for name in names))

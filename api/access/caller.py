@@ -14,8 +14,6 @@ from .api_keys import Key
 class RequestFacts:
     """Facts about a request for the access log, in the log's order. None is not logged.
 
-    ``ModelFallback`` sets ``asked_model`` where another model answers than the one that was asked for.
-
     ``Guard`` sets ``key``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds`` if the
     adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the
     end. The code of an error is set by whoever makes the error's response, or by ``generate`` where a stream ends
@@ -24,7 +22,6 @@ class RequestFacts:
 
     key: str | None = None
     model: str | None = None
-    asked_model: str | None = None
     version: str | None = None
     adapter_seconds: float | None = None
     prompt_tokens: int | None = None
@@ -69,6 +66,7 @@ class Caller:
         trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
         usage_id: under which a line of a batch counts in the usage ledger, once and when it has been answered. None:
             the request counts whatever becomes of it.
+        asked_model: that the client has asked for, where another one answers.
         is_strict: the request is to be refused if its first token cannot come within the target of its class.
     """
 
@@ -80,6 +78,11 @@ class Caller:
     trace_context: Mapping[str, str] = field(default_factory=dict)
     usage_id: str | None = None
     is_strict: bool = False
+    asked_model: str | None = None
+
+    def told_model(self, name: str) -> str:
+        """Return what log and ledger call the model that answers."""
+        return name if self.asked_model is None else f"{name} (for {self.asked_model})"
 
     @property
     def seconds_left(self) -> float | None:

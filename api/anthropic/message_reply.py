@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.errors import EngineError
 from ...engine.types import FinishReason, Usage
 from ..error_responses import anthropic_body
 from ..errors import ErrorReply, reply_to
 from ..generate.logprob_formats import field_probabilities
-from ..generate.streams import Deltas, failure_of
+from ..generate.streams import Deltas, ReplyEnd
 from ..structured.output_format import OutputFormat, tool_parser
 from .message_blocks import MessageBlocks, MessageEvent
 from .message_request import MessagesRequest
 
 if TYPE_CHECKING:
-    from ...engine.serving.output_processor import Finish, TextDelta
+    from ...engine.serving.output_processor import TextDelta
     from ...engine.serving.request import TextRequest
     from ...engine.text.field_probabilities import FieldProbability
 
 _SHORT_TTL = 300  # seconds; longer pins count as those of an hour
 
 
-class MessageReply:
+class MessageReply(ReplyEnd):
     """State of one answer.
 
     Args:
@@ -43,7 +42,6 @@ class MessageReply:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._blocks = MessageBlocks(tool_parser(output_format))
-        self._finish: Finish | None = None
         self._shows_fields = body.field_probabilities
         self._fields: list[FieldProbability] = []
         self._num_told = 0  # of these, in events
@@ -78,17 +76,9 @@ class MessageReply:
             events += [end, {"type": "message_stop"}]
         return events
 
-    @property
-    def failure(self) -> EngineError | None:
-        """Return the error of an answer that has ended without an end of its own."""
-        return failure_of(self._finish)
-
     def body(self) -> dict[str, Any]:
         """Return the whole message. Raises ``failure``, and EngineError if the engine did not end it."""
-        if self._finish is None:
-            raise EngineError("The engine sent no end of the answer.")
-        if self.failure is not None:
-            raise self.failure
+        self.ended()
         fields = {"field_probabilities": field_probabilities(self._fields)} if self._shows_fields else {}
         return self._message(self._blocks.content()) | fields
 

@@ -15,7 +15,6 @@ from .streams import ClientGone, while_connected
 
 _SEND_TIMEOUT = 60.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_HEARTBEAT = b": ping\n\n"
 
 
 def _openai_error(reply: ErrorReply) -> bytes:
@@ -35,6 +34,7 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    heartbeat_piece = b": ping\n\n"
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EventStream(Response):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with asyncio.timeout(None) as limit, aclosing(self._events) as events:
-            with closing(_Body(send, start, limit, self._heartbeat)) as body:
+            with closing(_Body(send, start, limit, self._heartbeat, self.heartbeat_piece)) as body:
                 try:
                     async for event in events:
                         await body.send(event)
@@ -79,9 +79,13 @@ class _Body:
     Args:
         start: message that starts the response, sent before the first piece.
         heartbeat: seconds without a piece before a heartbeat; 0 for none.
+        heartbeat_piece: what is sent then, which clients pass over.
     """
 
-    def __init__(self, send: Send, start: Message, limit: asyncio.Timeout, heartbeat: float) -> None:
+    def __init__(
+        self, send: Send, start: Message, limit: asyncio.Timeout, heartbeat: float, heartbeat_piece: bytes
+    ) -> None:
+        self._heartbeat_piece = heartbeat_piece
         self._send = send
         self._start: Message | None = start
         self._limit = limit
@@ -118,7 +122,7 @@ class _Body:
         self._in_flight = False
 
     async def _beat(self) -> None:
-        await self._write(_HEARTBEAT, more=True)
+        await self._write(self._heartbeat_piece, more=True)
         self._ping = None
 
     def _check(self) -> None:

@@ -203,13 +203,9 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
 
 
 def ledger_model(state: ServerState, caller: Caller) -> str:
-    """Return the name that usage counts under.
-
-    Of a version of the catalogue it has the first digits of its digest, and of a fallback the model that was asked for.
-    """
+    """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
     model, version = caller.facts.model or state.models.names[0], caller.facts.version
-    name = model if version is None else engine_name(model, version)
-    return name if caller.facts.asked_model is None else f"{name} (for {caller.facts.asked_model})"
+    return model if version is None else engine_name(model, version)
 
 
 def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
@@ -280,6 +276,25 @@ def failure_of(finish: Finish | None) -> EngineError | None:
         case FinishReason.ERROR:
             return EngineError("The answer does not have the form that was asked for.")
     return None
+
+
+class ReplyEnd:
+    """The end of an answer, as the replies of all protocols look at it."""
+
+    _finish: Finish | None = None
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Return the error of an answer that has ended without an end of its own."""
+        return failure_of(self._finish)
+
+    def ended(self) -> Finish:
+        """Return the end of a whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        if self._finish is None:
+            raise EngineError("The engine sent no end of the answer.")
+        if self.failure is not None:
+            raise self.failure
+        return self._finish
 
 
 async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import orjson
@@ -138,7 +138,9 @@ class ModelFallback:
     async def _tried(self, name: str, reason: str, asked: _Asked, scope: Scope, receive: Receive, send: Send) -> bool:
         """Let another one answer; False if it cannot, and nothing was sent."""
         facts = scope["state"]["facts"]
-        facts.error, facts.asked_model = None, asked.name
+        facts.error = None
+        caller = replace(scope["state"]["caller"], asked_model=asked.name)
+        scope = {**scope, "state": {**scope["state"], "caller": caller}}
         headers = {ROUTED_HEADER: f"{name}; reason={reason}"}
         provider = asked.state.plan.providers.get(name)
         if provider is not None:
@@ -150,8 +152,6 @@ class ModelFallback:
             data = dumps_exact({**asked.body, "model": name})
             await held.run(self._app, _with_length(scope, len(data)), _Replay(data, receive))
             is_answered = not held.is_failed
-        if not is_answered:
-            facts.asked_model = None
         return is_answered
 
     async def _provided(
@@ -193,7 +193,7 @@ _MOST_TOKENS = ("max_completion_tokens", "max_tokens")
 async def _record(asked: _Asked, provider: Provider, caller: Caller, usage: Mapping[str, int]) -> None:
     """Write what a provider has answered to log and ledger."""
     facts = caller.facts
-    facts.model, facts.stream = provider.name, bool(asked.body.get("stream"))
+    facts.model, facts.stream = caller.told_model(provider.name), bool(asked.body.get("stream"))
     facts.prompt_tokens, facts.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if (recorder := asked.state.stores.recorder) is None:
         return

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.errors import EngineError
 from ...engine.types import FinishReason
 from ..access.caller import RequestFacts
 from ..error_responses import ollama_body
-from ..errors import reply_to
+from ..errors import ErrorReply, reply_to
 from ..generate.logprob_formats import chat_logprobs, field_probabilities
 from ..generate.sse import EventStream
-from ..generate.streams import Deltas, failure_of
+from ..generate.streams import Deltas, ReplyEnd
 from ..protocol.tools import CUSTOM_INPUT
 from ..structured.output_format import OutputFormat, tool_parser
 from ..structured.tool_parser import arguments_json
@@ -35,12 +34,13 @@ _NANOSECONDS = 1_000_000_000
 
 
 class LineStream(EventStream):
-    """Response of lines of JSON, as ``EventStream`` otherwise."""
+    """Response of lines of JSON, as ``EventStream`` otherwise. A heartbeat is a space before the next line."""
 
     media_type = "application/x-ndjson"
+    heartbeat_piece = b" "
 
 
-class OllamaReply:
+class OllamaReply(ReplyEnd):
     """State of one answer.
 
     Args:
@@ -64,7 +64,6 @@ class OllamaReply:
         self._parser = tool_parser(output_format)
         self._num_logprobs = num_logprobs
         self._began = time.perf_counter()
-        self._finish: Finish | None = None
         self._call: CallStart | None = None  # whose arguments are coming
         self._arguments: list[str] = []
         self._text: list[str] = []  # of the whole answer, as the next two
@@ -91,19 +90,11 @@ class OllamaReply:
                 found.append(self._object("", "", [], ()) | self._end(delta.finish))
         return found
 
-    @property
-    def failure(self) -> EngineError | None:
-        """Return the error of an answer that has ended without an end of its own."""
-        return failure_of(self._finish)
-
     def body(self) -> dict[str, Any]:
         """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
-        if self._finish is None:
-            raise EngineError("The engine sent no end of the answer.")
-        if self.failure is not None:
-            raise self.failure
+        finish = self.ended()
         whole = self._object("".join(self._text), "".join(self._thought), self._calls, self._logprobs)
-        return whole | _field_probabilities(self._fields) | self._end(self._finish)
+        return whole | _field_probabilities(self._fields) | self._end(finish)
 
     def loaded(self) -> dict[str, Any]:
         """Return the answer to a request that wants the model to be loaded, as it is."""
@@ -169,12 +160,18 @@ class OllamaReply:
 
 
 async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer; an error after the first one is a line of its own, the last one."""
-    begun = False
+    """Yield the lines of an answer; an error after the first one is a line of its own, the last one.
+
+    The last line waits for the end of ``deltas``, so that no heartbeat can follow it.
+    """
+    begun, held = False, b""
     try:
         async with aclosing(deltas) as stream:
             async for several in stream:
-                lines = [orjson.dumps(each) + b"\n" for delta in several for each in reply.take(delta)]
+                objects = [each for delta in several for each in reply.take(delta)]
+                lines = [orjson.dumps(each) + b"\n" for each in objects]
+                if lines and objects[-1]["done"]:
+                    held = lines.pop()
                 if lines:
                     begun = True
                     yield b"".join(lines)
@@ -183,7 +180,15 @@ async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[byte
     except Exception as error:
         if not begun:
             raise
-        yield ollama_body(reply_to(error)) + b"\n"
+        yield error_line(reply_to(error))
+    else:
+        if held:
+            yield held
+
+
+def error_line(reply: ErrorReply) -> bytes:
+    """Serialize an error as the last line of a stream."""
+    return ollama_body(reply) + b"\n"
 
 
 async def one_line(body: dict[str, Any]) -> AsyncGenerator[bytes, None]:

@@ -74,7 +74,7 @@ CallerOf = Annotated[Caller, Depends(_caller)]
 def set_facts(caller: Caller, requests: Sequence[TextRequest], *, model: str, stream: bool, response_id: str) -> None:
     """Set what the access log says of a generation before it runs."""
     facts = caller.facts
-    facts.model, facts.stream, facts.response_id = model, stream, response_id
+    facts.model, facts.stream, facts.response_id = caller.told_model(model), stream, response_id
     facts.prompt_tokens, facts.n = sum(len(request.tokens) for request in requests), requests[0].n
 
 

@@ -14,13 +14,14 @@ from ...engine.serving.pooled_values import embedding, prompt_of
 from ..access.caller import Caller
 from ..generate.build_request import PreparedChat, chat_request, completion_requests
 from ..generate.envelope import json_response
+from ..generate.field_names import FieldNames
 from ..generate.model_directory import ModelTarget
 from ..generate.pooled_reads import PooledReader, plan_pooled
 from ..generate.server_state import ServerState
 from ..generate.streams import at_intervals, collect, generate, take_all, while_connected
 from ..observe.token_usage import UsageCount
 from ..ollama.ollama_chat import as_chat, as_completion, field_names
-from ..ollama.ollama_reply import LineStream, OllamaReply, one_line, reply_lines
+from ..ollama.ollama_reply import LineStream, OllamaReply, error_line, one_line, reply_lines
 from ..ollama.ollama_request import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -38,6 +39,10 @@ OLLAMA_VERSION = "0.12.11"
 """Version of Ollama whose fields these routes take. Clients compare it with the one that they need."""
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
+# Names of the texts to embed.
+_EMBED = FieldNames(parts={})
+_EMBED_ONE = FieldNames((r"^input\[0\]$", "input"), parts={})
+_EMBEDDINGS = FieldNames((r"^input(\[0\])?$", "prompt"), parts={"input": "prompt"})
 
 
 class OllamaErrorBody(BaseModel):
@@ -97,7 +102,8 @@ async def _generate(
     set_facts(caller, [prepared], model=target.name, stream=body.stream, response_id=request.state.request_id)
     deltas = generate(state, target.engine, [prepared], caller, output_format, UsageCount(), thought)
     if body.stream:
-        return LineStream(reply_lines(reply, at_intervals(deltas, state.options.stream_interval)))
+        lines = reply_lines(reply, at_intervals(deltas, state.options.stream_interval))
+        return LineStream(lines, state.options.stream_heartbeat, error_line)
     await while_connected(request.receive, take_all(deltas, reply.take))
     return json_response(reply.body())
 
@@ -122,10 +128,11 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, state: State,
     """Embed texts, as vectors of length 1."""
     began = time.perf_counter()
     target = await state.models.find(_name(state, body.model), caller)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = ([body.input] if body.input else []) if isinstance(body.input, str) else body.input
     vectors, num_tokens = [], 0
-    if any(texts):
-        reader = await _embed(target, texts, request, state, caller, truncate=body.truncate)
+    if texts:
+        names = _EMBED if isinstance(body.input, list) else _EMBED_ONE
+        reader = await _embed(target, texts, request, state, caller, truncate=body.truncate, names=names)
         pooled, num_tokens = reader.pooled, len(reader.request.tokens)
         vectors = [embedding(each, dimensions=body.dimensions or None, normalizes=True) for each in pooled]
     return json_response(
@@ -147,17 +154,25 @@ async def ollama_embeddings(
     target = await state.models.find(_name(state, body.model), caller)
     if not body.prompt:
         return json_response({"embedding": []})
-    reader = await _embed(target, [body.prompt], request, state, caller, truncate=True)
+    reader = await _embed(target, [body.prompt], request, state, caller, truncate=True, names=_EMBEDDINGS)
     vector = embedding(reader.pooled[0], dimensions=None, normalizes=target.engine.pooler.normalizes)
     return json_response({"embedding": vector.tolist()})
 
 
 async def _embed(
-    target: ModelTarget, texts: list[str], request: Request, state: ServerState, caller: Caller, *, truncate: bool
+    target: ModelTarget,
+    texts: list[str],
+    request: Request,
+    state: ServerState,
+    caller: Caller,
+    *,
+    truncate: bool,
+    names: FieldNames,
 ) -> PooledReader:
     before = prompt_of(target.engine.pooler, None)
-    asked = EmbeddingRequest.model_validate({"input": texts})
-    reader = await plan_pooled(target.engine, target.adapter, asked, caller, "embed", before, truncate=truncate)
+    with names.naming_invalid(), names.naming_errors():
+        asked = EmbeddingRequest.model_validate({"input": texts})
+        reader = await plan_pooled(target.engine, target.adapter, asked, caller, "embed", before, truncate=truncate)
     set_facts(caller, [reader.request], model=target.name, stream=False, response_id=request.state.request_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))

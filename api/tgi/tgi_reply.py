@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ...engine.errors import EngineError
 from ...engine.types import FinishReason
 from ..error_responses import tgi_body
 from ..errors import ErrorReply, reply_to
 from ..generate.logprob_formats import FLOOR
-from ..generate.streams import Deltas, failure_of
+from ..generate.streams import Deltas, ReplyEnd
 from .tgi_request import TgiRequest
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
 
 
-class TgiReply:
+class TgiReply(ReplyEnd):
     """State of one answer.
 
     Args:
@@ -36,12 +35,6 @@ class TgiReply:
         self._text: list[str] = []
         self._tokens: list[dict[str, Any]] = []
         self._tops: list[list[dict[str, Any]]] = []
-        self._finish: Finish | None = None
-
-    @property
-    def failure(self) -> EngineError | None:
-        """Return the error of an answer that has ended without an end of its own."""
-        return failure_of(self._finish)
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
         """Add a delta and return its events. The text of several tokens goes with the last of them."""
@@ -59,11 +52,8 @@ class TgiReply:
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
-        if self._finish is None:
-            raise EngineError("The engine sent no end of the answer.")
-        if self.failure is not None:
-            raise self.failure
-        details = {**self._details(self._finish), "prefill": [], "tokens": self._tokens}
+        finish = self.ended()
+        details = {**self._details(finish), "prefill": [], "tokens": self._tokens}
         if self._body.parameters.top_n_tokens:
             details["top_tokens"] = self._tops
         return {"generated_text": self._whole()} | ({"details": details} if self._body.parameters.details else {})

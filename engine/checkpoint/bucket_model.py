@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 _PLACE = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9][\w.+=-]*)+", re.ASCII)
 _PREFIX = "s3://"
 _LONGEST = 1024
-_PART = 8 << 20  # bytes of one request
+PART_BYTES = 8 << 20  # bytes of one request
 _NEEDS_EXTRA = "Models at s3:// need the package s3fs: install the extra s3 (pip install 'rootgraft[s3]')."
 
 logger = logging.getLogger("rootgraft.models")
@@ -176,7 +176,7 @@ class _Store:
                 raise ModelError(f"--model: s3://{file.address} has changed while it was downloaded. Start again.")
             stream.seek(out.tell())
             while out.tell() < file.size:
-                if not (part := self._asked(stream.read, _PART)):
+                if not (part := self._asked(stream.read, PART_BYTES)):
                     raise ConnectionError(f"s3://{file.address} has ended early")
                 out.write(part)
                 if progress is not None:

@@ -30,7 +30,7 @@ Cached = Callable[[Sequence], int] | None
 
 
 @dataclass(slots=True)
-class Entry:
+class WaitingEntry:
     """A sequence in the queue or, between its admission and its end, a record of how long it waited.
 
     Attributes:
@@ -53,19 +53,19 @@ class TenantQueue:
     """Waiting sequences of a tenant and class in order of arrival; those on time by their deadlines."""
 
     def __init__(self) -> None:
-        self._arrived: OrderedDict[int, Entry] = OrderedDict()
+        self._arrived: OrderedDict[int, WaitingEntry] = OrderedDict()
         self._on_time: list[tuple[float, int]] = []  # latest start and number, sorted
-        self._late: OrderedDict[int, Entry] = OrderedDict()  # and those without a target
+        self._late: OrderedDict[int, WaitingEntry] = OrderedDict()  # and those without a target
         self._num_before_late = 0  # admissions since the last one of a late sequence
 
     def __len__(self) -> int:
         return len(self._arrived)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[WaitingEntry]:
         """Yield the entries in order of arrival."""
         yield from self._arrived.values()
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: WaitingEntry) -> None:
         """Add an entry, on time if it has a latest start."""
         number = entry.sequence.id
         self._arrived[number] = entry
@@ -74,14 +74,14 @@ class TenantQueue:
         else:
             self._late[number] = entry
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: WaitingEntry) -> None:
         """Take an entry out. KeyError if it is not here."""
         number = entry.sequence.id
         del self._arrived[number]
         if self._late.pop(number, None) is None:
             del self._on_time[bisect_left(self._on_time, (entry.latest_start, number))]
 
-    def count_admission(self, admitted: Entry) -> None:
+    def count_admission(self, admitted: WaitingEntry) -> None:
         """Count the admission of an entry that is still here for those that wait."""
         if admitted.sequence.id not in self._late:
             self._num_before_late += 1
@@ -105,12 +105,12 @@ class TenantQueue:
 class Reader:
     """Goes through the entries of a ``TenantQueue`` once; each may leave the queue once it was returned."""
 
-    def __init__(self, on_time: list[Entry], late: OrderedDict[int, Entry], num_before_late: int) -> None:
+    def __init__(self, on_time: list[WaitingEntry], late: OrderedDict[int, WaitingEntry], num_before_late: int) -> None:
         self._on_time = iter(on_time)
         self._late = _ReadAhead(late)
         self._num_before_late = num_before_late
 
-    def next(self, cached: Cached) -> Entry | None:
+    def next(self, cached: Cached) -> WaitingEntry | None:
         """Return the next entry; None at the end."""
         if self._num_before_late < LATE_TURN - 1 and (entry := next(self._on_time, None)) is not None:
             self._num_before_late += 1
@@ -126,13 +126,13 @@ class _ReadAhead:
     It is read as far as entries are asked for, each time twice as far: a step looks at the first few of thousands.
     """
 
-    def __init__(self, fifo: OrderedDict[int, Entry]) -> None:
+    def __init__(self, fifo: OrderedDict[int, WaitingEntry]) -> None:
         self._fifo = fifo
         self._read: set[int] = set()  # ids of all that were read
-        self._entries: list[Entry] = []
+        self._entries: list[WaitingEntry] = []
         self._is_whole = False
 
-    def first(self) -> list[Entry]:
+    def first(self) -> list[WaitingEntry]:
         """Return the first ``WINDOW`` entries, fewer where no more are left."""
         if len(self._entries) < WINDOW and not self._is_whole:
             found = islice(self._fifo.items(), 2 * len(self._read) + WINDOW)
@@ -142,11 +142,11 @@ class _ReadAhead:
             self._is_whole = not new
         return self._entries[:WINDOW]
 
-    def pop(self, index: int) -> Entry:
+    def pop(self, index: int) -> WaitingEntry:
         return self._entries.pop(index)
 
 
-def _next(waiting: list[Entry], cached: Cached) -> int:
+def _next(waiting: list[WaitingEntry], cached: Cached) -> int:
     """Return the index of the entry to admit next; ``waiting`` is in order of arrival."""
     if cached is None or len(waiting) == 1:
         return 0

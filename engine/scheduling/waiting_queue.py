@@ -19,7 +19,7 @@ from types import MappingProxyType
 from ..sequence.sequence import Sequence
 from ..types import Priority
 from .fairness import TokenCounters
-from .tenant_queue import Cached, Entry, TenantQueue
+from .tenant_queue import Cached, TenantQueue, WaitingEntry
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
 """Seconds that a sequence waits in its priority class at most, all waits together."""
@@ -49,14 +49,14 @@ class WaitingQueue:
         self._target_ttft = target_ttft
         self._prefill_seconds = prefill_seconds
         self._classes = {priority: _PriorityClass() for priority in Priority}
-        self._waiting: dict[int, Entry] = {}
-        self._admitted: dict[int, Entry] = {}
+        self._waiting: dict[int, WaitingEntry] = {}
+        self._admitted: dict[int, WaitingEntry] = {}
         self._cached = cached
         self._clock = clock
 
     def push(self, sequence: Sequence) -> None:
         """Add a new sequence."""
-        entry = Entry(sequence, sequence.priority, self._clock())
+        entry = WaitingEntry(sequence, sequence.priority, self._clock())
         self._waiting[sequence.id] = entry
         self._push(entry)
 
@@ -123,13 +123,13 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _push(self, entry: Entry) -> None:
+    def _push(self, entry: WaitingEntry) -> None:
         """Add an entry to its class. One that was promoted has the deadline of a new one."""
         if (target := self._target_ttft.get(entry.priority)) is not None:
             entry.latest_start = self._clock() + AIM * target - self._prefill_seconds(entry.sequence.num_tokens)
         self._classes[entry.priority].push(entry)
 
-    def _leave(self, sequence: Sequence) -> Entry:
+    def _leave(self, sequence: Sequence) -> WaitingEntry:
         entry = self._waiting.pop(sequence.id)
         self._classes[entry.priority].remove(entry)
         return entry
@@ -140,25 +140,25 @@ class _PriorityClass:
 
     def __init__(self) -> None:
         self.counters = TokenCounters()
-        self._preempted: OrderedDict[int, Entry] = OrderedDict()
+        self._preempted: OrderedDict[int, WaitingEntry] = OrderedDict()
         self._tenants: dict[str, TenantQueue] = {}
 
     @property
     def is_empty(self) -> bool:
         return not self._preempted and not self._tenants
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: WaitingEntry) -> None:
         tenant = entry.sequence.spec.tenant
         if tenant not in self._tenants:
             self.counters.join(tenant, self._tenants)
             self._tenants[tenant] = TenantQueue()
         self._tenants[tenant].push(entry)
 
-    def resume(self, entry: Entry) -> None:
+    def resume(self, entry: WaitingEntry) -> None:
         self._preempted[entry.sequence.id] = entry
         self._preempted.move_to_end(entry.sequence.id, last=False)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: WaitingEntry) -> None:
         sequence = entry.sequence
         if self._preempted.pop(sequence.id, None):
             return
@@ -168,12 +168,12 @@ class _PriorityClass:
             del self._tenants[sequence.spec.tenant]
             self.counters.leave(sequence.spec.tenant)
 
-    def count_admission(self, admitted: Entry) -> None:
+    def count_admission(self, admitted: WaitingEntry) -> None:
         """Count the admission of an entry for the others of its tenant."""
         if admitted.sequence.id not in self._preempted:
             self._tenants[admitted.sequence.spec.tenant].count_admission(admitted)
 
-    def waiting_since(self, latest: float) -> list[Entry]:
+    def waiting_since(self, latest: float) -> list[WaitingEntry]:
         """Return the entries that have waited since ``latest`` or longer."""
         found = [entry for entry in self._preempted.values() if entry.since <= latest]
         for queue in self._tenants.values():

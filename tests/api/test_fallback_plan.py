@@ -9,7 +9,14 @@ import pytest
 
 from rootgraft.api.cli.flag_parser import parse_models
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fallback_plan import MAX_PROMPT_CHARS, MOST_FALLBACKS, MOST_ROUTES, FallbackPlan, Provider, Route
+from rootgraft.api.fallback_plan import (
+    MAX_PROMPT_CHARS,
+    MOST_FALLBACKS,
+    MOST_ROUTES,
+    FallbackPlan,
+    ModelRoute,
+    Provider,
+)
 from rootgraft.api.models_file import ServedModel, check_plans
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
@@ -49,7 +56,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_models_file_says_who_answers_in_a_models_place(read: Any) -> None:
     cloud = Provider("cloud", "https://api.example.com/v1", "mini", KEY, 5.0)
-    rules = (Route("small", 200), Route("cloud", None, frozenset((Priority.BATCH,))))
+    rules = (ModelRoute("small", 200), ModelRoute("cloud", None, frozenset((Priority.BATCH,))))
     big, small = (each.entry.plan for each in read(FILE))
     assert big == FallbackPlan(("small", "cloud"), rules, {"cloud": cloud})
     assert small == FallbackPlan(("cloud",), (), {"cloud": cloud})

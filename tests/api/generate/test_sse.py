@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import ollama
 import openai
 import pytest
 from support.api.api_live import Live
@@ -96,6 +97,29 @@ def test_clients_raise_an_error_behind_a_heartbeat(beating: Live) -> None:
         _open_gate_later(beating)
         with pytest.raises(openai.APIError, match="not running"):
             list(client.chat.completions.create(**_CHAT, stream=True))
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_streams_of_lines_get_spaces_that_the_client_passes_over(beating: Live, path: str) -> None:
+    asked = {"prompt": "hi"} if path == "/api/generate" else {"messages": [{"role": "user", "content": "hi"}]}
+    for fault in (None, EngineDead("The engine is not running.")):
+        beating.async_engine.gate = asyncio.Event()
+        beating.async_engine.fail_after = None if fault is None else (0, fault)
+        with beating.http() as http, http.stream("POST", path, json={"model": "tiny", **asked}) as reply:
+            pieces = b""
+            for piece in reply.iter_raw():
+                pieces += piece
+                if pieces == b"  ":
+                    beating.loop.call_soon_threadsafe(beating.async_engine.gate.set)
+        found = [json.loads(line) for line in pieces.decode().splitlines()]
+        assert pieces.startswith(b"  ") and pieces.endswith(b"}\n")
+        assert found[-1]["done"] if fault is None else found == [found[0]] and "not running" in found[0]["error"]
+    client = ollama.Client(beating.url, trust_env=False)
+    beating.async_engine.gate, beating.async_engine.fail_after = asyncio.Event(), None
+    _open_gate_later(beating)
+    answer = client.chat("tiny", [{"role": "user", "content": "hi"}], stream=True)
+    assert "".join(part.message.content or "" for part in answer) == "answer 0"
+    client._client.close()
 
 
 def test_a_refusal_before_the_first_heartbeat_keeps_its_status(live: Live) -> None:

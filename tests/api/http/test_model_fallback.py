@@ -17,7 +17,7 @@ from support.api.api_fakes import FakeClient, FakeFrontend
 from support.api.api_live import make_state
 
 from rootgraft.api.config import ServerConfig
-from rootgraft.api.fallback_plan import FallbackPlan, Provider, Route
+from rootgraft.api.fallback_plan import FallbackPlan, ModelRoute, Provider
 from rootgraft.api.generate.model_router import ModelRouter
 from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http import provider_client
@@ -117,7 +117,7 @@ def test_an_overloaded_model_has_its_fallback_answer_and_one_that_was_removed_is
 )
 def test_a_strict_request_and_one_of_a_vocabulary_have_no_other_model(path: str, headers: Any, more: Any) -> None:
     async def job() -> None:
-        door = Door(FallbackPlan(("tiny",), (Route("tiny", 1000),)))
+        door = Door(FallbackPlan(("tiny",), (ModelRoute("tiny", 1000),)))
         assert (await door.ask(path, headers, **more)).status_code == 200 and door.counts == (0, 1)
         door.fail()
         reply = await door.ask(path, headers, **more)
@@ -170,7 +170,7 @@ def test_the_first_error_is_told_where_nobody_can_answer() -> None:
 
 
 def test_rules_by_length_and_priority_pick_a_model_at_once() -> None:
-    rules = (Route("tiny", 20), Route("tiny", 40, frozenset((Priority.BATCH,))))
+    rules = (ModelRoute("tiny", 20), ModelRoute("tiny", 40, frozenset((Priority.BATCH,))))
 
     async def job() -> None:
         door = Door(FallbackPlan((), rules))

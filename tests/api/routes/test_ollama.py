@@ -312,7 +312,11 @@ def test_embeddings(live: Live, client: ollama.Client) -> None:
     assert all(abs(sum(value**2 for value in vector) - 1) < 1e-6 for vector in found.embeddings)
     assert found.prompt_eval_count == len("one") + len("three") + 2
     assert len(client.embed("tiny", "one", dimensions=2).embeddings[0]) == 2
-    assert client.embed("tiny", "").embeddings == []
+    assert client.embed("tiny", "").embeddings == client.embed("tiny", []).embeddings == []
+    with live.http() as http:
+        for texts, param in ((["a", ""], "input[1]"), ([""], "input[0]")):
+            reply = http.post("/api/embed", json={"input": texts})
+            assert (reply.status_code, reply.json()["param"]) == (400, param), "a vector for each text, or none"
     assert len(client.embeddings("tiny", "one").embedding) == 4
 
 

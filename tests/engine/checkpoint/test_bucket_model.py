@@ -101,7 +101,7 @@ def test_what_was_seen_last_counts_while_the_store_does_not_answer(s3: Any, monk
 
 
 def test_a_download_goes_on_where_it_broke_off(s3: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_model, "_PART", 50_000)
+    monkeypatch.setattr(bucket_model, "PART_BYTES", 50_000)
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
     proxy = CutProxy(server.get_host_and_port(), 130_000)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
