@@ -28,7 +28,7 @@ class GrammarArtifact:
         shortest: tokens of the shortest answer without its end token; empty if unknown.
         properties: short properties to end an object with.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
-        detour: the longest property or tag that may be begun though it is optional.
+        detour: the longest property, value or tag that may be begun though there is a shorter one, or none is needed.
         is_json: whether answers are JSON, or have JSON parts.
         texts: texts outside of JSON of which any suffix may be needed: begins of tags, examples of expressions.
         ends: what ends a tag and all tags around it.

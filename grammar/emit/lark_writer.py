@@ -41,7 +41,7 @@ class LarkGrammar:
         shortest: the shortest answer, ``""`` if none was found.
         properties: short properties to end an object with, shortest first.
         values: short values to end anything with, shortest first.
-        detour: the longest property that may be begun though it is optional, with a short value.
+        detour: the longest property or value that may be begun though there is a shorter one, or none is needed.
         strings: the automata of its string rules, in the order of their numbers.
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
         has_memory: some repetition is left to a memory of what was written.

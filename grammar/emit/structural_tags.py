@@ -84,7 +84,9 @@ def structural_tag_grammar(
         source,
         properties=tuple(sorted(closing.properties, key=len)),
         values=tuple(sorted(closing.values, key=len)),
-        detour=max((text for text in closing.wholes if len(text) <= MAX_TEXT_BYTES), key=len, default=""),
+        detour=max(
+            (text for text in (*closing.wholes, *closing.begun) if len(text) <= MAX_TEXT_BYTES), key=len, default=""
+        ),
         is_json=True,
         texts=tuple(sorted(closing.texts, key=closing.texts.__getitem__)),
         ends=tuple(sorted(closing.ends, key=len)),
@@ -111,6 +113,7 @@ class _TagTexts:
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: what ends a tag and all tags around it.
         wholes: short texts of the parts written so far, in order.
+        begun: what may be begun within a part though there is a shorter text.
     """
 
     properties: dict[str, None] = field(default_factory=dict)
@@ -120,6 +123,7 @@ class _TagTexts:
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: dict[str, None] = field(default_factory=dict)
     wholes: list[str] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
 
 
 class _TagWriter:
@@ -194,6 +198,7 @@ class _TagWriter:
         self.closing.properties |= dict.fromkeys(grammar.properties)
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
+        self.closing.begun.append(grammar.detour)
         self.closing.scalars |= dict.fromkeys(grammar.scalars)
         self.closing.containers |= dict.fromkeys(grammar.containers)
         self.strings += grammar.strings
@@ -262,6 +267,7 @@ class _TagWriter:
         answers = [text for text in pattern.examples if pattern.matches(text)]
         self.closing.texts |= {text: (self.depth, len(text)) for text in answers}
         self.closing.wholes.append(min(answers, key=len, default=""))
+        self.closing.begun += answers
         terms = [f"/{to_rust(node)}/" for node in pattern.must] + [f"/{_ANY_TEXT}/"] * (
             self.with_string_rules or self.with_memory
         )

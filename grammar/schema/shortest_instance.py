@@ -71,13 +71,14 @@ class ShortestInstance:
         return self._texts[conj]
 
     def closing_texts(self, root: Conj) -> tuple[list[str], list[str], str]:
-        """Return short properties and values that may be needed below the root, and the longest property.
+        """Return short properties and values that may be needed below the root, and the longest of what may be begun.
 
-        A property that is optional counts too: once its name is begun it must be completed.
+        A property that is optional counts, and each kind of value and each listed one, not only the shortest: once it
+        is begun it must be completed.
         """
         values: dict[str, None] = {}
         properties: dict[str, None] = {}
-        optional: list[str] = []
+        begun: list[str] = []
         for conj in self._satisfiability.satisfiable():
             text = self.text(conj)
             if text is not None and conj != root:
@@ -89,8 +90,9 @@ class ShortestInstance:
                 if alternative.types & OBJECT:
                     written = self._properties(alternative.objects)
                     properties |= {written[name]: None for name in alternative.objects.required if name in written}
-                    optional += written.values()
-        longest = max((text for text in optional if len(text) <= MAX_TEXT_BYTES), key=len, default="")
+                    begun += written.values()
+                begun += self._each_kind(alternative)
+        longest = max((text for text in begun if len(text) <= MAX_TEXT_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
 
     def scalars(self) -> list[tuple[str, ...]]:
@@ -135,6 +137,15 @@ class ShortestInstance:
     def _properties(self, objects: Objects) -> dict[str, str]:
         texts = {name: self.text(objects.value(name)) for name in objects.declared()}
         return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
+
+    def _each_kind(self, alternative: Alternative) -> list[str]:
+        """Return a short value of each type, and of strings and numbers that are listed each one."""
+        found = [text for text in self._of_types(alternative) if text is not None]
+        if alternative.types & NUMBER and alternative.numbers.values is not None:
+            found += map(spelling, alternative.numbers.values)
+        if alternative.types & STRING and alternative.strings.values is not None:
+            found += map(json_string, alternative.strings.values)
+        return found
 
     def _of_types(self, alternative: Alternative) -> list[str | None]:
         found: list[str | None] = [word for bit, word in WORDS if alternative.types & bit]

@@ -38,7 +38,7 @@ _COMPILES = """A compile may take 2 seconds of processor time and 512 MiB of mem
 
 Of tools, a refusal names the place in the schema of one of them (`tools[1].function.parameters`), or `tools` where all together exceed a limit.
 
-Of the 27 schemas of published tools in check-jsonschema 0.39, 21 are served. Refused are `azure-pipelines` (an `anyOf` of 259 branches), `drone-ci` (a `oneOf` of more than 256 combinations), `circle-ci` and `travis` (branches of `oneOf` that overlap, and whose difference cannot be written), `citation-file-format` (a set of objects of limited size) and `renovate` (1.2 MB). CycloneDX refers to files beside it, which are never fetched.
+Of the 27 schemas of published tools in check-jsonschema 0.39, 21 are served. Refused are `azure-pipelines` (an `anyOf` of 259 branches), `drone-ci` (a `oneOf` of more than 256 combinations), `circle-ci` and `travis` (branches of `oneOf` that overlap, and whose difference cannot be written), `citation-file-format` (a set of objects of limited size) and `renovate` (1.2 MB). CycloneDX refers to files beside it, which are never fetched, and has sets of objects of limited size.
 """
 _REMEMBERED = f"""## What is remembered
 

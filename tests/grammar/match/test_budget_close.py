@@ -242,3 +242,50 @@ def test_what_is_made_of_a_vocabulary_lasts_as_long_as_it(vocabulary):
     for compute in (ranks, text_bytes):
         first = [compute(each) for each in several]
         assert all(compute(each) is made for each, made in zip(several, first, strict=True))
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """An object with all of some properties and no other."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+PERSON = closed(name={"type": "string", "maxLength": 3}, kind={"enum": ["a", "b"]}, n={"enum": [1, 2]})
+LONG = {"name": "abc", "kind": "a", "n": 1}
+# A schema and an answer that is longer than the shortest one by one choice.
+CHOICES = [
+    (closed(x={"anyOf": [PERSON, {"type": "null"}]}), {"x": LONG}),
+    (closed(x={"anyOf": [{"type": "null"}, PERSON]}) | {"required": []}, {"x": LONG}),
+    ({"type": "array", "items": {"anyOf": [{"enum": [1]}, PERSON]}, "maxItems": 2}, [1, LONG]),
+    (closed(x={"enum": ["a", "b" * 40]}), {"x": "b" * 40}),
+    ({"enum": [7, "a" + "b" * 40]}, "a" + "b" * 40),
+    (closed(x={"enum": [1, 10**40]}), {"x": 10**40}),
+    (closed(x={"anyOf": [{"type": "null"}, {"type": "string", "minLength": 16, "maxLength": 20}]}), {"x": "a" * 16}),
+    (closed(x={"anyOf": [{"type": "null"}, {"type": "array", "items": {"const": "abcd"}, "minItems": 5}]}),
+     {"x": ["abcd"] * 5}),
+    ({"$ref": "#/$defs/p",
+      "$defs": {"p": closed(x={"type": "null"}, y={"anyOf": [{"$ref": "#/$defs/p"}, {"enum": [1]}]})}},
+     {"x": None, "y": {"x": None, "y": {"x": None, "y": 1}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("in_tag", [False, True])
+@pytest.mark.parametrize(("schema", "answer"), CHOICES)
+def test_a_longer_choice_is_begun_only_if_its_end_fits(grammars, vocabulary, schema, answer, in_tag):
+    """Each token of a long answer is drawn as far as it fits, at each budget: an enum's label, a kind of value."""
+    compiled, text = grammars.schema(schema), json.dumps(answer, separators=(",", ":"))
+    if in_tag:
+        form = {"type": "tag", "begin": "<n>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</n>"}
+        compiled, text = compiled_tag(form, vocabulary), f"<n>{text}</n>"
+    assert compiled is not None
+    wanted, row = vocabulary.tokenize(text.encode()), np.zeros(vocabulary.num_words, dtype=np.int32)
+    for budget in sorted({*range(compiled.matcher().num_shortest, len(wanted), 4), len(wanted)}):
+        matcher, drawn_tokens = compiled.matcher(), list[int]()
+        for remaining in range(budget, 0, -1):
+            following = wanted[len(drawn_tokens)] if drawn_tokens == wanted[: len(drawn_tokens)] else -1
+            token = draw_within(matcher, row, remaining, lambda left, t=following: t if t in left else int(left[-1]))
+            assert matcher.accept(token)
+            if matcher.is_done:
+                break
+            drawn_tokens.append(token)
+        assert matcher.can_end, (budget, drawn_tokens)
+    assert drawn_tokens == wanted
