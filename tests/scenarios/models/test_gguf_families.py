@@ -208,13 +208,18 @@ def test_tensors_named_by_llama_cpp() -> None:
         number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
         table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
         for key in model.state_dict():
-            if ".experts." not in key and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
+            is_split = ".experts." in key or ".shared_mlp." in key
+            if not is_split and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
                 assert table.get_name(converted(key), (".weight", ".bias")) == gguf_name(key, architecture)
 
 
 def converted(key: str) -> str:
     """The name of a tensor in transformers 5 as llama.cpp's converter looks it up."""
-    key = key.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe.router.", "moe.router.layer.")
+    key = (
+        key.replace("dt_bias", "dt_proj.bias")
+        .replace("e_score_correction_bias", "e_score_correction.bias")
+        .replace("moe.router.", "moe.router.layer.")
+    )
     return f"{key}.weight" if key.endswith("sinks") else key
 
 

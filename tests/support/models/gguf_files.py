@@ -109,7 +109,13 @@ _NAMES = {
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
-_WHOLE = {"sinks": "attn_sinks.weight", "e_score_correction_bias": "exp_probs_b.bias"}
+_WHOLE = {
+    "sinks": "attn_sinks.weight",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+}
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -188,9 +194,8 @@ def _add_of_granite(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: A
     kind, layer = parts[-1], f"blk.{parts[2]}" if len(parts) > 3 else ""
     ending = "_shexp" if config.num_local_experts else ""
     if kind in ("A_log", "D", "dt_bias"):
-        name = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}[kind]
         value = -torch.exp(tensor) if kind == "A_log" else tensor
-        writer.add_tensor(f"{layer}.{name}", (value if kind == "dt_bias" else value[:, None]).numpy())
+        writer.add_tensor(gguf_name(key, "granitehybrid"), (value if kind == "dt_bias" else value[:, None]).numpy())
     elif key.endswith("mamba.norm.weight"):
         writer.add_tensor(f"{layer}.ssm_norm.weight", tensor.view(config.mamba_n_groups, -1).numpy())
     elif "shared_mlp.input_linear" in key:
