@@ -33,9 +33,9 @@ END_SECONDS = 10.0
 """For gateways to end, once they are told to."""
 RETRY_SECONDS = 2.0
 """Before another gateway is started in the place of one that has never served."""
+LAST_SECONDS = 2.0
+"""For a process to end after it has closed its connection to the main process."""
 _BACKLOG = 2048  # connections that wait for a gateway
-# How long a process may take to end after it has closed its connection to the main process.
-_LAST_SECONDS = 2.0
 
 logger = logging.getLogger("rootgraft.gateways")
 
@@ -239,7 +239,7 @@ def _plain(value: Any) -> Any:
 def _reap(process: GatewayProcess) -> None:
     """Wait for a process that has closed its link, and kill it if it does not end."""
     try:
-        process.wait(timeout=_LAST_SECONDS)
+        process.wait(timeout=LAST_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

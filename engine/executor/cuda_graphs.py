@@ -68,6 +68,9 @@ class CudaGraphs:
         max_rows: most rows of a step.
         max_tokens: most tokens of a step: chunks of prompts too.
         max_rank: largest rank of an adapter.
+
+    Attributes:
+        capturer: captures passes that may share the memory of these.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class CudaGraphs:
         max_rank: int,
     ) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
-        self._capture = capture
+        self.capturer = capture
         self._sizes = sizes_up_to(min(max_tokens, MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
@@ -112,7 +115,7 @@ class CudaGraphs:
     def capture(self, variants: Sequence[Variant]) -> None:
         """Run and capture a pass for each of these variants."""
         for variant in variants:
-            self._replays[variant] = self._capture(self._pass(variant))
+            self._replays[variant] = self.capturer(self._pass(variant))
 
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:

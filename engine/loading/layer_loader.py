@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
+from .load_progress import LoadProgress
 from .load_recurrent import load_recurrent, side_by_side
 from .shards import Shard
 from .tensor_names import (
@@ -72,12 +75,13 @@ class LayerLoader:
         self.query_scales: dict[QueryScaling, Tensor] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
-    def model(self) -> DecoderModel:
-        """Read the whole model. Raises ModelError where the device has no kernels of it."""
+    def model(self, progress: LoadProgress) -> DecoderModel:
+        """Read the whole model, and tell which layers have been. Raises ModelError where the device has no kernels."""
         config = self.config
         if config.has_v_norm and self.weights.device.type == "cuda":
             raise ModelError("Normed values are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
         embedding, head = self.embedding_and_head()
+        progress.read(None)
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
         norms.append(self.norm(final_norm(config)))
@@ -92,13 +96,18 @@ class LayerLoader:
             embedding=embedding,
             embedding_scale=scale,
             first_norm=norms[0],
-            layers=tuple(self.layer(index, norms[index], behind[index]) for index in range(config.num_layers)),
+            layers=tuple(self._layers(norms, behind, progress)),
             head=head,
             max_positions=self.max_positions,
             long_offset=self.max_positions if self.has_two_ropes else 0,
             layer_inputs=None if config.layer_inputs is None else self.layer_inputs(config.layer_inputs),
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
+
+    def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
+        for index in range(self.config.num_layers):
+            yield self.layer(index, norms[index], behind[index])
+            progress.read(index)
 
     def layer(self, index: int, own_norm: Norm, next_norm: Norm, prefix: str | None = None) -> DecoderLayer:
         """Read a layer, between the norm in front of it and the next one.

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams
+from ...kernels.ops import on_triton
+from ...kernels.state_ops import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
@@ -39,12 +40,9 @@ def load_recurrent(
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Raises:
-        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel of such a layer.
+        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel for its states.
     """
-    if not isinstance(layer, ShortConvLayer) and weights.device.type == "cuda":
-        kinds = {DeltaLayer: "Gated delta nets", MambaLayer: "Mamba layers", Mamba2Layer: "Mamba-2 layers"}
-        kind = kinds[type(layer)]
-        raise ModelError(f"{kind} are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    _check_state(weights, layer)
     block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
     modules = list(recurrent_inputs(layer, hidden).items())
     half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
@@ -73,6 +71,19 @@ def load_recurrent(
         _gated_norm(weights, block, layer, eps),
         None if scales is None else _scaled(layer, scales),
     )
+
+
+def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
+    """Raise ModelError for a layer that has no kernel on the device, or whose state is larger than kernels take."""
+    if isinstance(layer, MambaLayer) and weights.device.type == "cuda":
+        raise ModelError("Mamba layers are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    if isinstance(layer, ShortConvLayer) or not on_triton(weights.device):
+        return
+    size = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size
+    if size > MOST_STATE:
+        raise ModelError(
+            f"A head's state has {size} rows, and the GPU's kernels take at most {MOST_STATE}. Try: --device cpu"
+        )
 
 
 def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projection, out_of: Projection) -> Mamba:

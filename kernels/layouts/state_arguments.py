@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
+
+MOST_STATE: Final = 256
+"""Rows of a head's state, N, that kernels of a GPU keep in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +22,14 @@ class StateBatch:
         source: [R] int32, slot of the state before the row's first token, -1 for zeros.
         target: [R] int32, slot that gets the state after its last token; it may be the source.
         checkpoints: [T] int32, slot that gets the state after this token too, -1 for none.
+        max_query: tokens of the longest row at most; None if that is not known.
     """
 
     query_start: Tensor
     source: Tensor
     target: Tensor
     checkpoints: Tensor
+    max_query: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

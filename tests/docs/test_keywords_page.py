@@ -29,7 +29,8 @@ def keywords_in(schema: Any) -> Iterator[str]:
 
 
 def test_the_page_is_made_from_the_tables():
-    assert PAGE.read_text("utf-8") == page(), "run python tests/support/keywords_page.py > docs/schema-keywords.md"
+    made = "run python tests/support/keywords_page.py > docs/schema-keywords.md"
+    assert PAGE.read_text("utf-8") == page(), made
 
 
 @pytest.mark.parametrize("treatment", [Treatment.ENFORCED])

@@ -49,15 +49,20 @@ def pids(server: RealServer) -> set[int]:
 
 @contextmanager
 def only(server: RealServer, number: int) -> Iterator[httpx.Client]:
-    """Let only one of the gateways take connections: the other one is stopped."""
+    """Yield a client with one connection, to one of the gateways: the other one is stopped until it is open.
+
+    It is not stopped for longer, as a gateway that gives no sign of life for ten seconds is taken for hanging.
+    """
     stopped = psutil.Process(sorted(pids(server))[1 - number])
-    stopped.suspend()
-    try:
-        wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
-        with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False) as http:
-            yield http
-    finally:
-        stopped.resume()
+    limits = httpx.Limits(max_connections=1, keepalive_expiry=HANG_SECONDS)
+    with httpx.Client(base_url=server.http.base_url, timeout=HANG_SECONDS, trust_env=False, limits=limits) as http:
+        stopped.suspend()
+        try:
+            wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+            assert http.get("/version").status_code == 200
+        finally:
+            stopped.resume()
+        yield http
 
 
 def ask(http: httpx.Client, model: str) -> httpx.Response:

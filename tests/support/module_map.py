@@ -1,4 +1,4 @@
-"""Generate ``docs/modules.md``: one line for each folder and module of the product, from the docstrings' first lines.
+"""Generate ``docs/modules.md``: a line for each folder and module of the product, its docstring's first.
 
 python tests/support/module_map.py > docs/modules.md
 """

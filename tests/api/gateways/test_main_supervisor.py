@@ -45,7 +45,7 @@ async def supervise(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[
     monkeypatch.setattr(main_supervisor, "RETRY_SECONDS", 0.01)
     # Nothing that plays a gateway here ends by itself.
     monkeypatch.setattr(main_supervisor, "END_SECONDS", 0.01)
-    monkeypatch.setattr(main_supervisor, "_LAST_SECONDS", 0.01)
+    monkeypatch.setattr(main_supervisor, "LAST_SECONDS", 0.01)
     made: list[GatewaySupervisor] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

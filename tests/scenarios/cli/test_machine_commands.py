@@ -324,7 +324,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 ASKED = [
-    ("rootgraft se", {"serve"}),
+    ("rootgraft serv", {"serve"}),
     ("rootgraft serve --dtype b", {"bfloat16"}),
     ("rootgraft serve --max-num-s", {"--max-num-seqs"}),
     ("rootgraft bench s", {"serve", "step"}),

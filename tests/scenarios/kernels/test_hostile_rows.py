@@ -65,7 +65,9 @@ def layers_of(dtype: torch.dtype) -> dict[str, ops.Linear]:
         packed = quantised_weights.pack_blocks(raw.flatten(1), name, widened=True)
         layers[name] = packed
         layers[f"{name} both"] = quantised_weights.with_widened(packed, dtype, few_rows=4)
-        for dynamic in () if quantised_weights.is_widened_only(name) else (False, True):
+        for dynamic in (False, True):
+            if quantised_weights.is_widened_only(name, dynamic=dynamic):
+                continue
             layers[f"{name} {dynamic}"] = quantised_weights.pack_blocks(raw.flatten(1), name, dynamic=dynamic)
     return layers
 

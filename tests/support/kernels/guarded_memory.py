@@ -94,8 +94,9 @@ def blocks(guard: Guard, dtype: torch.dtype) -> None:
             of_rows = guard(raw.flatten(1))
             widened = quantised_weights.pack_blocks(of_rows, name, widened=True)
             layers = [widened, quantised_weights.with_widened(widened, dtype, few_rows=4)]
-            if not quantised_weights.is_widened_only(name):
-                layers += [quantised_weights.pack_blocks(of_rows, name, dynamic=dynamic) for dynamic in (False, True)]
+            for dynamic in (False, True):
+                if not quantised_weights.is_widened_only(name, dynamic=dynamic):
+                    layers.append(quantised_weights.pack_blocks(of_rows, name, dynamic=dynamic))
             quantised_weights.rows(widened, guard(torch.tensor([columns - 1, 0])))
             for rows in ROWS:
                 x = guard(torch.randn(rows, width).to(dtype))

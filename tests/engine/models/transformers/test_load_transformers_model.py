@@ -182,7 +182,7 @@ def test_the_notice_says_what_computes(tmp_path: Path) -> None:
     assert model.notice.startswith(
         f"Implementation: GPT2LMHeadModel of transformers {transformers.__version__}, slower"
     )
-    assert "the tests compare other classes" not in model.notice
+    assert "not compared by tests" not in model.notice
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:
