@@ -104,7 +104,7 @@ def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
 
 def _norm_values(v: Tensor, eps: float) -> Tensor:
     """The RMS norm of each head of v [T, H, D] without a weight, in the type of v."""
-    return (v.float() * torch.rsqrt(v.float().square().mean(-1, keepdim=True) + eps)).to(v.dtype)
+    return rms_norm(v, torch.ones(v.shape[-1], device=v.device), eps)
 
 
 def rotate(x: Tensor, cos_sin: Tensor, is_interleaved: bool = False) -> Tensor:

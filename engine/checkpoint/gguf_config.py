@@ -60,6 +60,13 @@ _LLAMA4_CHUNK = 8192  # llama.cpp knows no other
 # Llama 4 Maverick is told by its 128 experts: it has no norms of q and k, and no key says so.
 _UNNORMED_EXPERTS = 128
 _SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
+_STATE_SPACE = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_READ_WITH_STATE_SPACE = {"ssm.inner_size"}
 # Translated one by one below, or without effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
@@ -98,7 +105,7 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
-    return _with_factors(_split_experts(model_config(config)), file)
+    return _with_factors(_split_experts(_split_mlp(model_config(config), file)), file)
 
 
 def _family(file: GgufFile) -> Family:
@@ -125,6 +132,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own |= _LOGIT_SCALE if family.logit_scale else {}
     own |= _LATENT if family.latent else {}
     own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
+    own |= _STATE_SPACE if family.recurrent == "mamba2" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
     own |= {"nextn_predict_layers": COUNT_KEY} if family.prediction else {}
     return _RENAMED | own | (_renamed_of_experts(family.mixture) if family.mixture else {})
@@ -150,6 +158,7 @@ def _read_by(family: Family) -> frozenset[str]:
     """Return the keys that are translated one by one, or without effect, for some families."""
     experts = _READ_WITH_EXPERTS if family.mixture else set()
     latent = _READ_WITH_LATENT if family.latent else set()
+    latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
     return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
 
 
@@ -173,11 +182,23 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
     return config
 
 
+_SPLIT_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def _split_mlp(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Return the config with gate and up apart, where the file has them so and the checkpoint has not (Granite 4)."""
+    is_split = len(config.mlp_modules) == 2 and config.gated_mlp and "blk.0.ffn_gate.weight" in file.tensors
+    return replace(config, mlp_modules=_SPLIT_MLP) if is_split else config
+
+
 def _split_experts(config: ModelConfig) -> ModelConfig:
     """Return the config with experts that are read one by one."""
 
     def split(mixture: Mixture) -> Mixture:
-        return replace(mixture, names=replace(mixture.names, is_split=mixture.names.storage != "modules"))
+        names = replace(mixture.names, is_split=mixture.names.storage != "modules")
+        if mixture.gated and len(names.shared_modules) == 2:
+            names = replace(names, shared_modules=_SPLIT_MLP)
+        return replace(mixture, names=names)
 
     layers = (
         layer if layer.mixture is None else replace(layer, mixture=split(layer.mixture)) for layer in config.layers
@@ -255,16 +276,38 @@ def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
 
 
 def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
-    """Return the layers with attention, and what else of a short convolution the tensors say."""
+    """Return the layers with attention, and what else of a recurrent layer the file says."""
     if family.recurrent is None:
         return {}
     of_layers = fields.values.get("attention.head_count_kv")
     if not isinstance(of_layers, np.ndarray):
         raise fields.wrong("attention.head_count_kv", "a list, with 0 for layers without attention")
+    if family.recurrent == "mamba2":
+        kinds = ["attention" if count else "mamba" for count in of_layers.tolist()]
+        return {"layer_types": kinds, **_state_space(file, fields)}
     return {
         "layer_types": ["full_attention" if count else "conv" for count in of_layers.tolist()],
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
         "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _state_space(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    """Return what a file of Granite 4 H says of its state spaces and of positions."""
+    if not fields.has("attention.scale"):  # files of Bamba have the same architecture's name
+        raise fields.wrong("attention.scale", "there, as in files of Granite")
+    heads = fields.integer("ssm.time_step_rank")
+    inner = fields.integer("ssm.inner_size")
+    if inner % heads:
+        raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank {heads}")
+    up = file.tensors.get("blk.0.ffn_up.weight")
+    dense = {} if up is None else {"shared_intermediate_size": up.shape[0]}
+    return dense | {
+        "mamba_expand": None,
+        "mamba_d_head": inner // heads,
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in file.tensors),
+        "mamba_proj_bias": any(name.endswith(".ssm_in.bias") for name in file.tensors),
+        "position_embedding_type": "rope" if fields.flag("rope.scaling.finetuned") else "nope",
     }
 
 

@@ -104,7 +104,7 @@ def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projectio
             step_bias=weights.exact(f"{block}.{STEPS}.bias"),
             skip=weights.exact(f"{block}.D"),
         ),
-        norms=None if layer.norms == "none" else SelectiveNorms(*norms, layer.norm_eps),
+        norms=None if layer.norms == "none" else SelectiveNorms(*norms, eps=layer.norm_eps),
         columns=SelectiveColumns.of(layer.width, rank, size),
     )
 

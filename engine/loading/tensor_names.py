@@ -415,8 +415,14 @@ _GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the orde
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
 
 
+_GGUF_STATE = re.compile(r"blk\.(\d+)\.(ssm_a|ssm_d|ssm_dt\.bias)")
+_GGUF_STATE_NAMES = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+
+
 def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
+    if state := _GGUF_STATE.fullmatch(name):
+        return f"model.layers.{state[1]}.mamba.{_GGUF_STATE_NAMES[state[2]]}"
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
         if module == "attn_sinks" and config.attention_sinks:
@@ -477,13 +483,12 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
     if mixture is None:
         return None
     names = mixture.names
+    if module in _GGUF_SHARED:
+        return f"{shared_block(names.block, mixture).removeprefix('.')}.{_GGUF_SHARED[module]}"
     found = {
         "ffn_gate_inp": names.router,
         "exp_probs_b": f"{names.correction_name}",
         "ffn_gate_inp_shexp": f"{names.shared}_gate",
-        "ffn_gate_shexp": f"{names.shared}.gate_proj",
-        "ffn_up_shexp": f"{names.shared}.up_proj",
-        "ffn_down_shexp": f"{names.shared}.down_proj",
     }.get(module)
     return None if found is None else f"{names.block}.{found}"
 
@@ -498,6 +503,10 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         "attn_output": f"self_attn.{config.output_module}",
         "ffn_up": f"{config.mlp_block}.{mlp[-2]}",
         "ffn_down": f"{config.mlp_block}.{mlp[-1]}",
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
         "shortconv.conv": "conv.conv",
         "shortconv.in_proj": "conv.in_proj",
         "shortconv.out_proj": "conv.out_proj",
@@ -514,6 +523,7 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     return names.get(module)
 
 
+_GGUF_SHARED = {"ffn_gate_shexp": "gate_proj", "ffn_up_shexp": "up_proj", "ffn_down_shexp": "down_proj"}
 _GGUF_LATENT = {
     "attn_q_a": QUERY_DOWN,
     "attn_q_a_norm": QUERY_NORM,

@@ -373,6 +373,8 @@ class GgufWeights:
             out.copy_(exact - self._norm_offset)
             return
         self._decode(name, out)
+        if name.endswith(".A_log"):  # the file holds -exp of it
+            out.copy_(torch.log(-out))
         self._order_rows(name, out)
 
     def part_rows(self, name: str, part: int) -> None:
@@ -501,7 +503,9 @@ def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str
     if (rows := fused_from_gguf(stored, config)) is not None:
         return {name: _StoredTensor((end - first, *shape[1:]), stored, rows=(first, end)) for name, first, end in rows}
     name = from_gguf(stored, config)
-    if name.endswith(".conv.conv.weight") and len(shape) == 2:  # a matrix for each channel
+    if name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):  # by heads, or by groups
+        return {name: _StoredTensor((math.prod(shape),), stored)}
+    if name.endswith((".conv.conv.weight", ".conv1d.weight")) and len(shape) == 2:  # a matrix for each channel
         return {name: _StoredTensor((shape[0], 1, shape[1]), stored)}
     is_vector = name.endswith("_gate.weight") and len(shape) == 1  # a matrix of one row
     return {name: _StoredTensor((1, *shape) if is_vector else shape, stored)}

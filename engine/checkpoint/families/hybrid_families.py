@@ -259,6 +259,8 @@ HYBRID_FAMILIES = (
             optional=True,
         ),
         recurrent="mamba2",
+        gguf_name="granitehybrid",
+        permuted_gguf=True,
     ),
     Family(
         name="nemotron_h",

@@ -15,6 +15,7 @@ from support.models.gguf_files import gguf_architecture, gguf_name, write_gguf
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
 
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.model_config import Rope, YarnScaling
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
@@ -69,7 +70,12 @@ WRITTEN = [
     "llama4_published",
     "lfm2",
     "lfm2_biased",
+    "granite_hybrid",
+    "granite_hybrid_mixture",
 ]
+# Of which a file has the MLP's gate and up apart, and not the folder.
+MLP = ("gate_proj", "up_proj", "down_proj")
+APART = ("granite_hybrid", "granite_hybrid_mixture")
 NO_FLOATS = {"rope": None, "query_scaling": None, "mixture": None}
 PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]
 
@@ -81,7 +87,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("llama_scaled", "exaone4_full")])
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("llama_scaled", "exaone4_full", *APART)])
 def test_same_config_as_from_the_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     from_folder = read_model_config(save(name, tmp_path / "hf"))
@@ -106,6 +112,23 @@ def test_same_config_as_from_the_folder(name: str, tmp_path: Path) -> None:
             assert ours.mixture.scale == pytest.approx(theirs.mixture.scale)
             names = replace(theirs.mixture.names, is_split=theirs.mixture.names.storage != "modules")
             assert replace(ours.mixture, scale=1.0) == replace(theirs.mixture, scale=1.0, names=names)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_file_with_gate_and_up_apart_says_the_same_of_all_else(name: str, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    from_folder = read_model_config(save(name, tmp_path / "hf"))
+    file = GgufFile.open(write_gguf(name, tmp_path / "model.gguf"))
+    from_file = read_model_config(file)
+    assert [layer.recurrent for layer in from_file.layers] == [layer.recurrent for layer in from_folder.layers]
+    assert [layer.rope is None for layer in from_file.layers] == [layer.rope is None for layer in from_folder.layers]
+    assert from_file.intermediate_size == from_folder.intermediate_size
+    for ours, theirs in zip(from_file.layers, from_folder.layers, strict=True):
+        names = None if theirs.mixture is None else replace(theirs.mixture.names, is_split=True, shared_modules=MLP)
+        assert ours.mixture == (theirs.mixture and replace(theirs.mixture, names=names))
+    file.metadata.pop("granitehybrid.attention.scale")
+    with pytest.raises(ModelError, match=r"attention\.scale must be there, as in files of Granite"):
+        read_model_config(file)
 
 
 def rounded(rope: Rope) -> Rope:
@@ -185,13 +208,18 @@ def test_tensors_named_by_llama_cpp() -> None:
         number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
         table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
         for key in model.state_dict():
-            if ".experts." not in key and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
+            is_split = ".experts." in key or ".shared_mlp." in key
+            if not is_split and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
                 assert table.get_name(converted(key), (".weight", ".bias")) == gguf_name(key, architecture)
 
 
 def converted(key: str) -> str:
     """The name of a tensor in transformers 5 as llama.cpp's converter looks it up."""
-    key = key.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe.router.", "moe.router.layer.")
+    key = (
+        key.replace("dt_bias", "dt_proj.bias")
+        .replace("e_score_correction_bias", "e_score_correction.bias")
+        .replace("moe.router.", "moe.router.layer.")
+    )
     return f"{key}.weight" if key.endswith("sinks") else key
 
 

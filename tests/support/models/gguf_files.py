@@ -46,11 +46,12 @@ _ARCHITECTURES = {
     "glm": "chatglm",
     "glm4_moe": "glm4moe",
     "granitemoe": "granitemoe",
+    "granitemoehybrid": "granitehybrid",
     "gpt_oss": "gpt-oss",
     "llama4_text": "llama4",
     "lfm2": "lfm2",
 }
-_PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe")
+_PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -100,11 +101,21 @@ _NAMES = {
     "feed_forward.w1": "ffn_gate",
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
     "conv.conv": "shortconv.conv",
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
 }
-_WHOLE = {"sinks": "attn_sinks.weight", "e_score_correction_bias": "exp_probs_b.bias"}
+_WHOLE = {
+    "sinks": "attn_sinks.weight",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+}
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -145,8 +156,10 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = _interleaved(tensor, heads)
         if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
-        if key.endswith("conv.conv.weight"):
+        if key.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
+        if architecture == "granitehybrid" and _add_of_granite(writer, key, tensor, config):
+            continue
         if ".experts." in key:
             _add_experts(writer, key, tensor, architecture)
             continue
@@ -175,6 +188,26 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     return path
 
 
+def _add_of_granite(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) -> bool:
+    """What files of Granite 4 have in another shape: parts of the state space, and gate and up apart."""
+    parts = key.split(".")
+    kind, layer = parts[-1], f"blk.{parts[2]}" if len(parts) > 3 else ""
+    ending = "_shexp" if config.num_local_experts else ""
+    if kind in ("A_log", "D", "dt_bias"):
+        value = -torch.exp(tensor) if kind == "A_log" else tensor
+        writer.add_tensor(gguf_name(key, "granitehybrid"), (value if kind == "dt_bias" else value[:, None]).numpy())
+    elif key.endswith("mamba.norm.weight"):
+        writer.add_tensor(f"{layer}.ssm_norm.weight", tensor.view(config.mamba_n_groups, -1).numpy())
+    elif "shared_mlp.input_linear" in key:
+        for name, part in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            writer.add_tensor(f"{layer}.ffn_{name}{ending}.weight", part.contiguous().numpy())
+    elif "shared_mlp.output_linear" in key:
+        writer.add_tensor(f"{layer}.ffn_down{ending}.weight", tensor.numpy())
+    else:
+        return False
+    return True
+
+
 def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor, architecture: str) -> None:
     """The weights of a layer's experts, or their biases, stacked by module."""
     block, kind = f"blk.{key.split('.')[2]}", "bias" if key.endswith("_bias") else "weight"
@@ -194,6 +227,16 @@ def _add_latent(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) 
     heads = tensor.view(config.num_attention_heads, plain + config.v_head_dim, -1)
     writer.add_tensor(f"{block}.attn_k_b.weight", heads[:, :plain].transpose(1, 2).contiguous().numpy())
     writer.add_tensor(f"{block}.attn_v_b.weight", heads[:, plain:].contiguous().numpy())
+
+
+def _add_state_space(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
 
 
 def _add_latent_metadata(writer: gguf.GGUFWriter, config: Any, rope: dict[str, Any]) -> None:
@@ -269,7 +312,12 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
         writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
-        writer.add_head_count_kv(1 if is_latent else config.num_key_value_heads)
+        kinds = getattr(config, "layer_types", None) or []
+        of_layers = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
+        is_hybrid = architecture == "granitehybrid"
+        writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
+        if is_hybrid:
+            _add_state_space(writer, config)
     if is_latent:
         _add_latent_metadata(writer, config, rope)
     for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
@@ -315,7 +363,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_sliding_window(config.sliding_window)
     if config.model_type in ("olmo3", "exaone4") and config.sliding_window is not None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    if architecture in ("granite", "granitemoe"):
+    if architecture in ("granite", "granitemoe", "granitehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -330,7 +378,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
     if hasattr(config, "num_experts_per_tok"):
         experts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-        writer.add_expert_count(next(filter(None, experts)))
+        writer.add_expert_count(next(filter(None, experts), 0))
         writer.add_expert_used_count(config.num_experts_per_tok)
     if architecture in ("gpt-oss", "llama4"):
         writer.add_expert_feed_forward_length(config.intermediate_size)

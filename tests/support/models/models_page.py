@@ -51,7 +51,7 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
-*Gemma 4*: a page has no cells in layers that read the keys of others: 18 KiB for a token of E2B, not 42.
+*Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

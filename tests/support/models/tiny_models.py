@@ -976,7 +976,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "granite_moe_shared": (
         GraniteMoeSharedConfig,
         GraniteMoeSharedForCausalLM,
-        {**_NATIVE, "num_local_experts": 5, "shared_intermediate_size": 40, "residual_multiplier": 0.4},
+        {**_NATIVE, "num_local_experts": 4, "num_experts_per_tok": 4, "shared_intermediate_size": 40},
     ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
