@@ -38,8 +38,8 @@ class Cost:
 class Engine:
     """An engine with or without KV on disk."""
 
-    def __init__(self, model: str | None, pool_tokens: int, disk: str | None = None) -> None:
-        options: dict[str, Any] = {"kv_disk": disk, "kv_disk_gib": 16.0} if disk else {}
+    def __init__(self, model: str | None, pool_tokens: int, disk: str | None = None, disk_gib: float = 16.0) -> None:
+        options: dict[str, Any] = {"kv_disk": disk, "kv_disk_gib": disk_gib} if disk else {}
         pool = pool_tokens * _TOKEN_BYTES / 2**30
         self._llm = LLM(model, kv_cache_memory=pool, speculative_config='{"method": "off"}', **options)
 
@@ -105,13 +105,19 @@ def working_set(model: str | None, count: int, length: int, rounds: int, seed: i
     return compare([a for a, _ in pairs], [b for _, b in pairs], len(pairs) * length)
 
 
-def nothing_to_gain(model: str | None, count: int, length: int, seed: int) -> dict[str, float]:
-    """Prompts that all differ, each with an answer of 32 tokens."""
+def nothing_to_gain(model: str | None, count: int, length: int, seed: int, filled_by: int) -> dict[str, float]:
+    """Prompts that all differ, each with an answer of 32 tokens.
+
+    Args:
+        filled_by: prompts before these, which fill the disk once; 0 for a disk that is never full.
+    """
     asked = prompts(random.Random(seed), count + 1, length)
+    disk_gib = filled_by * length * _TOKEN_BYTES / 2**30 or 16.0
     with tempfile.TemporaryDirectory() as disk:
-        off, on = Engine(model, 8 * length), Engine(model, 8 * length, disk)
+        off, on = Engine(model, 8 * length), Engine(model, 8 * length, disk, disk_gib)
         off.ask(asked[-1], 32)
-        on.ask(asked[-1], 32)
+        for each in (asked[-1], *prompts(random.Random(seed + 1), filled_by, length)):
+            on.ask(each, 32)
         pairs = []
         for number, each in enumerate(asked[:-1]):  # in turns, so that neither is always the first
             ordered = [off, on] if number % 2 else [on, off]
@@ -134,15 +140,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--distinct", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--parts", default="restart,round robin,zipf,distinct")
+    parser.add_argument("--parts", default="restart,round robin,zipf,distinct,distinct on a full disk")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args()
     found: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "load": os.getloadavg()}
     for part in options.parts.split(","):
         if part == "restart":
             found[part] = restart(options.model, options.prompts, options.prompt_tokens, options.seed)
-        elif part == "distinct":
-            found[part] = nothing_to_gain(options.model, options.distinct, options.tokens, options.seed)
+        elif part.startswith("distinct"):
+            filled_by = 0 if part == "distinct" else 2
+            count, length = options.distinct, options.tokens
+            found[part] = nothing_to_gain(options.model, count, length, options.seed, filled_by)
         else:
             count, length, rounds = options.documents, options.tokens, options.rounds
             found[part] = working_set(options.model, count, length, rounds, options.seed, part)

@@ -4,7 +4,8 @@
 
 Each form's weight is flushed from all caches before its product. The least processor time of the rounds counts, and
 its ratio to that of the form that it is to be as fast as: blocks with zero points (GPTQ, AWQ) to Q4_1, symmetric ones
-are Q4_0 itself, integers of 8 bits and FP8 to ``int8_weight_only``.
+are Q4_0 itself, integers of 8 bits and FP8 to ``int8_weight_only``, integers with activations in 8 bits too to
+``int8_dynamic``.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ import torch
 from rootgraft.engine.loading.measured_form import random_bytes
 from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.ops import Linear, pack_linear
-from rootgraft.kernels.quantised_weights import BlockType
+from rootgraft.kernels.quantised_weights import BlockType, Format
 
-ROWS: Final = (1, 4, 16, 64)
+ROWS: Final = (1, 4, 8, 16, 24, 64)
 PEERS: Final = {
     "U4_ZERO_POINT": "Q4_1",
     "8 bits of rows": "int8_weight_only",
     "FP8 of rows": "int8_weight_only",
     "FP8 in blocks": "int8_weight_only",
+    "8 bits of rows, x too": "int8_dynamic",
 }
 """Forms of folders, and those that they are compared with."""
 _BLOCKS: Final[tuple[BlockType, ...]] = ("Q4_0", "Q4_1", "U4_ZERO_POINT", "Q8_0")
@@ -45,9 +47,9 @@ def forms(width: int, outputs: int) -> dict[str, Linear]:
     integers = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     floats = plain.float().mul(100).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
-    def of_bytes(numbers: torch.Tensor, groups: int, *, is_float: bool) -> Linear:
+    def of_bytes(numbers: torch.Tensor, groups: int, form: Format) -> Linear:
         scales = torch.full((outputs, groups), 0.01)
-        return quantised_weights.pack_bytes([numbers], shape, scales, is_float=is_float)
+        return quantised_weights.pack_bytes([numbers], shape, scales, form=form)
 
     blocks = {kind: random_bytes(kind, width, outputs * width) for kind in _BLOCKS}
     return {
@@ -55,9 +57,10 @@ def forms(width: int, outputs: int) -> dict[str, Linear]:
         **{kind: quantised_weights.pack_blocks(raw, kind, widened=True) for kind, raw in blocks.items()},
         "int8_weight_only": quantised_weights.pack_channels(plain, dynamic=False),
         "int8_dynamic": quantised_weights.pack_channels(plain, dynamic=True),
-        "8 bits of rows": of_bytes(integers, 1, is_float=False),
-        "FP8 of rows": of_bytes(floats, 1, is_float=True),
-        "FP8 in blocks": of_bytes(floats, -(-width // _GROUP), is_float=True),
+        "8 bits of rows": of_bytes(integers, 1, Format.WIDENED),
+        "FP8 of rows": of_bytes(floats, 1, Format.FLOAT8),
+        "FP8 in blocks": of_bytes(floats, -(-width // _GROUP), Format.FLOAT8),
+        "8 bits of rows, x too": of_bytes(integers, 1, Format.CHANNELS),
     }
 
 

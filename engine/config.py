@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import ConfigError
 from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtft
+from .kv_events_config import KvEventsConfig
 from .types import MAX_SEED, MIN_SEED
 
 # Of a step, where no option says otherwise and nothing is known of a GPU (``executor.device_defaults``).
@@ -55,7 +56,8 @@ class EngineConfig:
 
     model: str | None = option(
         None,
-        "Folder in Hugging Face format, GGUF file, or name on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).",
+        "Folder in Hugging Face format, GGUF file, name on the hub, or s3://BUCKET/FOLDER. Without it: "
+        "SmolLM2-135M-Instruct (Q4_1).",
         group="model",
     )
     tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")
@@ -79,10 +81,10 @@ class EngineConfig:
         None,
         "How weights are kept. Default on a GPU: as the checkpoint stores them. Default on a CPU: in --dtype, and "
         "blocks of a GGUF file, GPTQ, AWQ or compressed-tensors as they are beside that or alone, where that is "
-        "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1 and Q8_0, "
-        "llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they are, activations of 15 "
-        "bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, int8_dynamic: as these, and "
-        "activations rounded to 8 bits: faster, but answers change.",
+        "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1, Q8_0, "
+        "Q4_K and Q6_K, llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they are, "
+        "activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, "
+        "int8_dynamic: as these, and activations rounded to 8 bits: faster, but answers change.",
         choices=QUANTIZATIONS,
         group="model",
     )
@@ -175,6 +177,11 @@ class EngineConfig:
         "memory: see --kv-cache-memory.",
         low=0.001,
         high=1 << 20,
+    )
+    kv_events_config: str | None = option(
+        None,
+        "KV events over ZMQ, as in vLLM, of pages that enter and leave the prefix cache: JSON such as "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.',
     )
     kv_peer_gib: float | None = option(
         None,
@@ -278,6 +285,10 @@ class EngineConfig:
         return TargetItl.parse(str(self.target_itl_ms))  # LLM takes numbers
 
     @property
+    def kv_events(self) -> KvEventsConfig:
+        return KvEventsConfig.parse(self.kv_events_config or "{}")
+
+    @property
     def target_ttft(self) -> TargetTtft:
         return TargetTtft.parse(str(self.target_ttft_ms))
 
@@ -310,7 +321,7 @@ class EngineConfig:
         self._check_adapters()
         self._check_tiers()
         self._check_ranks()
-        _ = self.speculative, self.target_itl, self.target_ttft
+        _ = self.speculative, self.target_itl, self.target_ttft, self.kv_events
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "

@@ -48,6 +48,8 @@ class Pooler:
         includes_prompt: whether the tokens of a prompt that stands before a text are pooled too.
         labels: names of the classes of its classification head; none without a head.
         is_multi_label: classes are independent of each other.
+        is_raw_score: the score of a pair of texts by a head of one class is its logit, and no probability.
+        is_embedder: the checkpoint has the files of an embedder of sentence-transformers.
         refusal: why its embeddings cannot be computed; "" if they can.
         normalizes: whether embeddings have length 1.
         prompts: texts that stand before what is embedded, by name.
@@ -61,6 +63,8 @@ class Pooler:
     includes_prompt: bool = True
     labels: tuple[str, ...] = ()
     is_multi_label: bool = False
+    is_raw_score: bool = False
+    is_embedder: bool = False
     refusal: str = ""
     normalizes: bool = True
     prompts: tuple[tuple[str, str], ...] = ()

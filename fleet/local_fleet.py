@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ..engine.config import MOST_GPU_SEQS, EngineConfig
+from ..engine.errors import ConfigError
 from ..engine.machine.resources import cores
 from ..engine.machine.visible_gpus import takes_gpu
 from ..engine.serving.engine_client import EngineClient
@@ -86,7 +87,16 @@ def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
 
 
 def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
-    """Return the options of a replica that copies KV from others, where there are others."""
+    """Return the options of a replica that copies KV from others, where there are others.
+
+    Raises:
+        ConfigError: each of several replicas would publish KV events at one address.
+    """
+    if options.most_replicas > 1 and config.kv_events_config is not None:
+        raise ConfigError(
+            "--kv-events-config is of one engine, and a fleet routes by its replicas' caches itself. Leave it out, or "
+            "start servers of one replica."
+        )
     if config.kv_peer_gib is not None or options.most_replicas < 2:
         return config
     return replace(config, kv_peer_gib=PEER_GIB)

@@ -85,9 +85,17 @@ class Vocabulary:
         Raises:
             ValueError: as `tokenize`.
         """
-        counts, tokens, at = self.fewest_counts(text), list[int](), 0
-        if counts[0] > len(text):
-            return self.tokenize(text)
+        counts = self.fewest_counts(text)
+        return self.tokenize(text) if counts[0] > len(text) else self._cut(text, counts, 0)
+
+    def fewest_rests(self, text: bytes, offsets: Sequence[int]) -> list[list[int]]:
+        """Tokenize the rests of a text behind some offsets into as few tokens as possible, where that is possible."""
+        counts = self.fewest_counts(text)
+        return [self._cut(text, counts, at) for at in offsets if counts[at] <= len(text)]
+
+    def _cut(self, text: bytes, counts: list[int], at: int) -> list[int]:
+        """Tokenize the rest of a text by the fewest tokens of each rest."""
+        tokens = list[int]()
         while at < len(text):
             lengths = self._lengths.get(text[at : at + 2], _ONE)
             at, token = next(

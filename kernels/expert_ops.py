@@ -90,7 +90,7 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     Args:
         weights: [T, k] fp32, factors of ``gate_up``, or None. A product without bias makes them those of its inputs.
     """
-    if kind == "silu" and on_triton(gate_up.device):
+    if isinstance(kind, str) and on_triton(gate_up.device):
         gate_up = gate_up if weights is None else (gate_up * weights[..., None]).to(gate_up.dtype)
         return ops.gated_activation(gate_up.flatten(0, 1), kind).view(*gate_up.shape[:2], gate_up.shape[2] // 2)
     kernels = native_for(gate_up)

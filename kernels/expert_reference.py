@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from .grouped_weights import GroupedLinear, grouped_linear
 from .layouts.expert_arguments import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, Routing
+from .reference import activate
 
 
 def route(logits: Tensor, params: RouterParams) -> Routing:
@@ -25,6 +26,8 @@ def route(logits: Tensor, params: RouterParams) -> Routing:
     weights = scores.gather(1, experts)
     if params.renormalises:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    if params.factors is not None:
+        weights = weights * params.factors[experts]
     return Routing(experts.int(), weights * params.scale)
 
 
@@ -49,7 +52,7 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     if isinstance(kind, ClampedSwiglu):
         gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
         return (gate * torch.sigmoid(kind.alpha * gate) * (up + 1)).to(gate_up.dtype)
-    return (functional.silu(gate) * up).to(gate_up.dtype)
+    return (activate(gate, kind) * up).to(gate_up.dtype)
 
 
 def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:

@@ -211,13 +211,13 @@ def add_layer_norm(
     return layer_norm(residual, weight, bias, eps, offset, x.dtype)
 
 
-def add_scaled(x: Tensor, residual: Tensor, factor: float) -> None:
-    """``residual += factor * x`` in place: [T, H], fp32 [T, H]."""
+def add_scaled(x: Tensor, residual: Tensor, factor: float, kept: float = 1.0) -> None:
+    """``residual = kept * residual + factor * x`` in place: [T, H], fp32 [T, H]."""
     kernels = native_for(x)
     if kernels is not None and kernels.takes(residual):
-        kernels.add_scaled(x, residual, factor)
+        kernels.add_scaled(x, residual, factor, kept)
     else:
-        reference.add_scaled(x, residual, factor)
+        reference.add_scaled(x, residual, factor, kept)
 
 
 def copy_residual(residual: Tensor, dtype: torch.dtype) -> Tensor:
@@ -233,7 +233,9 @@ def rope_store_kv(
 ) -> Tensor:
     """Norm and rotate q and k of the fused projection, and write K and V to their cells.
 
-    On a CUDA device norms other than that of each head are ops of their own before the kernel.
+    A layer without KV heads (``params.num_kv_heads`` 0) reads those of another one: its own are not written.
+
+    On a CUDA device norms other than that of each q and k head are ops of their own before the kernel.
 
     Args:
         qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
@@ -253,9 +255,9 @@ def rope_store_kv(
     if on_triton(qkv.device):
         from .triton import rope
 
-        if params.norm != "head":
+        if params.norm != "head" or params.has_v_norm:
             qkv, params = reference.norm_apart(qkv, params)
-        if rope.takes(qkv, k_cache, v_cache, params):
+        if params.num_kv_heads and rope.takes(qkv, k_cache, v_cache, params):
             return rope.rope_store_kv(qkv, positions, kv_loc, k_cache, v_cache, params)
     kernels = native_for_kv(qkv, k_cache, v_cache)
     if kernels is not None:

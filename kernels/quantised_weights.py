@@ -27,17 +27,19 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .cpu.native_quantised import FLOAT8_GROUP, PANEL_ROWS, QuantisedKernels
+from .cpu.native_quantised import FLOAT8_GROUP, MOST_WIDTH, PANEL_ROWS, QuantisedKernels
 from .layouts.packed_weights import Format, QuantisedLinear
 
 __all__ = [
     "BLOCK_SIZES",
+    "MOST_WIDTH",
     "PANEL_ROWS",
     "BlockType",
     "Format",
     "QuantisedLinear",
     "available",
     "flush",
+    "is_dynamic_slow",
     "is_widened_only",
     "pack_block_rows",
     "pack_blocks",
@@ -83,9 +85,20 @@ def _kernels() -> QuantisedKernels:
     return native.quantised
 
 
-def is_widened_only(block_type: BlockType) -> bool:
-    """Return whether products with blocks of a type take x as it is alone: K-quants, and blocks with zero points."""
-    return block_type in _SUPER or block_type == "U4_ZERO_POINT"
+def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
+    """Return whether products with blocks of a type take x as it is alone: of blocks with zero points all do.
+
+    K-quants take x in 8 bits too, but not in 15.
+
+    Args:
+        dynamic: for x in 8 bits.
+    """
+    return block_type == "U4_ZERO_POINT" or (block_type in _SUPER and not dynamic)
+
+
+def is_dynamic_slow(block_type: BlockType) -> bool:
+    """Return whether products with x in 8 bits leave the machine's fastest instructions idle: of K-quants AMX."""
+    return block_type in _SUPER and _kernels().arranges
 
 
 def pack_blocks(
@@ -132,14 +145,15 @@ def pack_block_rows(
     """
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
-    if is_widened_only(block_type) and not widened:
-        raise ValueError(f"products with {block_type} blocks are computed with widened=True alone")
+    if is_widened_only(block_type, dynamic=dynamic) and not widened:
+        raise ValueError(f"products with {block_type} blocks and such rows of x are not computed")
     (columns, row_bytes), (_, size) = shape, BLOCK_SIZES[block_type]
     if row_bytes % size or not columns * row_bytes:
         raise ValueError(f"{list(shape)} bytes are not rows of whole {block_type} blocks of {size} bytes")
     in_blocks = (piece.contiguous().view(-1, row_bytes // size, size) for piece in pieces)
     if block_type in _SUPER:
-        return _kernels().pack_super_blocks(in_blocks, (columns, row_bytes // size), _SUPER[block_type], bias)
+        shape_in_blocks = columns, row_bytes // size
+        return _kernels().pack_super_blocks(in_blocks, shape_in_blocks, _SUPER[block_type], bias, int(dynamic))
     planes = 0 if widened else 1 if dynamic else 2
     return _kernels().pack_blocks(in_blocks, (columns, row_bytes // size), _PLAIN[block_type], bias, planes)
 
@@ -188,25 +202,28 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
 
 
 def pack_bytes(
-    pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, is_float: bool
+    pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, form: Format
 ) -> QuantisedLinear:
-    """Pack a weight that is stored in 8 bits, without another rounding: the product takes x as it is.
+    """Pack a weight that is stored in 8 bits, without another rounding.
 
     Args:
         pieces: rows [n, K] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last: signed
             integers, or E4M3.
         shape: [N, K].
         scales: [N, 1], or of E4M3 also [N, ceil(K / 128)].
-        is_float: of E4M3, whose products have the bits of the plain weight; those of integers are scaled in fp32.
+        form: FLOAT8 of E4M3, whose products have the bits of the plain weight; WIDENED or CHANNELS of integers, whose
+            sums are scaled in fp32, and rows of x are quantised for CHANNELS alone.
 
     Raises:
-        ValueError: the scales do not fit.
+        ValueError: the scales do not fit, or the weight is wider than ``MOST_WIDTH`` for CHANNELS.
         RuntimeError: no native kernels.
     """
-    groups = {1, -(-shape[1] // FLOAT8_GROUP)} if is_float else {1}
+    groups = {1, -(-shape[1] // FLOAT8_GROUP)} if form is Format.FLOAT8 else {1}
     if scales.dim() != 2 or len(scales) != shape[0] or scales.shape[1] not in groups:
         raise ValueError(f"scales {list(scales.shape)} do not fit a weight {list(shape)} in 8 bits")
-    return _kernels().pack_bytes(pieces, shape, Format.FLOAT8 if is_float else Format.WIDENED, scales, bias)
+    if form is Format.CHANNELS and shape[1] > MOST_WIDTH:
+        raise ValueError(f"a weight {list(shape)} has more than {MOST_WIDTH} inputs, whose sums may leave 32 bits")
+    return _kernels().pack_bytes(pieces, shape, form, scales, bias)
 
 
 def rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:

@@ -72,8 +72,10 @@ def add_layer_norm(
     return layer_norm(residual, weight, bias, eps, offset, x.dtype)
 
 
-def add_scaled(x: Tensor, residual: Tensor, factor: float) -> None:
-    """``residual += factor * x`` in fp32, in place."""
+def add_scaled(x: Tensor, residual: Tensor, factor: float, kept: float = 1.0) -> None:
+    """``residual = kept * residual + factor * x`` in fp32, in place."""
+    if kept != 1.0:
+        residual.mul_(kept)
     residual.add_(x, alpha=factor)
 
 
@@ -91,11 +93,18 @@ def norm_heads(x: Tensor, weight: Tensor | None, params: RopeParams) -> Tensor:
 
 
 def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
-    """Norm q and k of the fused projection, in its type, for a kernel that does the rest: with the params for that."""
+    """Norm q, k and v of the fused projection, in its type, for a kernel that does the rest: with the params for it."""
     tokens, heads, kv_heads = qkv.shape[0], params.num_heads, params.num_kv_heads
     q, k, v = qkv.view(tokens, heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), dim=1)
     q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
-    return torch.cat((q, k, v), dim=1).view_as(qkv), replace(params, q_norm=None, k_norm=None)
+    if params.has_v_norm:
+        v = _norm_values(v, params.eps)
+    return torch.cat((q, k, v), dim=1).view_as(qkv), replace(params, q_norm=None, k_norm=None, has_v_norm=False)
+
+
+def _norm_values(v: Tensor, eps: float) -> Tensor:
+    """The RMS norm of each head of v [T, H, D] without a weight, in the type of v."""
+    return (v.float() * torch.rsqrt(v.float().square().mean(-1, keepdim=True) + eps)).to(v.dtype)
 
 
 def rotate(x: Tensor, cos_sin: Tensor, is_interleaved: bool = False) -> Tensor:
@@ -117,7 +126,7 @@ def rope_store_kv(
     num_heads, num_kv_heads = params.num_heads, params.num_kv_heads
     tokens, head_dim, page_size = qkv.shape[0], kv_forms.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
-    q, k = heads[:, :num_heads].float(), heads[:, num_heads:-num_kv_heads].float()
+    q, k, v = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if not params.is_normed_last:
         q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
     if params.cos_sin is not None:
@@ -127,8 +136,10 @@ def rope_store_kv(
         q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
     if params.query_scale is not None:
         q = q * params.query_scale[positions, None, None]
-    page, cell = kv_loc // page_size, kv_loc % page_size
-    kv_forms.store(k_cache, v_cache, page, cell, k, heads[:, -num_kv_heads:])
+    if params.has_v_norm:
+        v = _norm_values(v, params.eps)
+    if num_kv_heads:
+        kv_forms.store(k_cache, v_cache, kv_loc // page_size, kv_loc % page_size, k, v.to(qkv.dtype))
     return q.to(qkv.dtype)
 
 

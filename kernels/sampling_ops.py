@@ -17,7 +17,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
 
     Args:
         logits: [S, V] float, changed in place.
-        lines: [G] int64 on the logits' device, the rows to mask, each once.
+        lines: [G] int64 on the logits' device, the rows to mask, each once; with ``has_kernel``, -1 for none.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
 
     Raises:
@@ -46,6 +46,18 @@ def _banned(words: Tensor, width: int) -> Tensor:
 def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
     types = ((torch.float32, logits), (torch.int64, lines), (torch.int32, words))
     return all(launch.is_of(dtype, tensor) for dtype, tensor in types)
+
+
+def edit_logits(logits: Tensor, edits: Tensor) -> None:
+    """Apply edits of single logits on a GPU, in launches that depend on shapes alone.
+
+    Args:
+        logits: [S, V] float32, which ``has_kernel``; changed in place.
+        edits: [N, 4] int32 on the logits' device, a list of ``kernels.layouts.logit_edits``, which may end before N.
+    """
+    from .triton import sampling_edits
+
+    sampling_edits.edit_logits(logits, edits)
 
 
 def draws_tokens(logits: Tensor) -> bool:

@@ -1,10 +1,12 @@
-"""Ops of layers with a recurrent state, on native kernels or plain torch.
+"""Ops of layers with a recurrent state, on native kernels, Triton kernels or plain torch.
 
 The state of a row is read from one slot of a pool and written to another, or the same; states after tokens in the
-middle of a row may be saved on the way. On a CUDA device no call reads a value back, and rows without tokens change
-nothing but the pool's last slot, which belongs to no row, so that calls can be captured in a CUDA graph.
+middle of a row may be saved on the way. Kernels of a GPU read no value back, and rows without tokens change nothing, so
+that calls can be captured in a CUDA graph; nor does plain torch read back in a convolution, where such rows change the
+pool's last slot, which belongs to no row.
 
-On the native path a token's bits depend neither on other rows, nor on chunks, nor on threads.
+On the native path a token's bits depend neither on other rows, nor on chunks, nor on threads. On a GPU they depend on
+chunks, where a row has more than a few tokens.
 """
 
 from __future__ import annotations
@@ -13,17 +15,28 @@ from torch import Tensor
 
 from . import state_reference
 from .backend import native_for, on_triton
-from .layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+from .layouts.state_arguments import (
+    MOST_STATE,
+    ConvParams,
+    DeltaParams,
+    GatedNormParams,
+    SelectiveParams,
+    SsmParams,
+    StateBatch,
+)
 
 __all__ = [
+    "MOST_STATE",
     "ConvParams",
     "DeltaParams",
     "GatedNormParams",
+    "SelectiveParams",
     "SsmParams",
     "StateBatch",
     "causal_conv",
     "delta_scan",
     "gated_norm",
+    "selective_scan",
     "ssm_scan",
 ]
 
@@ -47,7 +60,13 @@ def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams,
     Raises:
         IndexError: a slot or a row lies outside its tensor (native kernels).
     """
-    kernels = None if on_triton(x.device) else native_for(x, state, params.weight)
+    if on_triton(x.device):
+        from .triton import causal_conv as gpu_conv
+
+        if gpu_conv.takes(x, state, batch, params):
+            return gpu_conv.causal_conv(x, state, batch, params, first)
+        return state_reference.causal_conv(x, state, batch, params, first)
+    kernels = native_for(x, state, params.weight)
     if kernels is not None and kernels.states.takes_conv(params):
         return kernels.states.causal_conv(x, state, batch, params, first)
     return state_reference.causal_conv(x, state, batch, params, first)
@@ -60,7 +79,7 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
         S_t   = exp(step * decay[h]) * S_(t-1) + step * B_t x_t^T
         y_t   = C_t S_t + skip[h] * x_t
 
-    In plain torch it goes token by token, which is slow.
+    In plain torch it goes token by token, which is slow, and reads slots back.
 
     Args:
         x: [T, H * P + 2 * G * N]: x of all heads, then B and then C of all groups.
@@ -76,10 +95,46 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
     Raises:
         IndexError: a slot or a row lies outside its tensor (native kernels).
     """
+    if on_triton(x.device):
+        from .triton import ssm_scan as gpu_scan
+
+        if gpu_scan.takes(x, steps, state, batch, params):
+            return gpu_scan.ssm_scan(x, steps, first, state, batch, params)
     kernels = native_for(x, steps)
     if kernels is not None and kernels.states.takes_scan(params, state):
         return kernels.states.ssm_scan(x, steps, first, state, batch, params)
     return state_reference.ssm_scan(x, steps, first, state, batch, params)
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, both: Tensor, state: Tensor, batch: StateBatch, params: SelectiveParams
+) -> Tensor:
+    """Selective scan of each channel w of a row (Mamba, https://arxiv.org/abs/2312.00752), in fp32:
+
+        step      = softplus(steps[t, w] + step_bias[w])
+        S_t[n]    = exp(step * decay[n, w]) * S_(t-1)[n] + step * B_t[n] * x_t[w]
+        y_t[w]    = sum over n of C_t[n] * S_t[n] + skip[w] * x_t[w]
+
+    In plain torch it goes token by token, which is slow.
+
+    Args:
+        x: [T, W].
+        steps: [T, W] of the type of x.
+        both: [T, 2 * N] of the type of x, B and then C, the same for all channels.
+        state: [slots, 1, N, W] fp32; written.
+        batch: rows and slots.
+        params: of the layer.
+
+    Returns:
+        [T, W] in the type of x.
+
+    Raises:
+        IndexError: a slot or a row lies outside its tensor (native kernels).
+    """
+    kernels = native_for(x, steps, both)
+    if kernels is not None and kernels.states.takes_selective(params, state):
+        return kernels.states.selective_scan(x, steps, both, state, batch, params)
+    return state_reference.selective_scan(x, steps, both, state, batch, params)
 
 
 def delta_scan(
@@ -93,7 +148,8 @@ def delta_scan(
         y_t    = S_t^T q_t / sqrt(N)
 
     The native kernel goes token by token too: a dimension of a value depends on no other one, so the cells that a
-    thread updates stay in its cache. In the rule's chunk form a token's bits would depend on where a chunk begins.
+    thread updates stay in its cache. In the rule's chunk form, which a GPU computes for long rows, a token's bits
+    depend on where a chunk begins.
 
     Args:
         x: [T, 2 * G * N + H * P]: q and then k of all key heads, then v of all heads.
@@ -109,6 +165,11 @@ def delta_scan(
     Raises:
         IndexError: a slot or a row lies outside its tensor (native kernels).
     """
+    if on_triton(x.device):
+        from .triton import delta_scan as gpu_scan
+
+        if gpu_scan.takes(x, gates, state, batch, params):
+            return gpu_scan.delta_scan(x, gates, first, state, batch, params)
     kernels = native_for(x, gates)
     if kernels is not None and kernels.states.takes_delta(params, state):
         return kernels.states.delta_scan(x, gates, first, state, batch, params)
@@ -124,6 +185,11 @@ def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0)
         params: of the layer.
         first: column.
     """
+    if on_triton(x.device):
+        from .triton import gated_norm as gpu_norm
+
+        if gpu_norm.takes(x, gate, params):
+            return gpu_norm.gated_norm(x, gate, params, first)
     kernels = native_for(x, gate, params.weight)
     if kernels is not None and kernels.states.takes_norm(params):
         return kernels.states.gated_norm(x, gate, params, first)

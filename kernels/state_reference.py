@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+from .layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams, StateBatch
 
 _LENGTH_EPS = 1e-6
 
@@ -56,6 +56,27 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
             state[target] = kept
     out: Tensor = results.flatten(1).to(x.dtype)
     return out
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, both: Tensor, state: Tensor, batch: StateBatch, params: SelectiveParams
+) -> Tensor:
+    """See ``kernels.state_ops.selective_scan``."""
+    wide = x.float()
+    into, out_of = both.float().split(params.state_size, dim=1)
+    step = functional.softplus(steps.float() + params.step_bias)
+    results = wide * params.skip
+    starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
+    for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
+        kept = state[source, 0].clone() if source >= 0 else torch.zeros_like(state[0, 0])
+        for token in range(starts[row], starts[row + 1]):
+            kept = torch.exp(step[token] * params.decay) * kept + into[token][:, None] * (step[token] * wide[token])
+            results[token] += out_of[token] @ kept
+            if checkpoints[token] >= 0:
+                state[checkpoints[token], 0] = kept
+        if starts[row] < starts[row + 1]:
+            state[target, 0] = kept
+    return results.to(x.dtype)
 
 
 def delta_scan(

@@ -1,4 +1,4 @@
-"""``rootgraft quantize``: write a quantised copy of a model's folder, with a line of progress for each file."""
+"""``rootgraft quantize``: write a quantised copy of a model's folder, with a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .options import QuantizeOptions
 
 def quantize(options: QuantizeOptions) -> int:
     """Quantise and print what was written. Returns 0."""
+    from tqdm import tqdm
+
     from ...engine.checkpoint.locate import resolve_model
     from ...engine.model_tools.quantize_folder import Scheme, quantize_folder
 
@@ -19,11 +21,14 @@ def quantize(options: QuantizeOptions) -> int:
     if not files.path.is_dir():
         raise ConfigError(f"--model: {options.model} is a GGUF file, whose weights are quantised already.")
 
-    def progress(shard: str, done: int, total: int) -> None:
-        print(f"{shard} ({done + 1} of {total})", file=sys.stderr, flush=True)
-
     out = Path(options.output).expanduser()
-    found = quantize_folder(files.path, out, cast(Scheme, options.scheme), progress)
+    with tqdm(desc="Quantising", unit="tensor", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = quantize_folder(files.path, out, cast(Scheme, options.scheme), progress)
     share = found.bytes_after / max(1, found.bytes_before)
     print(
         f"{out}: {found.modules} linear modules in {options.scheme}, {found.bytes_after / 1e6:,.0f} MB "

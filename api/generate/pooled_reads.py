@@ -75,7 +75,7 @@ async def plan_pooled(
 
     def requests() -> list[TextRequest]:
         texts = [_cut(engine, before, each) if truncate else each for each in body.listed]
-        return [_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
+        return [text_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
 
     # Thousands of texts are encoded, which would keep the event loop from the streams of others.
     return PooledReader(engine, await asyncio.to_thread(requests), caller)
@@ -112,7 +112,10 @@ def _cut(engine: AsyncEngine, before: str, given: str | list[int]) -> str | list
     return [*tokens[: longest - ends], *tokens[len(tokens) - ends :]]
 
 
-def _request(engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str) -> TextRequest:
+def text_request(
+    engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str
+) -> TextRequest:
+    """Return the request of a text behind a prompt, or of token ids. Raises as ``plan_pooled``."""
     longest = engine.pooler.max_length or engine.max_model_len
     try:
         if isinstance(given, str):

@@ -1,60 +1,61 @@
 """Rerank reads: how probable "yes" is beside "no" where a model judges whether a document meets a query.
 
-The conversation is the one that Qwen3-Reranker was trained on. Its tokens before the document are the same for all
-documents, so they are computed once.
+The tokens before the document are the same for all documents of a query, so they are computed once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.ending_tree import EndingTree
 from ...engine.serving.request import TextRequest
+from ...engine.text.rerank_prompt import ANSWERS, DEFAULT_INSTRUCTION, rerank_messages
 from ..access.caller import Caller
-from ..protocol.pooled import RerankRequest
+from ..protocol.pooled import PooledFields
 from .label_reads import AskedModel, LabelReader, PlannedQuestion
 from .model_directory import ModelTarget
 from .pooled_reads import pooled_request
 
-ANSWERS = ("yes", "no")
-DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_SYSTEM = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".'
-)
 
-
-async def plan_rerank(target: ModelTarget, body: RerankRequest, caller: Caller) -> LabelReader:
+async def plan_rerank(
+    target: ModelTarget,
+    texts: Sequence[tuple[str, str, str]],
+    body: PooledFields,
+    caller: Caller,
+    instruction: str | None,
+) -> LabelReader:
     """Return the reader of the two answers for each document.
 
+    Args:
+        texts: a query, a document, and where this stands in the request.
+        instruction: what makes a document relevant.
+
     Raises:
-        RequestError: the model has no chat template, by which it could be asked, or no language head.
+        RequestError: the model has no chat template, by which it could be asked.
         ContextTooLong: a document does not fit.
     """
     engine = target.engine
-    if not engine.pooler.generates:
-        raise RequestError("This model has no language head, so it cannot be asked for 'yes' or 'no'.", param="model")
     if not engine.tokenizer.has_chat_template:
         raise RequestError("This model has no chat template, by which it could be asked.", param="model")
     base = pooled_request(body, target.adapter, caller, "")
-    planned = await asyncio.to_thread(lambda: _planned(target, body, base))
+    planned = await asyncio.to_thread(_planned, target, texts, base, instruction or DEFAULT_INSTRUCTION)
     return LabelReader(planned, caller)
 
 
-def _planned(target: ModelTarget, body: RerankRequest, base: TextRequest) -> list[PlannedQuestion]:
+def _planned(
+    target: ModelTarget, texts: Sequence[tuple[str, str, str]], base: TextRequest, instruction: str
+) -> list[PlannedQuestion]:
     engine, model = target.engine, AskedModel(target.adapter, target.engine)
     endings = [engine.tokenizer.encode(answer, False) for answer in ANSWERS]
-    instruction = body.instruction or DEFAULT_INSTRUCTION
     kwargs = {**target.dialect.defaults, "enable_thinking": False, "thinking": False}
     planned = []
-    for index, document in enumerate(body.texts):
-        asked = f"<Instruct>: {instruction}\n<Query>: {body.query}\n<Document>: {document}"
-        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
+    for query, document, field in texts:
+        messages = rerank_messages(query, document, instruction)
         text = engine.tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs)
-        field = f"documents[{index}]"
         try:
             engine.check_length(text)
             tokens = engine.tokenizer.encode(text, False)

@@ -1,4 +1,4 @@
-"""Request bodies of ``POST /v1/embeddings``, ``/v1/classify`` and ``/v1/rerank``."""
+"""Request bodies of ``POST /v1/embeddings``, ``/pooling``, ``/v1/classify``, ``/v1/rerank`` and ``/score``."""
 
 from __future__ import annotations
 
@@ -87,6 +87,63 @@ class EmbeddingRequest(InputFields):
 
 class ClassifyRequest(InputFields):
     """vLLM's fields."""
+
+
+class PoolingRequest(InputFields):
+    """vLLM's fields; ``normalize`` as of ``EmbeddingRequest``.
+
+    Attributes:
+        task: ``embed``, or ``classify`` for probabilities of classes; by default what the model has.
+    """
+
+    task: Literal["embed", "classify"] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    normalize: bool | None = None
+
+
+PairTexts = Annotated[
+    Annotated[str, Tag("<string>"), Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("<list>"), Field(min_length=1, max_length=MAX_TEXTS)],
+    Discriminator(
+        string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of strings"
+    ),
+]
+
+
+class PairRequest(PooledFields):
+    """vLLM's fields of ``/score``; ``queries`` and ``documents`` are other names of the texts there.
+
+    Attributes:
+        text_1: queries: one for all of ``text_2``, or one for each.
+        instruction: what makes a document relevant, for models that are asked in words.
+    """
+
+    text_1: PairTexts
+    text_2: PairTexts
+    instruction: Annotated[str, Field(pattern=r"\S")] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, given: Any) -> Any:
+        """Take the texts by their other names, where both have them."""
+        if not isinstance(given, dict) or not {"queries", "documents"} <= given.keys() or "text_1" in given:
+            return given
+        return {{"queries": "text_1", "documents": "text_2"}.get(name, name): value for name, value in given.items()}
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> PairRequest:
+        queries, documents = self.listed
+        if len(queries) not in (1, len(documents)):
+            raise rejected(f"must be one text or as many as 'text_2' has: {len(documents)}", "text_1")
+        return self
+
+    @property
+    def listed(self) -> tuple[list[str], list[str]]:
+        """The texts as lists."""
+        texts = self.text_1, self.text_2
+        queries, documents = ([each] if isinstance(each, str) else each for each in texts)
+        return queries, documents
 
 
 class RerankDocument(StrictModel):

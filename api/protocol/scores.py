@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...engine.types import Priority
 from .adapter_parts import ModelName
 from .base import StrictModel, rejected, string_or_list
+from .pooled import PairRequest
 from .sampling import CacheKey, PriorityName, Salt, priority_of
 
 MAX_ITEMS = 1000
@@ -29,6 +30,13 @@ Items = Annotated[
         custom_error_message="must be a string, or a list of strings or of lists of token ids",
     ),
 ]
+
+
+def _score_form(value: Any) -> str:
+    """Return which form of ``/v1/score`` a body has: vLLM's has two texts or lists of them."""
+    names = value.keys() if isinstance(value, dict) else set()
+    is_pairs = not names.isdisjoint(("text_1", "text_2")) or {"queries", "documents"} <= names
+    return "<pairs>" if is_pairs else "<labels>"
 
 
 class ScoreRequest(StrictModel):
@@ -98,3 +106,9 @@ class ScoreRequest(StrictModel):
     def item_field(self, index: int) -> str:
         """Return where an item stands in the request."""
         return "items" if isinstance(self.items, str) else f"items[{index}]"
+
+
+AnyScoreRequest = Annotated[
+    Annotated[ScoreRequest, Tag("<labels>")] | Annotated[PairRequest, Tag("<pairs>")], Discriminator(_score_form)
+]
+"""SGLang's body or vLLM's."""

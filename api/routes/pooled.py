@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``, ``/v1/classify`` and ``/v1/rerank``: what a model gives of texts beside tokens."""
+"""Routes of pooled outputs: what a model gives of texts beside tokens, as embeddings, classes, rankings and scores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from ...engine.errors import RequestError
-from ...engine.serving.label_shares import LabelShares
 from ...engine.serving.pooled_values import Floats, class_probabilities, embedding, prompt_of
+from ...engine.types import Pooler
 from ..access.caller import Caller
 from ..generate.envelope import json_response
 from ..generate.label_reads import LabelReader
+from ..generate.pair_scores import TextPair, plan_pairs
 from ..generate.pooled_reads import PooledReader, plan_pooled
-from ..generate.rerank_reads import plan_rerank
 from ..generate.server_state import ServerState
 from ..generate.streams import collect, generate, while_connected
 from ..observe.token_usage import UsageCount
-from ..protocol.pooled import ClassifyRequest, EmbeddingRequest, RerankRequest
+from ..protocol.pooled import ClassifyRequest, EmbeddingRequest, PairRequest, PoolingRequest, RerankRequest
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ async def create_embedding(body: EmbeddingRequest, request: Request, state: Stat
     """Embed texts."""
     target = await state.models.find(body.asked_model, caller)
     engine, pooler = target.engine, target.engine.pooler
-    if body.dimensions is not None and pooler.size and body.dimensions > pooler.size:
-        raise RequestError(
-            f"'dimensions' must be at most {pooler.size}, not {body.dimensions}: a hidden state has so many values.",
-            param="dimensions",
-        )
+    _check_dimensions(body.dimensions, pooler)
     reader = await plan_pooled(engine, target.adapter, body, caller, "embed", prompt_of(pooler, body.prompt_name))
     await _read(state, caller, request, reader, target.name, f"embd-{uuid.uuid4().hex}")
     normalizes = pooler.normalizes if body.normalize is None else body.normalize
@@ -50,6 +46,34 @@ async def create_embedding(body: EmbeddingRequest, request: Request, state: Stat
     return json_response({"object": "list", "data": data, "model": target.name, "usage": _usage(reader)})
 
 
+@router.post("/pooling")
+async def create_pooling(body: PoolingRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Embed texts, or classify them, in one form of answer."""
+    target = await state.models.find(body.asked_model, caller)
+    engine, pooler = target.engine, target.engine.pooler
+    task = body.task or ("classify" if pooler.labels else "embed")
+    if task == "classify" and (name := _first_given(body.dimensions, body.normalize)):
+        raise RequestError(f"'{name}' is for embeddings: classes have neither.", param=name)
+    _check_dimensions(body.dimensions, pooler)
+    before = prompt_of(pooler, None) if task == "embed" else ""
+    reader = await plan_pooled(engine, target.adapter, body, caller, task, before)
+    response_id = f"pool-{uuid.uuid4().hex}"
+    await _read(state, caller, request, reader, target.name, response_id)
+    normalizes = pooler.normalizes if body.normalize is None else body.normalize
+    vectors = [
+        class_probabilities(each, pooler)
+        if task == "classify"
+        else embedding(each, dimensions=body.dimensions, normalizes=normalizes)
+        for each in reader.pooled
+    ]
+    data = [
+        {"index": index, "object": "pooling", "data": _encoded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    return json_response(_listed(response_id, target.name, data, reader))
+
+
+@router.post("/classify", include_in_schema=False)
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Classify texts by the model's classification head."""
@@ -59,26 +83,47 @@ async def create_classification(body: ClassifyRequest, request: Request, state: 
     response_id = f"classify-{uuid.uuid4().hex}"
     await _read(state, caller, request, reader, target.name, response_id)
     data = [_class(engine, index, pooled) for index, pooled in enumerate(reader.pooled)]
-    return json_response(
-        {
-            "id": response_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": target.name,
-            "data": data,
-            "usage": _usage(reader),
-        }
-    )
+    return json_response(_listed(response_id, target.name, data, reader))
 
 
+@router.post("/score")
+async def create_pair_scores(body: PairRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Score pairs of texts: how relevant the second is to the first."""
+    return await score_pairs(body, request, state, caller)
+
+
+async def score_pairs(body: PairRequest, request: Request, state: ServerState, caller: Caller) -> Response:
+    """Answer ``/score``."""
+    target = await state.models.find(body.asked_model, caller)
+    queries, documents = body.listed
+    one = len(queries) == 1
+    pairs = [
+        TextPair(queries[0 if one else at], document, _place("text_1", body.text_1, at), f"text_2[{at}]")
+        for at, document in enumerate(documents)
+    ]
+    plan = await plan_pairs(target, pairs, body, caller, body.instruction)
+    response_id = f"score-{uuid.uuid4().hex}"
+    await _read(state, caller, request, plan.reader, target.name, response_id)
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(plan.scores())]
+    return json_response(_listed(response_id, target.name, data, plan.reader))
+
+
+def _place(field: str, given: str | list[str], index: int) -> str:
+    return field if isinstance(given, str) or len(given) == 1 else f"{field}[{index}]"
+
+
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
 @router.post("/v1/rerank")
 async def create_ranking(body: RerankRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Order documents by how relevant they are to a query."""
     target = await state.models.find(body.asked_model, caller)
-    reader = await plan_rerank(target, body, caller)
+    documents = enumerate(body.texts)
+    pairs = [TextPair(body.query, text, "query", f"documents[{index}]") for index, text in documents]
+    plan = await plan_pairs(target, pairs, body, caller, body.instruction)
     response_id = f"rerank-{uuid.uuid4().hex}"
-    await _read(state, caller, request, reader, target.name, response_id)
-    scores = [LabelShares.of(logprobs).shares[0] for logprobs in reader.logprobs]
+    await _read(state, caller, request, plan.reader, target.name, response_id)
+    scores = plan.scores()
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     texts = body.texts
     results = [
@@ -86,7 +131,27 @@ async def create_ranking(body: RerankRequest, request: Request, state: State, ca
         | ({"document": {"text": texts[index]}} if body.return_documents else {})
         for index in order
     ]
-    return json_response({"id": response_id, "model": target.name, "usage": _usage(reader), "results": results})
+    return json_response({"id": response_id, "model": target.name, "usage": _usage(plan.reader), "results": results})
+
+
+def _check_dimensions(dimensions: int | None, pooler: Pooler) -> None:
+    if dimensions is not None and pooler.size and dimensions > pooler.size:
+        raise RequestError(
+            f"'dimensions' must be at most {pooler.size}, not {dimensions}: an embedding has so many values.",
+            param="dimensions",
+        )
+
+
+def _first_given(dimensions: int | None, normalize: bool | None) -> str | None:
+    return "dimensions" if dimensions is not None else "normalize" if normalize is not None else None
+
+
+def _listed(
+    response_id: str, model: str, data: list[dict[str, Any]], reader: PooledReader | LabelReader
+) -> dict[str, Any]:
+    """Return vLLM's answer for a list of texts or pairs."""
+    facts = {"id": response_id, "object": "list", "created": int(time.time()), "model": model}
+    return facts | {"data": data, "usage": _usage(reader)}
 
 
 async def _read(

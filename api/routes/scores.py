@@ -12,16 +12,20 @@ from ...engine.serving.label_shares import LabelShares
 from ..generate.envelope import json_response
 from ..generate.label_reads import LabelReader, asked_models
 from ..generate.score_reads import plan_scores
-from ..protocol.scores import ScoreRequest
+from ..protocol.pooled import PairRequest
+from ..protocol.scores import AnyScoreRequest, ScoreRequest
 from .decisions import read_labels
 from .dependencies import CallerOf, JsonRoute, State
+from .pooled import score_pairs
 
 router = APIRouter(route_class=JsonRoute, tags=["decisions"])
 
 
 @router.post("/v1/score")
-async def create_score(body: ScoreRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Score labels behind a query with each item."""
+async def create_score(body: AnyScoreRequest, request: Request, state: State, caller: CallerOf) -> Response:
+    """Score labels behind a query with each item, or pairs of texts."""
+    if isinstance(body, PairRequest):
+        return await score_pairs(body, request, state, caller)
     name, [model] = await asked_models(state, caller, body.model, body.prompt_cache_key, [None], ["model"])
     reader = await plan_scores(body, model, caller)
     response_id = f"score-{uuid.uuid4().hex}"

@@ -33,6 +33,7 @@ from benchmarks.gpu import (
     lora_times,
     quantised_times,
     sampling_times,
+    state_times,
 )
 from benchmarks.gpu.measure import Line, Machine
 from rootgraft.kernels.triton import launch
@@ -47,12 +48,19 @@ def _under_ceilings(run: Callable[..., Iterator[Line]]) -> Section:
 
 # The sections of each part; one that fails does not keep the next ones from running.
 PARTS: dict[str, tuple[Section, ...]] = {
-    "correctness": (correctness.run, lora_correctness.run, expert_correctness.run, quantised_times.check),
+    "correctness": (
+        correctness.run,
+        lora_correctness.run,
+        expert_correctness.run,
+        quantised_times.check,
+        state_times.check,
+    ),
     "engine": (engine_correctness.run,),
     "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
     "kernels": (_under_ceilings(kernel_times.run),),
     "quantised": (_under_ceilings(quantised_times.run),),
     "lora": (_under_ceilings(lora_times.run),),
+    "states": (_under_ceilings(state_times.run),),
     "sampling": (_under_ceilings(sampling_times.run),),
     "end_to_end": (_under_ceilings(end_to_end.run),),
 }

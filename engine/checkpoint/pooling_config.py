@@ -71,8 +71,17 @@ def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bo
         generates=generates,
         labels=_labels(whole, classes),
         is_multi_label=whole.get("problem_type") == "multi_label_classification",
+        is_raw_score=_is_identity(whole),
         **_embedding(folder, config.hidden_size),
     )
+
+
+def _is_identity(config: dict[str, Any]) -> bool:
+    """Whether a cross-encoder's score is its logit: what sentence-transformers writes to ``config.json``."""
+    written = config.get("sentence_transformers")
+    named = written.get("activation_fn") if isinstance(written, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function") or ""
+    return str(named).rpartition(".")[2] == "Identity"
 
 
 def _labels(config: dict[str, Any], classes: int) -> tuple[str, ...]:
@@ -180,6 +189,7 @@ def _embedding(folder: Path, size: int) -> dict[str, Any]:
     if default is not None and default not in dict(texts):
         raise ModelError(f"{_PROMPTS}: default_prompt_name {quoted(default)} is none of its prompts.")
     return {
+        "is_embedder": bool(read.modes),
         "size": _checked_sizes(size * max(1, len(read.modes)), read.dense),
         "modes": read.modes or ("lasttoken",),
         "includes_prompt": read.includes_prompt,

@@ -2,8 +2,10 @@
 
 Which modules are quantised is seen from their tensors; the config says what the numbers mean: bits, groups, zero
 points. Methods are named as in transformers' ``quant_method``. Whatever would change a number and is not read here is
-refused by name. Activations that a config wants quantised are not: products take the dequantised weight and
-activations as they are, which is nearer to the model before its quantisation.
+refused by name. Activations that a config wants in floats or in 4 bits are not rounded: products take the dequantised
+weight and activations as they are, which is nearer to the model before its quantisation. Those that it wants in
+integers of 8 bits are rounded where that is faster, each row by itself and outliers kept, which is nearer to that model
+than the config's scales.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ class Scheme:
         bits: of an integer.
         group: inputs that share a scale; None where the shape of the scales says it: rows, blocks, or all.
         symmetric: there are no zero points, or they have no effect.
+        rounds_inputs: the model was made for activations in integers of 8 bits.
     """
 
     layout: Layout
     bits: int = 8
     group: int | None = None
     symmetric: bool = True
+    rounds_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,7 @@ def _bitsandbytes(fields: Fields) -> tuple[_Rule, ...]:
         _only(fields, "bnb_4bit_quant_storage", "uint8", "bfloat16", "float16", "float32")
         return _everywhere(Scheme("bnb_4bit", 4))
     if fields.values.get("load_in_8bit") or fields.values.get("_load_in_8bit"):
-        return _everywhere(Scheme("bnb_int8"))
+        return _everywhere(Scheme("bnb_int8", rounds_inputs=True))
     raise ModelError(f"{fields.where}: neither load_in_4bit nor load_in_8bit is true.")
 
 
@@ -296,7 +300,7 @@ def _compressed_scheme(group: Fields, form: Any) -> Scheme:
         case "pack-quantized" if kind == "int" and bits <= 8:
             return Scheme("packed", bits, per_group, symmetric)
         case "int-quantized" | "naive-quantized" if kind == "int" and bits == 8:
-            return Scheme("int8", bits, per_group, symmetric)
+            return Scheme("int8", bits, per_group, symmetric, _rounds_inputs(group))
         case "float-quantized" | "naive-quantized" if kind == "float" and bits == 8 and symmetric:
             return Scheme("float8", bits, per_group)
         case "nvfp4-pack-quantized" if kind == "float" and bits == 4 and symmetric:
@@ -308,6 +312,12 @@ def _compressed_scheme(group: Fields, form: Any) -> Scheme:
         f"{quoted(form)} are not supported; pack-quantized, int-quantized, float-quantized, naive-quantized, "
         "nvfp4-pack-quantized and mxfp4-pack-quantized are."
     )
+
+
+def _rounds_inputs(group: Fields) -> bool:
+    """Return whether activations are integers of 8 bits, whose scales are of each token or of the checkpoint."""
+    found = group.values.get("input_activations")
+    return isinstance(found, dict) and found.get("num_bits") == 8 and found.get("type", "int") == "int"
 
 
 def _check_pattern(pattern: str, where: str) -> None:

@@ -8,7 +8,12 @@ from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
 _MLP_TYPES = ("dense", "sparse")
-_ACTIVATIONS = {True: ("silu", "swish"), False: ("relu2",)}  # of experts with a gate, and without
+# The key of the activation of experts, and its names.
+_ACTIVATIONS = {
+    "silu": ("hidden_act", "silu", "swish"),
+    "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+    "relu2": ("hidden_act", "relu2"),
+}
 
 
 def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int) -> tuple[Mixture | None, ...]:
@@ -25,8 +30,12 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
 
 def is_dense(fields: Fields, family: MixtureFamily) -> bool:
     """Return whether a config of a family whose mixtures are optional has no experts."""
-    counts = (fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
-    return family.optional and not any(counts)
+    if family.flag_key is not None and not fields.flag(family.flag_key):
+        return True
+    if not family.optional and not family.single_is_dense:
+        return False
+    most = max(fields.integer(key, low=0, high=MOST_EXPERTS, default=0) for key in family.count_keys)
+    return most <= 1 if family.single_is_dense else most == 0
 
 
 def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
@@ -35,9 +44,9 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     if len(set(counts)) > 1:
         raise fields.wrong(named[1], f"the same as {named[0]}, {counts[0]}")
     count = counts[0]
-    activations = _ACTIVATIONS[family.gated]
-    if fields.values.get("hidden_act", "silu") not in activations:
-        raise fields.wrong("hidden_act", f"one of {', '.join(activations)} in experts")
+    key, *activations = _ACTIVATIONS[family.activation if family.gated else "relu2"]
+    if fields.values.get(key, "silu") not in activations:
+        raise fields.wrong(key, f"one of {', '.join(activations)} in experts")
     if fields.has("scoring_func") and fields.values["scoring_func"] != family.scores:
         raise fields.wrong("scoring_func", quoted(family.scores))
     groups, top_groups = _groups(fields, family, count)
@@ -63,6 +72,8 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         clamp=_clamp(fields) if family.clamped else None,
         weighs_input=family.weighs_input,
         gated=family.gated,
+        is_beside_mlp=family.beside_mlp,
+        activation=family.activation,
         latent_size=fields.integer(family.latent_key) if family.latent_key and fields.has(family.latent_key) else None,
     )
 
@@ -106,6 +117,10 @@ def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> li
         case "first" | "typed":
             first = fields.integer(family.first_key, low=0, high=num_layers)
             return [index >= first for index in range(num_layers)]
+        case "periodic":
+            period = fields.integer("expert_layer_period", high=MOST_EXPERTS)
+            offset = fields.integer("expert_layer_offset", low=0, high=period - 1)
+            return [index % period == offset for index in range(num_layers)]
         case "unlisted":
             return _listed_layers(fields, num_layers)
     dense = fields.values.get("mlp_only_layers") or []

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .config_fields import Fields
 from .families.family import Family, Recurrent
-from .families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
+from .families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, SelectionNorms, ShortConvLayer
 from .read_mixture import is_dense
 
 ATTENTION, RECURRENT, MLP, MIXTURE = "attention", "recurrent", "mlp", "moe"
@@ -27,18 +27,24 @@ _PATTERN = "hybrid_override_pattern"
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of the pattern
 _NAMES = {
     "short_conv": ("full_attention", "conv"),
+    "weighted_mamba": ("attention", "full_attention", "mamba", "linear_attention"),
     "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
     "delta": ("full_attention", "linear_attention"),
     "grouped_delta": ("full_attention", "linear_attention"),
 }
 _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "short_conv": lambda fields: _short_conv(fields),
+    "mamba": lambda fields: _mamba(fields, "none"),
+    "normed_mamba": lambda fields: _mamba(fields, "plain"),
+    "weighted_mamba": lambda fields: _mamba(fields, "weighted"),
     "mamba2": lambda fields: _mamba2(fields),
     "delta": lambda fields: _delta(fields, grouped=False),
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
 }
 _INDICES = ("full_attn_idxs", "attn_layer_indices")  # of LFM2 and of Bamba
 _INTERVAL = "full_attention_interval"
+_PERIOD, _OFFSET = "attn_layer_period", "attn_layer_offset"  # of Jamba
+MAX_PERIOD = 2048
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 _MOST_TAPS = 8
 _MOST_HEADS = 1 << 16
@@ -99,6 +105,23 @@ def _short_conv(fields: Fields) -> ShortConvLayer:
     return ShortConvLayer(fields.integer("conv_L_cache", low=2, high=_MOST_TAPS), fields.flag("conv_bias"))
 
 
+def _mamba(fields: Fields, norms: SelectionNorms) -> MambaLayer:
+    hidden = fields.integer("hidden_size")
+    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+    rank = fields.values.get("mamba_dt_rank")
+    return MambaLayer(
+        width=fields.integer("mamba_d_inner", default=int(fields.positive("mamba_expand") * hidden)),
+        state_size=fields.integer("mamba_d_state", high=_MOST_HEADS),
+        taps=fields.integer("mamba_d_conv", low=2, high=_MOST_TAPS),
+        step_rank=-(-hidden // 16) if rank in (None, "auto") else fields.integer("mamba_dt_rank", high=_MOST_HEADS),
+        conv_biased=fields.flag("mamba_conv_bias"),
+        biased=fields.flag("mamba_proj_bias"),
+        norms=norms,
+        norm_eps=0.0 if norms == "none" else fields.positive("mixer_rms_eps" if norms == "plain" else "rms_norm_eps"),
+    )
+
+
 def _mamba2(fields: Fields) -> Mamba2Layer:
     heads = fields.integer("mamba_n_heads", high=_MOST_HEADS)
     if fields.has("mamba_d_ssm"):
@@ -152,6 +175,10 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
     """Return ``ATTENTION`` or ``RECURRENT`` for each layer, also from the older keys."""
     key = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
     listed = fields.values.get(key)
+    if listed is None and fields.has(_PERIOD):
+        period = fields.integer(_PERIOD, high=MAX_PERIOD)
+        offset = fields.integer(_OFFSET, low=0, high=period - 1)
+        return [ATTENTION if index % period == offset else RECURRENT for index in range(count)]
     if listed is None and fields.has(_INTERVAL):
         interval = fields.integer(_INTERVAL, high=count)
         return [RECURRENT if (index + 1) % interval else ATTENTION for index in range(count)]

@@ -14,7 +14,15 @@ from typing import Any
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
-from .model_config import LinearScaling, Llama3Scaling, LongRopeScaling, QueryScaling, Rope, YarnScaling
+from .model_config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    QueryScaling,
+    Rope,
+    YarnScaling,
+)
 
 DEFAULT_THETA = 10_000.0
 
@@ -30,6 +38,7 @@ _KEYS = {
     "dynamic": _COMMON | {"factor", "original_max_position_embeddings"},
     "longrope": _COMMON
     | {"factor", "short_factor", "long_factor", "original_max_position_embeddings", "attention_factor"},
+    "proportional": _COMMON | {"factor"},
 }
 ROPE_TYPES = tuple(_KEYS)
 _OLD_NAMES = {"su": "longrope"}
@@ -38,8 +47,12 @@ _BETA = "llama_4_scaling_beta"
 _NTK_ALPHA = {"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 
-def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rope]:
+def read_ropes(fields: Fields, family: Family, head_dim: int, full_dim: int) -> tuple[Rope, Rope]:
     """Return the rotary embeddings of layers with full attention and of layers with a window (often the same).
+
+    Args:
+        head_dim: dimensions of a head.
+        full_dim: those of a head in layers with full attention.
 
     Raises:
         ModelError: an unsupported type of scaling, or contradictory keys.
@@ -54,7 +67,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int) -> tuple[Rope, Rop
     full = _merged(nested.mapping("full_attention"), old, fields.where)
     local = nested.mapping("sliding_attention")
     return (
-        _rope(fields, full, "rope_theta", family, head_dim),
+        _rope(fields, full, "rope_theta", family, full_dim),
         _rope(fields, local, family.local_theta, family, head_dim),
     )
 
@@ -86,9 +99,10 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         parameters = _without_sections(Fields(parameters, where), _rotary_dim(fields, parameters, family, head_dim))
     own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if not isinstance(kind, str) or _newest(kind) not in _KEYS or parameters.get("type", kind) != kind:
+    known_kinds = [name for name in _KEYS if name != "proportional" or family.sized_layers]
+    if not isinstance(kind, str) or _newest(kind) not in known_kinds or parameters.get("type", kind) != kind:
         raise ModelError(
-            f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(_KEYS)} are. "
+            f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(known_kinds)} are. "
             "It cannot be left out without changing the model's answers."
         )
     kind = _newest(kind)
@@ -98,8 +112,13 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
     for key, value in parameters.items():
         if key not in known and value is not None:
             raise ModelError(f"{fields.where}: rope parameter {shortened(key)} is not supported with rope type {kind}.")
-    dim = _rotary_dim(fields, parameters, family, head_dim)
     theta = own.positive("rope_theta", default=DEFAULT_THETA)
+    if kind == "proportional":
+        pairs = int(own.positive("partial_rotary_factor", default=1.0) * head_dim // 2)
+        if pairs > head_dim // 2:
+            raise own.wrong("partial_rotary_factor", "at most 1")
+        return Rope(theta, head_dim, ProportionalScaling(pairs, own.positive("factor", default=1.0)))
+    dim = _rotary_dim(fields, parameters, family, head_dim)
     return Rope(
         theta=_dynamic_theta(theta, dim, own) if kind == "dynamic" else theta,
         dim=dim,

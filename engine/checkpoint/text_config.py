@@ -11,7 +11,7 @@ from .families.family import Family
 from .families.family_table import BY_NAME
 from .families.mixture import ExpertNames, MixtureFamily
 
-TEXT, VISION = "text_config", "vision_config"
+TEXT, VISION, AUDIO = "text_config", "vision_config", "audio_config"
 
 # Keys of the whole model that go before those of its language model.
 _SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
@@ -32,6 +32,11 @@ class Multimodal:
     text_types: tuple[str, ...]
     towers: tuple[str, ...]
     flat: bool = False
+
+    @property
+    def inner_configs(self) -> tuple[str, ...]:
+        """Keys of the configs of the language model and of the towers."""
+        return (TEXT, VISION, AUDIO) if "audio_tower" in self.towers else (TEXT, VISION)
 
 
 _LLAVA = ("vision_tower", "multi_modal_projector")
@@ -54,6 +59,11 @@ MULTIMODAL = (
         ),
         text_types=("gemma3_text",),
         towers=_LLAVA,
+    ),
+    Multimodal(
+        family=replace(BY_NAME["gemma4"], architecture="Gemma4ForConditionalGeneration"),
+        text_types=("gemma4_text",),
+        towers=("vision_tower", "audio_tower", "embed_vision", "embed_audio"),
     ),
     Multimodal(
         family=replace(BY_NAME["mistral"], architecture="Mistral3ForConditionalGeneration"),
@@ -161,7 +171,7 @@ def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) ->
     Raises:
         ModelError: there is no ``text_config``.
     """
-    outer = {key: value for key, value in config.items() if key not in (TEXT, VISION)}
+    outer = {key: value for key, value in config.items() if key not in whole.inner_configs}
     fields = Fields(config, where)
     if not fields.has(TEXT) and whole.flat:
         return outer

@@ -12,6 +12,10 @@ from ..batch import PageLoad, StateLoad
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_codec import BlockCodec
+from ..kv_cache.block_keys import BlockScheme
+from ..kv_cache.kv_event_publisher import KvEventPublisher
+from ..kv_cache.kv_events import KvEventLog
+from ..kv_cache.kv_tiers import KvTiers
 from ..kv_cache.make_tiers import KvPages, make_tiers, plain_scheme
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.prefix_files import read_prefix, write_prefix
@@ -35,6 +39,7 @@ class KeptKv:
         self._config, self._worker = config, worker
         self._ended: list[Message] = []  # answers to reads of a cache that is there no more
         self.tiers = make_tiers(config, worker.kv_pages)
+        self._events, self._publisher = _events(config, worker, self.tiers)
         self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)
 
     def new_cache(self) -> PrefixCache:
@@ -42,6 +47,8 @@ class KeptKv:
         if self.tiers:
             self.tiers.reset()
         self._ended += self._exports.clear()
+        if self._events:
+            self._events.clear()
         config, worker = self._config, self._worker
         return PrefixCache(
             worker.num_pages,
@@ -49,6 +56,7 @@ class KeptKv:
             sharing=config.enable_prefix_caching,
             states=worker.states,
             tiers=self.tiers,
+            events=self._events,
         )
 
     def clear(self, cache: PrefixCache) -> None:
@@ -56,6 +64,14 @@ class KeptKv:
         cache.clear()
         if self.tiers:
             self.tiers.clear()
+        if self._events and self._events.is_empty:
+            self._events.clear()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Send the events since the last call."""
+        if self._events and self._publisher:
+            self._publisher.publish(self._events.take())
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +93,11 @@ class KeptKv:
     def take_messages(
         self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
     ) -> list[Message]:
-        """Return pages for other replicas and questions to them; arguments as of ``KvExports.poll``."""
+        """Return pages for other replicas and questions to them; arguments as of ``KvExports.poll``.
+
+        Publishes the events of the step.
+        """
+        self._publish()
         ended, self._ended = self._ended, []
         pages = self._exports.poll(cache, sequence_of, is_open) if self._exports.has_work else []
         asked = self.tiers.peers.take_requests() if self.tiers and self.tiers.peers else []
@@ -97,9 +117,22 @@ class KeptKv:
         return self.tiers.stats() if self.tiers else {}
 
     def close(self) -> None:
-        """End the threads of the tiers, once they have written what they were given."""
+        """End the threads of the tiers, once they have written what they were given, and of the events."""
         if self.tiers:
             self.tiers.close()
+        if self._publisher:
+            self._publisher.close()
+
+
+def _events(
+    config: EngineConfig, worker: StepWorker, tiers: KvTiers | None
+) -> tuple[KvEventLog | None, KvEventPublisher | None]:
+    """Return what notes and what sends KV events; None where nobody asks for them. Raises ConfigError."""
+    if not config.kv_events.is_on:
+        return None, None
+    pages, size = worker.kv_pages, config.block_size
+    plain = plain_scheme(pages, size) if pages else BlockScheme("", size, 0)
+    return KvEventLog(tiers.scheme if tiers else plain), KvEventPublisher(config.kv_events)
 
 
 class PrefixTransfer:

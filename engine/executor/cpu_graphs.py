@@ -62,6 +62,10 @@ class CpuGraphs:
             _MOST_TOKENS, max_num_seqs, inputs.table_width, model.device, has_states=model.config.has_states
         )
         self._residual = torch.empty((_MOST_TOKENS, model.config.hidden_size), device=model.device)
+        made = model.layer_inputs
+        self._layer_inputs = (
+            None if made is None else torch.empty((_MOST_TOKENS, made.width), dtype=model.dtype, device=model.device)
+        )
         self._kept_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=model.device)
         self._kept_segments = StaticSegments(_MOST_TOKENS, model.device)
         self._buffers = Buffers(_MOST_TOKENS)
@@ -93,8 +97,10 @@ class CpuGraphs:
         num_tokens, num_kept = step.num_tokens, step.num_kept
         lora = self._recorded_lora(projections, self._static.segments)
         inputs = self._static.inputs(num_tokens, step.num_rows, step.max_query, self._inputs.max_context, lora=lora)
+        inputs = replace(inputs, layer_inputs=self._of_layers(num_tokens))
         of_kept = replace(
             inputs,
+            layer_inputs=self._of_layers(num_kept),
             query_start=self._kept_start[: step.num_rows + 1],
             lora=self._recorded_lora(projections, self._kept_segments),
         )
@@ -159,10 +165,23 @@ class CpuGraphs:
         if step.kept is None:
             return
         tokens = to_device(step.kept.tokens, queries.device)
-        for rows in queries, self._residual:
-            rows[: len(tokens)] = rows[tokens]
+        for rows in queries, self._residual, self._layer_inputs:
+            if rows is not None:
+                rows[: len(tokens)] = rows[tokens]
 
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
-        """Write the residual stream before the first layer to the buffer that the recorded passes update."""
+        """Write the residual stream before the first layer to the buffer that the recorded passes update.
+
+        Likewise what layers get beside it.
+        """
         residual = self._residual[: len(inputs.token_ids)]
-        return residual.copy_(self._model.embed(inputs))
+        residual.copy_(self._model.embed(inputs))
+        if (layer_inputs := self._of_layers(len(residual))) is not None:
+            made = self._model.with_layer_inputs(inputs, residual).layer_inputs
+            assert made is not None
+            layer_inputs.copy_(made)
+        return residual
+
+    def _of_layers(self, count: int) -> Tensor | None:
+        """Return the buffer of what layers get of so many tokens, None where they get nothing."""
+        return None if self._layer_inputs is None else self._layer_inputs[:count]

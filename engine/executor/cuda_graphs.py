@@ -68,6 +68,9 @@ class CudaGraphs:
         max_rows: most rows of a step.
         max_tokens: most tokens of a step: chunks of prompts too.
         max_rank: largest rank of an adapter.
+
+    Attributes:
+        capturer: captures passes that may share the memory of these.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class CudaGraphs:
         max_rank: int,
     ) -> None:
         self._model, self._kv, self._inputs = model, kv, inputs
-        self._capture = capture
+        self.capturer = capture
         self._sizes = sizes_up_to(min(max_tokens, MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
@@ -112,7 +115,7 @@ class CudaGraphs:
     def capture(self, variants: Sequence[Variant]) -> None:
         """Run and capture a pass for each of these variants."""
         for variant in variants:
-            self._replays[variant] = self._capture(self._pass(variant))
+            self._replays[variant] = self.capturer(self._pass(variant))
 
     @torch.inference_mode()
     def forward(self, step: HostInputs) -> Tensor:
@@ -176,7 +179,7 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
     """Return graphs, none captured yet; None if model or kernels cannot be captured or ``enforce_eager`` is set."""
     latent = model.config.latent
     value_dim = None if latent is None else latent.kv_rank
-    capture = None if config.enforce_eager else capture_for(kv.k[0], value_dim)
+    capture = None if config.enforce_eager else capture_for(kv.caches[0].k[0], value_dim)
     if capture is None or not isinstance(model, DecoderModel):
         return None
     return CudaGraphs(

@@ -77,10 +77,11 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
             f"--kv-cache-dtype {name} is not supported for latent attention, which caches one vector of each token for "
             "all heads. Leave it at auto."
         )
-    if model.head_dim % int8_kv_layout.CELLS:
+    dims = {shape.dim for shape in model.kv_shapes if shape is not None}
+    if odd := [dim for dim in dims if dim % int8_kv_layout.CELLS]:
         raise ConfigError(
             f"--kv-cache-dtype {name} needs heads of a multiple of {int8_kv_layout.CELLS} dimensions; this model's "
-            f"have {model.head_dim}. Leave it at auto."
+            f"have {odd[0]}. Leave it at auto."
         )
     if device.type != "cpu":
         return _row_dtype(name, model, device, dtype)
@@ -100,10 +101,11 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
 def _row_dtype(name: str, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the type of KV in rows of 8 bits, which kernels of a GPU read. Raises ConfigError where none do."""
     is_computed = ops.on_triton(device) and dtype in (torch.bfloat16, torch.float16)
-    if not is_computed or model.head_dim > _MOST_ROW_DIM:
+    dim = max((shape.dim for shape in model.kv_shapes if shape is not None), default=0)
+    if not is_computed or dim > _MOST_ROW_DIM:
         raise ConfigError(
             f"--kv-cache-dtype {name} on a GPU needs the Triton kernels, bfloat16 or float16, and heads of at most "
-            f"{_MOST_ROW_DIM} dimensions; this is {str(dtype).removeprefix('torch.')} with heads of {model.head_dim}. "
+            f"{_MOST_ROW_DIM} dimensions; this is {str(dtype).removeprefix('torch.')} with heads of {dim}. "
             "Leave it at auto."
         )
     return kv_forms.INT8 if name == "int8" else kv_forms.FLOAT8

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +21,12 @@ from ..models.state_pool import StatePool
 from ..sampling.sampler import DeviceMasks, Sampler
 from ..types import MAX_LOGPROBS, SamplingParams
 from .cuda_graphs import graphs_for
+from .draw_graphs import draws_for
 from .input_builder import InputBuilder
 from .model_runner import ModelRunner
 
 _MIB = 2**20
+_T = TypeVar("_T")
 
 
 class StepMemory(NamedTuple):
@@ -91,7 +94,7 @@ def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> St
         _run_adapted(config, model, kv, inputs, bank, batch)
     _draw_worst(config, sampler, model.config.vocab_size, model.device)
     activations = torch.cuda.max_memory_reserved(model.device) - before
-    return StepMemory(activations, _measure_graphs(config, model, kv, inputs))
+    return StepMemory(activations, _measure_graphs(config, model, kv, inputs, sampler))
 
 
 @torch.inference_mode()
@@ -127,21 +130,28 @@ def _draw_worst(config: EngineConfig, sampler: Sampler, vocab_size: int, device:
     sampler.sample(torch.zeros(count, vocab_size, device=device), rows, masks)
 
 
-def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> int:
-    """Return the bytes of all graphs, from the first two.
+def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder, sampler: Sampler) -> int:
+    """Return the bytes of all graphs of steps and of draws, from the first two of each.
 
     The first graph is the largest and allocates the memory that all share; each further one takes as much as the
     second.
     """
-    free = [_free(model.device)]
     graphs = graphs_for(config, model, kv, inputs)
     if graphs is None:
         return 0
-    for variant in graphs.variants[:2]:
-        graphs.capture([variant])
+    taken = _measure_captures(model, graphs.variants, graphs.capture)
+    draws = draws_for(config, model, sampler, graphs.capturer)
+    return taken if draws is None else taken + _measure_captures(model, draws.variants, draws.capture)
+
+
+def _measure_captures(model: Model, variants: Sequence[_T], capture: Callable[[Sequence[_T]], None]) -> int:
+    """Return the bytes of the graphs of all these variants, from the first two."""
+    free = [_free(model.device)]
+    for variant in variants[:2]:
+        capture([variant])
         free.append(_free(model.device))
     first, *second = (before - after for before, after in pairwise(free))
-    return first + max(0, *second) * (len(graphs.variants) - 1)
+    return first + max(0, *second, 0) * (len(variants) - 1)
 
 
 def _free(device: torch.device) -> int:

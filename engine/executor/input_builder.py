@@ -239,7 +239,7 @@ class InputBuilder:
             max_context=inputs.max_context,
             shared=inputs.shared and inputs.shared.to(self._device),
             lora=self._lora(inputs.slots),
-            states=None if inputs.states is None else self._state_batch(inputs.states, inputs.query_start),
+            states=None if inputs.states is None else self._state_batch(inputs.states, inputs),
             own=self.own_step(inputs.slots),
         )
         kept = inputs.kept
@@ -268,8 +268,10 @@ class InputBuilder:
                 checkpoints[first + position - row.start - 1] = slot
         return HostStates(source, target, checkpoints)
 
-    def _state_batch(self, states: HostStates, query_start: Ints) -> StateBatch:
-        return StateBatch(*(to_device(each, self._device) for each in (query_start, *states)))
+    def _state_batch(self, states: HostStates, inputs: HostInputs) -> StateBatch:
+        source, target, checkpoints = (to_device(each, self._device) for each in states)
+        query_start = to_device(inputs.query_start, self._device)
+        return StateBatch(query_start, source, target, checkpoints, inputs.max_query)
 
     def _lora(self, slots: Ints | None) -> LoraStep | None:
         return None if slots is None or self.bank is None else self.bank.step(slots)

@@ -19,6 +19,7 @@ from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
 from .cpu_graphs import CpuGraphs
 from .cuda_graphs import graphs_for
+from .draw_graphs import draws_for
 from .input_builder import HostInputs, InputBuilder
 from .model_runner import ModelRunner, StepMirror
 from .prompt_pooling import PromptPooling
@@ -78,18 +79,20 @@ def make_runner(
         model.config.has_states,
         keeps_all=kv.hidden is not None and kv.hidden.holds_last,
     )
-    forward = _choose_forward(config, model, kv, inputs)
     sampler = Sampler(config.most_seqs, vocab_size, model.device)
-    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror, pooling)
-
-
-def _choose_forward(
-    config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder
-) -> Callable[[HostInputs], Tensor]:
-    """Return the forward pass: CUDA graphs, all of them captured, CPU graphs, or eager."""
-    if graphs := graphs_for(config, model, kv, inputs):
+    graphs, draws = graphs_for(config, model, kv, inputs), None
+    if graphs is not None:
         graphs.capture(graphs.variants)
-        return graphs.forward
+        # Of a model on several devices a rank has a part of the head.
+        draws = draws_for(config, head or model, sampler, graphs.capturer) if mirror is None else None
+    if draws is not None:
+        draws.capture(draws.variants)
+    forward = graphs.forward if graphs else _uncaptured(config, model, kv, inputs)
+    return ModelRunner(head or model, forward, kv, inputs, sampler, step_timer, mirror, pooling, draws)
+
+
+def _uncaptured(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:
+    """Return a forward pass without CUDA graphs: CPU graphs, or eager."""
     if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
         return CpuGraphs(model, kv, inputs, config.most_seqs).forward
     return partial(_forward_eagerly, model, kv, inputs)

@@ -21,11 +21,12 @@ from ..batch import Batch, Masks, Row, RowResult, StepResult
 from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
-from ..sampling.draft_verify import sampling_positions
+from ..sampling.draft_verify import SamplingPositions, sampling_positions
 from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
 from ..step_timer import StepTimer
 from ..types import Logprob
+from .draw_graphs import DrawGraphs, LineEdits, LineMasks
 from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 from .prompt_pooling import PromptPooling
 
@@ -85,6 +86,7 @@ class ModelRunner:
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
         pooling: of rows whose prompts are pooled; None for that of the last token.
+        draws: captured draws; None for none.
     """
 
     def __init__(
@@ -97,8 +99,10 @@ class ModelRunner:
         step_timer: Callable[[], StepTimer] = StepTimer,
         mirror: StepMirror | None = None,
         pooling: PromptPooling | None = None,
+        draws: DrawGraphs | None = None,
     ) -> None:
         self._model = model
+        self._draws = draws
         self._mirror = mirror
         self._kv = kv
         self._forward = forward
@@ -160,6 +164,9 @@ class ModelRunner:
         forced = (_forced(masks) if masks else {}) | self._pooling.forced(step.batch)
         positions = sampling_positions([row for row in step.batch.rows if row.draws], forced)
         tokens = _logit_tokens(step.batch, step.inputs.query_start, forced)
+        if (drawn := self._draw_captured(step, tokens, positions, masks, forced)) is not None:
+            step.step_timer.end("sample")
+            return Drawing(positions, drawn, HostCopy(drawn))
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
         logits = self._logits(head, step, tokens) if len(tokens) else None
         step.step_timer.end("head")
@@ -167,6 +174,25 @@ class ModelRunner:
         drawing = self._sampler.draw(logits, positions, device_masks)
         step.step_timer.end("sample")
         return drawing
+
+    def _draw_captured(
+        self,
+        step: RunnerStep,
+        tokens: NDArray[np.int64],
+        positions: SamplingPositions,
+        masks: Masks | None,
+        forced: Mapping[int, int],
+    ) -> Tensor | None:
+        """Draw by a graph of head and draw; None if none does all that these positions want."""
+        draws = self._draws
+        if draws is None or not len(tokens) or not self._sampler.only_draws(positions):
+            return None
+        if (masks and masks.checks) or any(part is not None for part in self._of_head(step.inputs.slots, tokens)):
+            return None
+        edits = LineEdits(_line_masks(masks, forced, draws.width), self._sampler.edits(positions))
+        if not draws.holds(len(tokens), edits):
+            return None
+        return draws.draw(step.hidden, step.inputs.hidden_index(tokens), positions, edits)
 
     def collect(self, step: RunnerStep) -> StepResult:
         """Wait for the drawing and the prompt logprobs of a step."""
@@ -253,7 +279,7 @@ class ModelRunner:
         Logits may be wider than these masks, if a row without one has a larger vocabulary, or narrower, if the position
         whose mask is wider is forced.
         """
-        kept = [i for i, token in enumerate(masks.forced) if token < 0]
+        kept = _unforced(masks)
         if not kept:
             return None
         words = masks.words if len(kept) == len(masks.positions) else masks.words[kept]
@@ -286,6 +312,17 @@ class ModelRunner:
 def _forced(masks: Masks) -> dict[int, int]:
     """Return the forced tokens by their sampling positions."""
     return {index: token for index, token in zip(masks.positions, masks.forced, strict=True) if token >= 0}
+
+
+def _unforced(masks: Masks) -> list[int]:
+    """Return the indices of the masks of positions that are not forced."""
+    return [index for index, token in enumerate(masks.forced) if token < 0]
+
+
+def _line_masks(masks: Masks | None, forced: Mapping[int, int], width: int) -> LineMasks | None:
+    """Return the masks of positions that are not forced, for logits of this width; None for none."""
+    kept = _unforced(masks) if masks else []
+    return LineMasks(_lines(masks, kept, forced), _as_wide(masks.words[kept], width)) if masks and kept else None
 
 
 def _lines(masks: Masks, indices: Seq[int], forced: Mapping[int, int]) -> NDArray[np.int64]:

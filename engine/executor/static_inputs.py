@@ -71,12 +71,12 @@ class StaticInputs:
             max_context=max_context,
             shared=self.shared.prefixes(num_rows) if shares else None,
             lora=lora,
-            states=self._state_batch(query_start, num_tokens, num_rows) if self._has_states else None,
+            states=self._state_batch(query_start, num_tokens, num_rows, max_query) if self._has_states else None,
         )
 
-    def _state_batch(self, query_start: Tensor, num_tokens: int, num_rows: int) -> StateBatch:
+    def _state_batch(self, query_start: Tensor, num_tokens: int, num_rows: int, max_query: int) -> StateBatch:
         source, target, checkpoints = self._states.split((self._num_rows, self._num_rows, self._num_tokens))
-        return StateBatch(query_start, source[:num_rows], target[:num_rows], checkpoints[:num_tokens])
+        return StateBatch(query_start, source[:num_rows], target[:num_rows], checkpoints[:num_tokens], max_query)
 
     def token_ids(self, num_tokens: int) -> Tensor:
         """[num_tokens] int64, a view of the buffer."""

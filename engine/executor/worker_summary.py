@@ -26,7 +26,7 @@ def summary_lines(
         draft: the line of the draft model; None without.
         seconds: for which the weights were loaded, and then the rest was made.
     """
-    kv_format = " of FP8" if kv.k.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.k.dtype) else ""
+    kv_format = " of FP8" if kv.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.dtype) else ""
     return (
         f"{_shape(model.config)}; {_number_formats(model, model.device)}; "
         f"loaded in {seconds[0]:.1f} s, warm after {seconds[1]:.1f} s more",

@@ -50,9 +50,11 @@ class KvStore(Protocol):
 
     Attributes:
         tier: its name.
+        capacity: most bytes.
     """
 
     tier: str
+    capacity: int
 
     def touch(self, key: bytes) -> bool:
         """Note a use of a page. False if it is not here."""
@@ -86,7 +88,7 @@ class HostStore:
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic, tier: str = "host") -> None:
-        self.tier = tier
+        self.tier, self.capacity = tier, capacity
         self._lock = Lock()
         self._index = TierIndex(capacity, clock)
         self._pages: dict[bytes, tuple[BlockId, Buffer]] = {}
@@ -171,6 +173,7 @@ class DiskStore:
     def __init__(
         self, files: BlockFiles, codec: BlockCodec, capacity: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.capacity = capacity
         self._lock = Lock()
         self._writing = Lock()  # whose holder alone adds to the index, so that the bound holds while a file is written
         self._files = files

@@ -25,6 +25,7 @@ from .block_codec import Buffer
 from .block_keys import BlockId, BlockScheme
 from .kv_stores import KvStore
 from .peer_reads import PeerReads
+from .write_admission import WriteAdmission
 
 logger = logging.getLogger("rootgraft.kv")
 
@@ -47,7 +48,7 @@ class Cell(NamedTuple):
     """Where a block lies in the pool: a page of KV, or a slot of recurrent states."""
 
     is_state: bool
-    index: int
+    number: int
 
 
 @dataclass(slots=True, eq=False)
@@ -80,10 +81,11 @@ class Fetch:
 
 @dataclass(slots=True)
 class WriterState:
-    """What the writer thread does: writes a page, or has files of forgotten pages to remove."""
+    """What the writer thread does: writes a page, or has files of forgotten pages to remove; and what it was spared."""
 
     is_writing: bool = False
     is_sweeping: bool = False
+    num_dropped: int = 0
 
 
 class KvTiers:
@@ -113,7 +115,6 @@ class KvTiers:
         self.peers = peers
         self._reader = reader
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
-        self._state_pages = -(-scheme.state_bytes // scheme.page_bytes)  # that take as many bytes as a state
         self._lock = threading.Condition()
         # An entry ends when the page leaves the tree, or the checkpoint of the slot is evicted.
         self._offered: dict[Cell, BlockId] = {}
@@ -121,7 +122,8 @@ class KvTiers:
         self._to_read: deque[Fetch] = deque()
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
-        self._num_dropped = 0
+        most = max((store.capacity for store in self.stores), default=0)
+        self._admission = WriteAdmission(most // scheme.page_bytes)
         self._is_closed = False
         self._writer = WriterState()
         # Without stores pages are read from the host's memory alone, which takes no time, and none is written.
@@ -147,20 +149,24 @@ class KvTiers:
         new = []
         for cell, block in blocks:
             known = [store.touch(block.key) for store in self.stores]
-            if not all(known) and cell not in self._offered:
+            if not all(known) and cell not in self._offered and self._admission.admits(block.key, self._size(block)):
                 new.append((cell, block))
         if not new:
             return
         with self._lock:
             for cell, block in new:
                 if len(self._to_write) >= _MOST_OFFERED:
-                    self._num_dropped += 1
+                    self._writer.num_dropped += 1
                     continue
                 self._offered[cell] = block
                 self._to_write.append((cell, block))
             self._lock.notify_all()
         if not self._threads:
             self._write_until_empty()
+
+    def _size(self, block: BlockId) -> int:
+        """Return how many pages take as many bytes as a block."""
+        return -(-self.scheme.payload_bytes(block) // self.scheme.page_bytes)
 
     def forget(self, pages: Iterable[int]) -> None:
         """Give up offered pages that leave the tree, and are overwritten soon."""
@@ -241,7 +247,8 @@ class KvTiers:
         coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
         if blocks[0].key in coming:
             return True  # another sequence brings it to the tree
-        taken = (len(each.payloads if each.is_done else each.blocks) + self._state_pages for each in others)
+        state_pages = -(-self.scheme.state_bytes // self.scheme.page_bytes)  # that take as many bytes as a state
+        taken = (len(each.payloads if each.is_done else each.blocks) + state_pages for each in others)
         room = self._most_fetched - sum(taken)
         if room <= 0:
             return True  # until one of the others is admitted
@@ -253,6 +260,7 @@ class KvTiers:
         fetch.first, fetch.blocks = first, blocks[:room]
         fetch.num_moves += 1
         fetch.is_done = False
+        self._admission.want(len(fetch.blocks))
         if not self._threads:
             self._read(fetch)
             return False
@@ -322,7 +330,7 @@ class KvTiers:
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name."""
-        found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._num_dropped}
+        found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._writer.num_dropped}
         for store in self._sources:
             found |= store.stats()
         return found
@@ -394,7 +402,7 @@ class KvTiers:
                 return
             self._writer.is_writing = True
         try:
-            payload = self._reader.read_state(cell.index) if cell.is_state else self._reader.read_page(cell.index)
+            payload = self._reader.read_state(cell.number) if cell.is_state else self._reader.read_page(cell.number)
             with self._lock:
                 # The page may have left the tree while it was read: then what was read may be another one's.
                 is_current = self._offered.get(cell) is block

@@ -34,6 +34,7 @@ from ...radix.tree import RadixTree
 from ...radix.tree_view import tree_view
 from ..batch import PageCopy, PageLoad, StateLoad
 from .block_keys import BlockId, BlockScheme
+from .kv_events import KvEventLog
 from .kv_tiers import Fetch, KvTiers
 from .page_allocator import PageAllocator
 from .state_cache import StateCache, StateSlots
@@ -70,7 +71,7 @@ class TierUses:
     Attributes:
         loads: what to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
         arriving: keys of what is filled so, until the first ``commit``.
-        keys: of its whole pages, as far as tiers were asked.
+        keys: of its whole pages, as far as tiers or events were asked.
     """
 
     loads: tuple[PageLoad | StateLoad, ...] = ()
@@ -201,6 +202,7 @@ class PrefixCache:
         sharing: whether prefixes are found and kept.
         states: slots of recurrent states; None for a model without.
         tiers: pages outside the pool; None for none.
+        events: notes pages that enter and leave the tree; None for nobody who asks.
     """
 
     def __init__(
@@ -211,6 +213,7 @@ class PrefixCache:
         sharing: bool = True,
         states: StateSlots | None = None,
         tiers: KvTiers | None = None,
+        events: KvEventLog | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -218,6 +221,7 @@ class PrefixCache:
         self.sharing = sharing
         self.states = None if states is None else StateCache(states, self._forget_state)
         self.tiers = tiers
+        self._events = events
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixTree(page_size)
         self._leases: set[Lease] = set()
@@ -553,6 +557,8 @@ class PrefixCache:
         lease.pages[first:num_whole] = entered.pages
         lease.node, lease.num_shared = entered.node, num_whole
         self._free(entered.freed)
+        if self._events is not None:
+            self._events.store(self._blocks(lease, self._events.scheme, tokens, first, num_whole), entered.pages)
         if self.tiers is not None:
             self._offer(lease, self.tiers, tokens, first, num_whole)
 
@@ -560,17 +566,21 @@ class PrefixCache:
         """Offer the tree's pages ``first`` to ``end`` of a lease to the tiers; those that have them note the use."""
         if not lease.sharing or first >= end or not tiers.stores:
             return
+        tiers.offer(self._blocks(lease, tiers.scheme, tokens, first, end), lease.pages[first:end])
+
+    def _blocks(self, lease: Lease, scheme: BlockScheme, tokens: array[int], first: int, end: int) -> list[BlockId]:
+        """Return the names of pages ``first`` to ``end`` of a lease, for whom all that asks has one scheme."""
         data = _memory(tokens, 0, end * self.page_size)
-        tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
-        tiers.offer(tiers.scheme.blocks(lease.tiered.keys, lease.path, data, first, end), lease.pages[first:end])
+        scheme.extend(lease.tiered.keys, lease.path, data, end)
+        return scheme.blocks(lease.tiered.keys, lease.path, data, first, end)
 
     def _offer_state(self, lease: Lease, tiers: KvTiers, tokens: array[int], position: int, slot: int) -> None:
         """Offer the state after ``position`` tokens, a checkpoint, to the tiers, as ``_offer`` does pages."""
         if not lease.sharing or not tiers.stores:
             return
-        data, end = _memory(tokens, 0, position), position // self.page_size
-        tiers.scheme.extend(lease.tiered.keys, lease.path, data, end)
-        tiers.offer_state(*tiers.scheme.blocks(lease.tiered.keys, lease.path, data, end - 1, end), slot)
+        end = position // self.page_size
+        [page] = self._blocks(lease, tiers.scheme, tokens, end - 1, end)
+        tiers.offer_state(page, slot)
 
     def _forget_state(self, slot: int) -> None:
         if self.tiers is not None:
@@ -618,6 +628,8 @@ class PrefixCache:
 
     def _free(self, pages: list[int]) -> None:
         """Free pages, and the checkpoints of those that were in the tree."""
+        if self._events is not None:
+            self._events.remove(pages)
         if self.states is not None:
             self.states.forget(pages)
         if self.tiers is not None:

@@ -107,8 +107,9 @@ def _absorbed(model: DecoderModel) -> Iterator[ProjectionShape]:
 def _mixtures(model: DecoderModel) -> Iterator[tuple[Mixture, Experts]]:
     """The mixtures of experts."""
     for layer, config in zip(model.layers, model.config.layers, strict=True):
-        if config.mixture is not None and isinstance(layer.mlp, Experts):
-            yield config.mixture, layer.mlp
+        experts = layer.mlp if layer.beside is None else layer.beside.experts
+        if config.mixture is not None and isinstance(experts, Experts):
+            yield config.mixture, experts
 
 
 def _expert_shapes(model: DecoderModel) -> Iterator[ProjectionShape]:

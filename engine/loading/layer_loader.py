@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ...kernels import memory
+from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
-from ..checkpoint.model_config import LayerConfig, ModelConfig, QueryScaling, Rope
+from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
+from ..errors import ModelError
 from ..models.decoder import DecoderModel
+from ..models.decoder_layer import DecoderLayer
+from ..models.experts import BesideMlp
 from ..models.latent_attention import LatentAttention
+from ..models.layer_inputs import LayerInput, LayerInputs
 from ..models.layers import (
     Attention,
-    DecoderLayer,
     LayerMixer,
     LayerMlp,
     Mlp,
@@ -26,10 +32,22 @@ from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
+from .load_progress import LoadProgress
 from .load_recurrent import load_recurrent, side_by_side
 from .shards import Shard
 from .tensor_names import (
+    BEFORE_EXPERTS,
+    BEHIND_EXPERTS,
+    BEHIND_MLP,
     EMBEDDING,
+    LAYER_EMBEDDING,
+    LAYER_GATE,
+    LAYER_NORM,
+    LAYER_OUTPUT,
+    LAYER_PROJECTION,
+    LAYER_PROJECTION_NORM,
+    LAYER_SCALAR,
+    ROUTER_SCALE,
     SCORE,
     SINKS,
     down_module,
@@ -57,13 +75,17 @@ class LayerLoader:
         self.query_scales: dict[QueryScaling, Tensor] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
-    def model(self) -> DecoderModel:
-        """Read the whole model."""
+    def model(self, progress: LoadProgress) -> DecoderModel:
+        """Read the whole model, and tell which layers have been. Raises ModelError where the device has no kernels."""
         config = self.config
+        if config.has_v_norm and self.weights.device.type == "cuda":
+            raise ModelError("Normed values are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
         embedding, head = self.embedding_and_head()
+        progress.read(None)
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
         norms.append(self.norm(final_norm(config)))
+        behind = [self.scaled(index, norm) for index, norm in enumerate(norms[1:])]
         scale = config.embedding_scale
         if config.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.weights.dtype).item()
@@ -74,12 +96,18 @@ class LayerLoader:
             embedding=embedding,
             embedding_scale=scale,
             first_norm=norms[0],
-            layers=tuple(self.layer(index, norms[index], norms[index + 1]) for index in range(config.num_layers)),
+            layers=tuple(self._layers(norms, behind, progress)),
             head=head,
             max_positions=self.max_positions,
             long_offset=self.max_positions if self.has_two_ropes else 0,
+            layer_inputs=None if config.layer_inputs is None else self.layer_inputs(config.layer_inputs),
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
+
+    def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
+        for index in range(self.config.num_layers):
+            yield self.layer(index, norms[index], behind[index])
+            progress.read(index)
 
     def layer(self, index: int, own_norm: Norm, next_norm: Norm, prefix: str | None = None) -> DecoderLayer:
         """Read a layer, between the norm in front of it and the next one.
@@ -98,19 +126,69 @@ class LayerLoader:
             mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
             next_norm=next_norm,
             is_parallel=is_parallel,
+            beside=self.beside_mlp(index, prefix),
+            input=None if self.config.layer_inputs is None else self.layer_input(index, prefix),
+        )
+
+    def scaled(self, index: int, norm: Norm) -> Norm:
+        """Return the norm behind a layer, with the factor of the residual stream that the layer ends with."""
+        if not self.config.has_layer_scalars:
+            return norm
+        scalar = self.weights.exact(f"model.layers.{index}.{LAYER_SCALAR}")
+        factor = 1.0 if scalar.is_meta else scalar.item()
+        return ScaledSum(norm, factor, kept=factor)
+
+    def layer_inputs(self, sizes: PerLayerInputs) -> LayerInputs:
+        """Read what makes the inputs of layers beside the residual stream."""
+        config, embedding = self.config, self.weights.tensor(LAYER_EMBEDDING)
+        return LayerInputs(
+            embedding=embedding,
+            scale=torch.tensor(sizes.size**0.5, dtype=self.weights.dtype).item(),
+            projection=self.projection("", {LAYER_PROJECTION: embedding.shape[1]}, bias=False),
+            product_factor=config.hidden_size**-0.5,
+            norm=self.weights.tensor(LAYER_PROJECTION_NORM),
+            eps=config.norm_eps,
+            sum_factor=2**-0.5,
+        )
+
+    def layer_input(self, index: int, prefix: str) -> LayerInput:
+        """Read what a layer does with its input beside the residual stream."""
+        config, sizes = self.config, self.config.layer_inputs
+        assert sizes is not None
+        return LayerInput.of(
+            gate=self.projection(prefix, {LAYER_GATE: sizes.size}, bias=False),
+            output=self.projection(prefix, {LAYER_OUTPUT: config.hidden_size}, bias=False),
+            index=index,
+            activation=config.activation,
+            norm=self.norm(f"{prefix}.{LAYER_NORM}"),
         )
 
     def mlp(self, index: int, prefix: str) -> LayerMlp:
         """Read the MLP of a layer, or its mixture of experts."""
         config = self.config
-        if (mixture := config.layers[index].mixture) is not None:
+        if (mixture := config.layers[index].mixture) is not None and not mixture.is_beside_mlp:
             return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
         block = f"{prefix}.{config.mlp_block}"
-        up = self.projection(block, up_modules(config), config.mlp_bias)
+        up = self.projection(block, up_modules(config, index), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
         if (scales := config.parallel_scales) is not None:
             return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
+
+    def beside_mlp(self, index: int, prefix: str) -> BesideMlp | None:
+        """Read the mixture of experts beside a layer's MLP, None for none."""
+        config, mixture = self.config, self.config.layers[index].mixture
+        if mixture is None or not mixture.is_beside_mlp:
+            return None
+        block = f"{prefix}.{mixture.names.block}"
+        return BesideMlp(
+            experts=load_experts(self.weights, block, mixture, config.hidden_size),
+            router_norm=self.weights.exact(f"{block}.{ROUTER_SCALE}") * config.hidden_size**-0.5,
+            eps=config.norm_eps,
+            before=self.norm(f"{prefix}.{BEFORE_EXPERTS}"),
+            behind=self.norm(f"{prefix}.{BEHIND_EXPERTS}"),
+            behind_mlp=self.norm(f"{prefix}.{BEHIND_MLP}"),
+        )
 
     def mixer(self, index: int, prefix: str) -> LayerMixer | None:
         """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
@@ -132,13 +210,13 @@ class LayerLoader:
         if config.latent is not None and layer.rope is not None:
             table, interleaved = self.table(layer.rope), layer.rope.interleaved
             return load_latent(self.weights, prefix, config, config.latent, table, interleaved)
-        q_norm, k_norm = self.head_norms(layer, prefix)
+        q_norm, k_norm = self.head_norms(index, prefix)
         return Attention(
-            qkv=self.projection(prefix, qkv_modules(config), config.qkv_bias),
+            qkv=self.projection(prefix, qkv_modules(config, index), config.qkv_bias),
             output=self.projection(prefix, output_modules(config), config.output_bias),
             rope=RopeParams(
                 num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
+                num_kv_heads=config.heads_of(index).heads if layer.kv_source is None else 0,
                 cos_sin=self.table(layer.rope) if layer.rope else None,
                 q_norm=q_norm,
                 k_norm=k_norm,
@@ -148,6 +226,7 @@ class LayerLoader:
                 is_normed_last=config.is_qk_normed_last,
                 is_interleaved=layer.rope is not None and layer.rope.interleaved,
                 query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
+                has_v_norm=config.has_v_norm,
             ),
             params=AttentionParams(
                 scale=config.attention_scale,
@@ -156,10 +235,16 @@ class LayerLoader:
                 sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
                 chunk=layer.chunk,
             ),
-            head_norms=tuple(f"{prefix}.{name}" for name in head_norm_shapes(config)),
+            head_norms=tuple(f"{prefix}.{name}" for name in config.head_norms or () if config.qk_norm is not None),
             gate=self.query_gate(),
             gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
+            spread=self.spread_columns(index) if layer.shares_values else None,
         )
+
+    def spread_columns(self, index: int) -> ColumnRuns:
+        """Return where q, k and v are in the product of q and k, whose values are the keys."""
+        q, kv = qkv_modules(self.config, index).values()
+        return ColumnRuns.of([(0, 0, q + kv), (0, q, kv)])
 
     def query_gate(self) -> QueryGate | None:
         """Return where the gate of attention's results is, None without one."""
@@ -171,15 +256,18 @@ class LayerLoader:
                 return QueryGate.of_module(config.num_heads, config.head_dim)
         return None
 
-    def head_norms(self, layer: LayerConfig, prefix: str) -> tuple[Tensor | None, Tensor | None]:
-        """Return the weights of the norms of query and key heads, None for no norms."""
-        config = self.config
+    def head_norms(self, index: int, prefix: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weights of the norms of a layer's query and key heads, None for no norms."""
+        config, layer = self.config, self.config.layers[index]
         if config.qk_norm is None or (config.head_norms is None and layer.rope is None):
             return None, None
         if config.head_norms is None:
             ones = torch.ones(config.head_dim, dtype=self.weights.dtype, device=self.weights.device)
             return ones, ones
-        q_norm, k_norm = (self.weights.tensor(f"{prefix}.{name}.weight") for name in config.head_norms)
+        stored = head_norm_shapes(config, index)
+        q_norm, k_norm = (
+            self.weights.tensor(f"{prefix}.{name}.weight") if name in stored else None for name in config.head_norms
+        )
         return q_norm, k_norm
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:

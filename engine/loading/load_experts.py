@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, RouterParams, takes_together
+from ...kernels.expert_ops import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, takes_together
 from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, PlainMlp, Projection
-from .tensor_names import expert_modules, shared_block, shared_modules
+from .tensor_names import EXPERT_SCALES, expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
 STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
@@ -23,7 +24,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
     Raises:
         ModelError: a weight does not fit the form of quantised weights.
     """
-    names, clamp = mixture.names, mixture.clamp
+    names = mixture.names
     reader = _Reader(weights, prefix, mixture)
     experts = range(mixture.num_experts)
     modules = [expert_modules(prefix, mixture, expert) for expert in experts]
@@ -38,6 +39,7 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             groups=mixture.groups,
             top_groups=mixture.top_groups,
             best_of_group=mixture.best_of_group,
+            factors=weights.exact(f"{prefix}.{EXPERT_SCALES}") if mixture.is_beside_mlp else None,
         ),
         gate_up=ExpertProjection(
             name=f"{prefix}.experts.{STACKED_GATE_UP}",
@@ -51,12 +53,19 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             sizes=(mixture.latent_size or hidden,),
             weights=reader.together(reader.down(expert) for expert in experts),
         ),
-        activation=ClampedSwiglu(clamp.alpha, clamp.limit) if clamp else "silu" if mixture.gated else "relu2",
+        activation=_activation(mixture),
         shared=reader.shared(hidden) if mixture.shared_size else None,
         shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
         weighs_input=mixture.weighs_input,
         latent=reader.latent(mixture.latent_size, hidden) if mixture.latent_size else None,
     )
+
+
+def _activation(mixture: Mixture) -> ExpertActivation | Literal["relu2"]:
+    if not mixture.gated:
+        return "relu2"
+    clamp = mixture.clamp
+    return mixture.activation if clamp is None else ClampedSwiglu(clamp.alpha, clamp.limit)
 
 
 class _Reader:

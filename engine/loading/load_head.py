@@ -155,7 +155,7 @@ def _read_layers(fields: Fields, model: DecoderModel) -> tuple[int, ...]:
 def _expected_shapes(config: ModelConfig, vocab_size: int, read: int) -> dict[str, Shape]:
     """Return the names and shapes of its tensors: q, k and v are of two hidden states."""
     shapes = expected_shapes(config)
-    for name in qkv_modules(config):
+    for name in qkv_modules(config, 0):
         rows, columns = shapes[f"{_LAYER}.self_attn.{name}.weight"]
         shapes[f"{_LAYER}.self_attn.{name}.weight"] = rows, 2 * columns
     own = {HEAD: (vocab_size, config.hidden_size), f"{_HIDDEN_NORM}.weight": (config.hidden_size,)}

@@ -13,6 +13,7 @@ from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
 from .layer_loader import LayerLoader
+from .load_progress import LoadProgress
 from .shards import Shard, ShardSource, check_split
 from .tensor_names import (
     EMBEDDING,
@@ -25,7 +26,7 @@ from .tensor_names import (
     stored_names,
 )
 from .weight_forms import WeightForm, WeightReader
-from .weight_memory import fitting_form
+from .weight_memory import fitting_form, tensor_bytes
 from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
 
 
@@ -71,7 +72,8 @@ def load_model(
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
-    model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model()
+    with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
+        model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model(progress)
     return replace(model, widened=tuple(sorted(reader.widened_storage)))
 
 

@@ -6,16 +6,26 @@ import torch
 from torch import Tensor
 
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams
-from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, RecurrentLayer, ShortConvLayer
+from ...kernels.ops import on_triton
+from ...kernels.state_ops import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams
+from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
 from ..models.layers import Attention, Projection
+from ..models.mamba import Mamba, SelectiveColumns, SelectiveNorms
 from ..models.mamba2 import Mamba2
 from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.short_conv import ShortConv
-from .tensor_names import recurrent_bias, recurrent_block, recurrent_inputs, recurrent_output
+from .tensor_names import (
+    SELECTION,
+    SELECTION_NORMS,
+    STEPS,
+    recurrent_bias,
+    recurrent_block,
+    recurrent_inputs,
+    recurrent_output,
+)
 from .weight_forms import WeightReader
 
 
@@ -26,15 +36,13 @@ def load_recurrent(
     hidden: int,
     eps: float,
     scales: ParallelScales | None = None,
-) -> ShortConv | GatedDelta | Mamba2:
+) -> ShortConv | GatedDelta | Mamba | Mamba2:
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Raises:
-        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel of such a layer.
+        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel for its states.
     """
-    if not isinstance(layer, ShortConvLayer) and weights.device.type == "cuda":
-        kind = "Gated delta nets" if isinstance(layer, DeltaLayer) else "Mamba-2 layers"
-        raise ModelError(f"{kind} are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    _check_state(weights, layer)
     block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
     modules = list(recurrent_inputs(layer, hidden).items())
     half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
@@ -42,6 +50,8 @@ def load_recurrent(
     out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased)
     if isinstance(layer, ShortConvLayer):
         return ShortConv(into, out_of, _conv(weights, f"{block}.conv", biased=layer.biased, gated=True))
+    if isinstance(layer, MambaLayer):
+        return _mamba(weights, block, layer, into, out_of)
     if isinstance(layer, DeltaLayer):
         norm = weights.tensor(f"{block}.norm.weight")
         return GatedDelta(
@@ -63,8 +73,44 @@ def load_recurrent(
     )
 
 
+def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
+    """Raise ModelError for a layer that has no kernel on the device, or whose state is larger than kernels take."""
+    if isinstance(layer, MambaLayer) and weights.device.type == "cuda":
+        raise ModelError("Mamba layers are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    if isinstance(layer, ShortConvLayer) or not on_triton(weights.device):
+        return
+    size = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size
+    if size > MOST_STATE:
+        raise ModelError(
+            f"A head's state has {size} rows, and the GPU's kernels take at most {MOST_STATE}. Try: --device cpu"
+        )
+
+
+def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projection, out_of: Projection) -> Mamba:
+    """Return Mamba with these projections of hidden states."""
+    rank, size = layer.step_rank, layer.state_size
+    if layer.norms == "weighted":
+        norms = [weights.exact(f"{block}.{name}.weight") for name in SELECTION_NORMS]
+    else:
+        norms = [torch.ones(each, device=weights.device) for each in (rank, size, size)]
+    return Mamba(
+        input=into,
+        selection=_projection(weights, block, {SELECTION: rank + 2 * size}, biased=False),
+        steps=_projection(weights, block, {STEPS: layer.width}, biased=False),
+        output=out_of,
+        conv=_conv(weights, f"{block}.conv1d", biased=layer.conv_biased, gated=False),
+        scan=SelectiveParams(
+            decay=-torch.exp(weights.exact(f"{block}.A_log")).T.contiguous(),
+            step_bias=weights.exact(f"{block}.{STEPS}.bias"),
+            skip=weights.exact(f"{block}.D"),
+        ),
+        norms=None if layer.norms == "none" else SelectiveNorms(*norms, layer.norm_eps),
+        columns=SelectiveColumns.of(layer.width, rank, size),
+    )
+
+
 def side_by_side(
-    config: ModelConfig, index: int, attention: Attention, state: ShortConv | GatedDelta | Mamba2
+    config: ModelConfig, index: int, attention: Attention, state: ShortConv | GatedDelta | Mamba | Mamba2
 ) -> ParallelMixer:
     """Return attention and the state space of a layer as one mixer."""
     scales = config.parallel_scales

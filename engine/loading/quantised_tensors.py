@@ -187,6 +187,11 @@ class QuantisedTensor:
         is_float = scheme.layout in ("float8", "float8_blocks")
         return (is_integer or is_float) and not scheme.group and width % _WORD_BYTES == 0
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the matrix was made for inputs in integers of 8 bits."""
+        return self._scheme.rounds_inputs
+
     def bytes(self) -> StoredNumbers | None:
         """Return the same as ``numbers``, for native kernels of a CPU; None where they have no form."""
         if not self.is_bytes or (stored := self.numbers()) is None:

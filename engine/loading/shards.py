@@ -47,6 +47,10 @@ def check_split(config: ModelConfig, size: int) -> None:
         "recurrent layers": config.has_states,
         "a gate of attention's results in a module of its own": config.gated_attention == "module",
         "norms over all query heads together": config.qk_norm == "projection",
+        "heads of several sizes": len({*config.kv_shapes} - {None}) > 1,
+        "keys and values of several layers together": any(layer.kv_source is not None for layer in config.layers),
+        "values that are the keys": any(layer.shares_values for layer in config.layers),
+        "inputs of each layer beside the residual stream": config.layer_inputs is not None,
     }
     for name, is_there in parts.items():
         if is_there:
@@ -124,8 +128,8 @@ def module_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[s
     heads = config.num_heads // size * config.head_dim
     for index in range(config.num_layers):
         prefix, block = f"model.layers.{index}.self_attn", f"model.layers.{index}.{config.mlp_block}"
-        yield from ((f"{prefix}.{name}", split) for name, split in zip(qkv_modules(config), qkv, strict=True))
-        yield from ((f"{block}.{name}", ModuleSplit("outputs", both)) for name in up_modules(config))
+        yield from ((f"{prefix}.{name}", split) for name, split in zip(qkv_modules(config, index), qkv, strict=True))
+        yield from ((f"{block}.{name}", ModuleSplit("outputs", both)) for name in up_modules(config, index))
         for name in output_modules(config):
             yield f"{prefix}.{name}", ModuleSplit("inputs", ((rank * heads, (rank + 1) * heads),))
         for name in down_module(config):
@@ -250,5 +254,5 @@ def _head_parts(shard: Shard) -> Iterator[tuple[str, tuple[int, int]]]:
         if config.attention_sinks:
             yield f"{prefix}.{SINKS}", queries
         if config.qk_norm == "centred":
-            for name, run in zip(head_norm_shapes(config), (queries, keys), strict=True):
+            for name, run in zip(head_norm_shapes(config, index), (queries, keys), strict=True):
                 yield f"{prefix}.{name}.weight", run

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.families.recurrent import DeltaLayer, RecurrentLayer, ShortConvLayer
-from ..checkpoint.model_config import LatentConfig, ModelConfig
+from ..checkpoint.families.recurrent import DeltaLayer, MambaLayer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.model_config import LatentConfig, ModelConfig, PerLayerInputs
 from ..errors import ModelError, shortened
 
 Shape = tuple[int, ...]
@@ -21,6 +21,21 @@ SCORE = "score.weight"  # of a classification head
 SINKS = "sinks"
 GATE = "gate_proj"  # of attention's results
 CORRECTION = "e_score_correction_bias"  # of a router
+
+# Of what layers get of a token beside the residual stream, and of the factor behind them.
+LAYER_EMBEDDING, LAYER_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection"
+LAYER_PROJECTION_NORM, LAYER_SCALAR = "model.per_layer_projection_norm.weight", "layer_scalar"
+LAYER_GATE, LAYER_OUTPUT = "per_layer_input_gate", "per_layer_projection"
+LAYER_NORM = "post_per_layer_input_norm"
+
+# Of a mixture beside an MLP.
+BEHIND_MLP, BEHIND_EXPERTS = "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
+BEFORE_EXPERTS = "pre_feedforward_layernorm_2"
+ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
+
+# Of Mamba.
+SELECTION, STEPS = "x_proj", "dt_proj"
+SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 # Of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -36,11 +51,17 @@ def stored_names(config: ModelConfig) -> tuple[tuple[str, str], ...]:
     return BY_NAME[config.family].tensor_names
 
 
-def qkv_modules(config: ModelConfig) -> dict[str, int]:
-    """Return the modules of q, k and v, in this order, and the rows of each."""
-    q, kv = config.query_size, config.kv_size
-    sizes = (q, kv, kv) if len(config.qkv_modules) > 1 else (q + 2 * kv,)
-    return dict(zip(config.qkv_modules, sizes, strict=True))
+def qkv_modules(config: ModelConfig, index: int) -> dict[str, int]:
+    """Return the modules of a layer's q, k and v, in this order, and the rows of each.
+
+    A layer that reads the K and V of another one has q alone, one whose values are its keys q and k.
+    """
+    layer, heads = config.layers[index], config.heads_of(index)
+    q, kv = config.query_size_of(index), heads.heads * heads.dim
+    if len(config.qkv_modules) == 1:
+        return {config.qkv_modules[0]: q + 2 * kv}
+    count = 1 if layer.kv_source is not None else 2 if layer.shares_values else 3
+    return dict(zip(config.qkv_modules[:count], (q, kv, kv)[:count], strict=True))
 
 
 def gate_module(config: ModelConfig) -> dict[str, int]:
@@ -48,10 +69,10 @@ def gate_module(config: ModelConfig) -> dict[str, int]:
     return {GATE: config.query_size} if config.gated_attention == "module" else {}
 
 
-def up_modules(config: ModelConfig) -> dict[str, int]:
-    """Return the modules of the MLP's gate and up, in this order, or of up alone, and the rows of each."""
+def up_modules(config: ModelConfig, index: int) -> dict[str, int]:
+    """Return the modules of a layer's MLP's gate and up, in this order, or of up alone, and the rows of each."""
     names = config.mlp_modules[:-1]
-    rows = config.intermediate_size * (2 if config.gated_mlp else 1)
+    rows = config.mlp_size_of(index) * (2 if config.gated_mlp else 1)
     return dict.fromkeys(names, rows // len(names))
 
 
@@ -60,17 +81,21 @@ def down_module(config: ModelConfig) -> dict[str, int]:
     return {config.mlp_modules[-1]: config.hidden_size}
 
 
-def head_norm_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Return the names of the norms of query and key heads, if there are any, and their shapes."""
+def head_norm_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
+    """Return the names of the norms of a layer's query and key heads, if there are any, and their shapes."""
     if config.qk_norm is None or config.head_norms is None:
         return {}
-    heads = (config.num_heads, config.num_kv_heads)
+    own = config.heads_of(index)
+    heads = (config.num_heads, own.heads)
     shapes: dict[HeadNorm, tuple[Shape, ...]] = {
-        "head": ((config.head_dim,),) * 2,
-        "projection": tuple((count * config.head_dim,) for count in heads),
-        "centred": tuple((count, config.head_dim) for count in heads),
+        "head": ((own.dim,),) * 2,
+        "projection": tuple((count * own.dim,) for count in heads),
+        "centred": tuple((count, own.dim) for count in heads),
     }
-    return dict(zip(config.head_norms, shapes[config.qk_norm], strict=True))
+    found = dict(zip(config.head_norms, shapes[config.qk_norm], strict=True))
+    if config.layers[index].kv_source is not None:
+        del found[config.head_norms[1]]
+    return found
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -81,22 +106,45 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes[HEAD] = (config.vocab_size, hidden)
     if config.num_classes:
         shapes[SCORE] = (config.num_classes, hidden)
+    if config.layer_inputs is not None:
+        shapes |= _layer_inputs(config, config.layer_inputs)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
         for name in filter(None, config.norms):
             shapes |= _norm(f"{prefix}.{name}", config)
+        if config.has_layer_scalars:
+            shapes[f"{prefix}.{LAYER_SCALAR}"] = (1,)
         if config.layers[index].has_attention:
-            shapes |= _attention(f"{prefix}.self_attn", config)
+            shapes |= _attention(f"{prefix}.self_attn", config, index)
         if (recurrent := config.layers[index].recurrent) is not None:
             shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
         if not config.layers[index].has_mlp:
             continue
         if (mixture := config.layers[index].mixture) is not None:
             shapes |= mixture_shapes(f"{prefix}.{mixture.names.block}", mixture, hidden)
-            continue
+            if not mixture.is_beside_mlp:
+                continue
+            shapes |= _norm(f"{prefix}.{BEHIND_MLP}", config) | _norm(f"{prefix}.{BEHIND_EXPERTS}", config)
+            shapes |= _norm(f"{prefix}.{BEFORE_EXPERTS}", config)
         block = f"{prefix}.{config.mlp_block}"
-        shapes |= _linears(block, up_modules(config), hidden, config.mlp_bias)
-        shapes |= _linears(block, down_module(config), config.intermediate_size, config.mlp_bias)
+        shapes |= _linears(block, up_modules(config, index), hidden, config.mlp_bias)
+        shapes |= _linears(block, down_module(config), config.mlp_size_of(index), config.mlp_bias)
+    return shapes
+
+
+def _layer_inputs(config: ModelConfig, sizes: PerLayerInputs) -> dict[str, Shape]:
+    """The tensors of what layers get of a token beside the residual stream."""
+    hidden, size, width = config.hidden_size, sizes.size, sizes.size * config.num_layers
+    shapes: dict[str, Shape] = {
+        LAYER_EMBEDDING: (sizes.vocab_size, width),
+        f"{LAYER_PROJECTION}.weight": (width, hidden),
+        LAYER_PROJECTION_NORM: (size,),
+    }
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        shapes |= _linears(prefix, {LAYER_GATE: size}, hidden, bias=False)
+        shapes |= _linears(prefix, {LAYER_OUTPUT: hidden}, size, bias=False)
+        shapes[f"{prefix}.{LAYER_NORM}.weight"] = (hidden,)
     return shapes
 
 
@@ -121,7 +169,7 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
     shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
     for index in (index for index in layers if config.attends[index]):
-        heads = head_norm_shapes(config)
+        heads = head_norm_shapes(config, index)
         shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
     return shapes
 
@@ -131,17 +179,18 @@ def final_norm(config: ModelConfig) -> str:
     return f"model.{config.final_norm}"
 
 
-def _attention(prefix: str, config: ModelConfig) -> dict[str, Shape]:
+def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]:
     """The tensors of a layer's attention."""
-    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in head_norm_shapes(config).items()}
+    norms = head_norm_shapes(config, index)
+    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in norms.items()}
     if config.attention_sinks:
         shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
     if config.latent is None:
-        shapes |= _linears(prefix, qkv_modules(config), config.hidden_size, config.qkv_bias)
+        shapes |= _linears(prefix, qkv_modules(config, index), config.hidden_size, config.qkv_bias)
         shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
-    return shapes | _linears(prefix, output_modules(config), config.attention_size, config.output_bias)
+    return shapes | _linears(prefix, output_modules(config), config.attention_size_of(index), config.output_bias)
 
 
 def output_modules(config: ModelConfig) -> dict[str, int]:
@@ -160,6 +209,8 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
     """Return the modules of its projection of hidden states, side by side, and the rows of each."""
     if isinstance(layer, ShortConvLayer):
         return {"in_proj": 3 * hidden}
+    if isinstance(layer, MambaLayer):
+        return {"in_proj": 2 * layer.width}
     if not isinstance(layer, DeltaLayer):
         return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
     if layer.grouped:
@@ -186,12 +237,29 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
     shapes |= _linears(prefix, {output: hidden}, columns, biased)
     if isinstance(layer, ShortConvLayer):
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
+    if isinstance(layer, MambaLayer):
+        return shapes | _selection(prefix, layer)
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
     if isinstance(layer, DeltaLayer) or layer.normed:
         shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
+
+
+def _selection(prefix: str, layer: MambaLayer) -> dict[str, Shape]:
+    """The tensors of Mamba's convolution, and of what makes steps, B and C of its results."""
+    shapes: dict[str, Shape] = {
+        f"{prefix}.A_log": (layer.width, layer.state_size),
+        f"{prefix}.D": (layer.width,),
+        f"{prefix}.{SELECTION}.weight": (layer.step_rank + 2 * layer.state_size, layer.width),
+        f"{prefix}.{STEPS}.weight": (layer.width, layer.step_rank),
+        f"{prefix}.{STEPS}.bias": (layer.width,),
+    }
+    if layer.norms == "weighted":
+        sizes = (layer.step_rank, layer.state_size, layer.state_size)
+        shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in zip(SELECTION_NORMS, sizes, strict=True)}
+    return shapes | _conv(f"{prefix}.conv1d", layer.width, layer.taps, layer.conv_biased)
 
 
 def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
@@ -208,6 +276,8 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
     """Return the names and shapes of the tensors of one layer's mixture of experts."""
     names, count, size = mixture.names, mixture.num_experts, mixture.size
     shapes = _linears(prefix, {names.router: count}, hidden, mixture.biased)
+    if mixture.is_beside_mlp:
+        shapes |= {f"{prefix}.{ROUTER_SCALE}": (hidden,), f"{prefix}.{EXPERT_SCALES}": (count,)}
     if mixture.corrected:
         shapes[f"{prefix}.{names.correction_name}"] = (1, count) if names.correction_is_row else (count,)
     width = mixture.latent_size or hidden
@@ -290,7 +360,15 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of modules that this family's checkpoints have beside the model."""
     ignored = BY_NAME[config.family].ignored
-    return frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
+    found = frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
+    return found | _unused_keys(config)
+
+
+def _unused_keys(config: ModelConfig) -> frozenset[str]:
+    """Tensors of K and V that published files have in layers that read those of another one."""
+    layers = [index for index, layer in enumerate(config.layers) if layer.kv_source is not None]
+    names = (*config.qkv_modules[1:], *(config.head_norms or ())[1:], "v_norm")
+    return frozenset(f"model.layers.{index}.self_attn.{name}.weight" for index in layers for name in names)
 
 
 def prediction_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
@@ -382,9 +460,9 @@ def fused_from_gguf(name: str, config: ModelConfig) -> list[tuple[str, int, int]
     Each is a Hugging Face name, its first row and the row behind its last. None for another tensor.
     """
     match = _GGUF_LAYER.fullmatch(name)
-    modules = qkv_modules(config)
-    if match is None or match[2] != "attn_qkv" or len(modules) == 1:
+    if match is None or match[2] != "attn_qkv" or len(config.qkv_modules) == 1:
         return None
+    modules = qkv_modules(config, int(match[1]))
     ends = list(itertools.accumulate(modules.values()))
     prefix = f"model.layers.{match[1]}.self_attn"
     return [

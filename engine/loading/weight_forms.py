@@ -38,7 +38,8 @@ WeightForm = Literal[
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
 stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain". Also FP8
-    in its 8 bits, with these bits too, and integers of 8 bits with a scale of each row, which is applied to sums.
+    in its 8 bits, with these bits too, and integers of 8 bits with a scale of each row, which is applied to sums;
+    models in bfloat16 that were made for activations in integers of 8 bits are multiplied with such, as "int8_dynamic".
 stored_both: the same for few rows, and beside it the plain form for more: again the bits of "plain".
 grouped: on a GPU, whatever was quantised as it was stored, with the digits of the dequantised weight in fp32; see
     ``kernels.grouped_weights``.
@@ -62,6 +63,8 @@ _DYNAMIC: Final[dict[BlockType, Format]] = {
     "Q4_0": Format.SYMMETRIC,
     "Q4_1": Format.NIBBLES,
     "Q8_0": Format.BYTES,
+    "Q4_K": Format.SUPER_NIBBLES,
+    "Q6_K": Format.SUPER_BYTES,
 }
 _KEPT: Final = {"plain": "widened", "stored_widened": "as stored", "stored_both": "as stored and widened"}
 _KEEPS_BYTES: Final = ("stored_widened", "stored_both")
@@ -286,8 +289,12 @@ class WeightReader:
         if any(each.shape[0] % quantised_weights.PANEL_ROWS for each in kept[:-1]):
             pieces = [torch.cat(list(pieces))]
         shape = sum(each.shape[0] for each in kept), kept[0].shape[1]
-        is_float = kinds == {NumberForm.E4M3}
-        return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, is_float=is_float)
+        form = Format.FLOAT8 if kinds == {NumberForm.E4M3} else Format.WIDENED
+        # In float32 every digit is asked for.
+        rounds_inputs = self.dtype is torch.bfloat16 and all(map(self._source.rounds_inputs, names))
+        if form is Format.WIDENED and rounds_inputs and shape[1] <= quantised_weights.MOST_WIDTH:
+            form = Format.CHANNELS
+        return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, form=form)
 
     def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:
         """Return the same as it is stored, for kernels of a GPU; None for another form, or where none has one."""
@@ -348,8 +355,11 @@ class WeightReader:
             pieces = [torch.cat(list(pieces))]
         try:
             block_type = cast(quantised_weights.BlockType, types.pop())
-            widened = self._form in ("stored_widened", "stored_both") or quantised_weights.is_widened_only(block_type)
-            dynamic = self._form == "stored_dynamic" and not widened
+            dynamic = self._form == "stored_dynamic" and not (
+                quantised_weights.is_widened_only(block_type, dynamic=True)
+                or quantised_weights.is_dynamic_slow(block_type)
+            )
+            widened = not dynamic and (self._form != "stored" or quantised_weights.is_widened_only(block_type))
             values, size = quantised_weights.BLOCK_SIZES[block_type]
             shape = sum(rows), self._source.shapes[names[0]][-1] // values * size
             return quantised_weights.pack_block_rows(pieces, shape, block_type, bias, dynamic=dynamic, widened=widened)

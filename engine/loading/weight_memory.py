@@ -64,10 +64,16 @@ def fitting_form(
     raise ConfigError(f"{text} Try: rootgraft serve --quantization {choice} ({fitting[choice] / _GIB:.1f} GiB)")
 
 
+def tensor_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> dict[str, int]:
+    """Return the least bytes of each tensor of a model in a form."""
+    shapes = expected_shapes(config)
+    return {name: _tensor_bytes(name, shape, source, config, dtype, form) for name, shape in shapes.items()}
+
+
 def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> int:
     """Return the least bytes of a model's weights in a form: scales of rows and padding of panels come on top."""
     shapes = expected_shapes(config)
-    total = sum(_tensor_bytes(name, shape, source, config, dtype, form) for name, shape in shapes.items())
+    total = sum(tensor_bytes(source, config, dtype, form).values())
     # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed.
     plain = math.prod(shapes[EMBEDDING]) * dtype.itemsize
     is_plain = _tensor_bytes(EMBEDDING, shapes[EMBEDDING], source, config, dtype, form) == plain

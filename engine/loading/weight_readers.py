@@ -88,6 +88,9 @@ class WeightSource(Protocol):
     def is_bytes(self, name: str) -> bool:
         """Return whether ``byte_rows`` probably gives a matrix, without reading it."""
 
+    def rounds_inputs(self, name: str) -> bool:
+        """Return whether a matrix was made for inputs in integers of 8 bits."""
+
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes that ``numbers`` of a tensor take, without reading it; None if it has none."""
 
@@ -287,6 +290,10 @@ class SafetensorsFolder:
         """Return whether a matrix is quantised in 8 bits."""
         return name in self._quantised and self._quantised[name].is_bytes
 
+    def rounds_inputs(self, name: str) -> bool:
+        """Return what the scheme of a quantised matrix says."""
+        return name in self._quantised and self._quantised[name].rounds_inputs
+
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a quantised matrix."""
         if name in self._quantised:
@@ -393,6 +400,9 @@ class GgufWeights:
         return None
 
     def is_bytes(self, name: str) -> bool:
+        return False
+
+    def rounds_inputs(self, name: str) -> bool:
         return False
 
     def grouped_bytes(self, name: str) -> int | None:
@@ -525,6 +535,9 @@ class RandomWeights:
         return None
 
     def is_bytes(self, name: str) -> bool:
+        return False
+
+    def rounds_inputs(self, name: str) -> bool:
         return False
 
     def grouped_bytes(self, name: str) -> None:

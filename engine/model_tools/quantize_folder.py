@@ -3,8 +3,8 @@
 Schemes, by their names in that package: w4a16, signed integers of 4 bits with a scale for each group of inputs; w8a8,
 of 8 bits with a scale for each row; fp8, E4M3 with a scale for each row; nvfp4, E2M1 with a scale in E4M3 for each
 sixteen inputs, and one for the modules of a block, which are often computed together. Activations of w8a8 and fp8 are
-rounded by servers that do so, each token by itself; this one takes them as they are. Linear modules of layers are
-quantised; the embedding, the head, norms and routers stay as they are.
+rounded by servers that do so, each token by itself; this one rounds those of w8a8, on a CPU and in bfloat16. Linear
+modules of layers are quantised; the embedding, the head, norms and routers stay as they are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from safetensors import safe_open
@@ -45,8 +46,11 @@ _LARGEST_FLOAT8: Final = 448.0
 _LARGEST_FLOAT4: Final = 6.0
 _NVFP4_GROUP: Final = 16
 
-Progress = Callable[[str, int, int], None]
-"""Called with a file's name, files done, and files in all."""
+
+class Progress(Protocol):
+    """Called with tensors done, and tensors in all."""
+
+    def __call__(self, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,8 @@ def quantize_folder(folder: Path, out: Path, scheme: Scheme, progress: Progress 
     out.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        result = _write_weights(folder, work, names, frozenset(modules), scheme, group, progress)
+        report = partial(progress, total=len(shapes)) if progress else _report_nothing
+        result = _write_weights(folder, work, names, frozenset(modules), scheme, group, report)
         _copy_others(folder, work, names)
         ignored = sorted({"lm_head", *(_module(name) for name in shapes if _is_other_matrix(name, shapes, modules))})
         config[KEY] = quantization_config(scheme, group, ignored)
@@ -190,6 +195,10 @@ def _largest_of_blocks(folder: Path, names: list[str], modules: frozenset[str]) 
     return largest
 
 
+def _report_nothing(done: int) -> None:
+    pass
+
+
 def _shapes(folder: Path, names: list[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for shard in names:
@@ -225,21 +234,22 @@ def _write_weights(
     modules: frozenset[str],
     scheme: Scheme,
     group: int | None,
-    progress: Progress | None,
+    report: Callable[[int], None],
 ) -> Quantised:
     """Write the shards, one after the other, and their index."""
     places: dict[str, str] = {}
     before = after = 0
     largest = _largest_of_blocks(folder, names, modules) if scheme == "nvfp4" else {}
-    for done, shard in enumerate(names):
-        if progress:
-            progress(shard, done, len(names))
+    done = 0
+    for shard in names:
         tensors: dict[str, Tensor] = {}
         with safe_open(folder / shard, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_tensor(name)
                 before += tensor.nbytes
                 tensors |= _written(name, tensor, scheme, group, largest) if name in modules else {name: tensor}
+                done += 1
+                report(done)
         save_file(tensors, work / shard, metadata={"format": "pt"})
         after += sum(tensor.nbytes for tensor in tensors.values())
         places |= dict.fromkeys(tensors, shard)

@@ -14,9 +14,11 @@ from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
+from .decoder_layer import DecoderLayer
 from .forward_inputs import ForwardInputs
 from .kv_pool import KvPool
-from .layers import DecoderLayer, Projection
+from .layer_inputs import LayerInputs
+from .layers import Projection
 from .norms import Norm, normed
 
 
@@ -33,6 +35,7 @@ class DecoderModel:
         max_positions: positions that the rotary tables hold; a forward pass must stay below.
         long_offset: added to the positions of sequences longer than ``config.rope_switch``, whose part of the rotary
             tables comes after the other; 0 where none is so long.
+        layer_inputs: makes what layers get of a token beside the residual stream; None where they get nothing.
         score: [classes, H] fp32, the classification head; None without one.
         widened: types and schemes of the checkpoint's quantised matrices that are in the model's type here.
     """
@@ -47,6 +50,7 @@ class DecoderModel:
     head: Projection
     max_positions: int
     long_offset: int
+    layer_inputs: LayerInputs | None = None
     score: Tensor | None = None
     widened: tuple[str, ...] = ()
 
@@ -58,6 +62,8 @@ class DecoderModel:
             [S, H] in the model's type, after the model's last norm: ready for ``logits``.
         """
         residual = self.embed(inputs)
+        if self.layer_inputs is not None:
+            inputs = self.with_layer_inputs(inputs, residual)
         q = self.extend(residual, inputs, kv)
         if kv.hidden is not None:
             kv.hidden.write_seen(kv.hidden.take_seen(), inputs.kv_loc)
@@ -88,6 +94,17 @@ class DecoderModel:
             residual *= self.embedding_scale
         return residual
 
+    def with_layer_inputs(self, inputs: ForwardInputs, residual: Tensor) -> ForwardInputs:
+        """Return the inputs with what the layers get of each token; ``residual`` [T, H] is from ``embed``."""
+        assert self.layer_inputs is not None
+        # A token that an adapter adds has none of its own here.
+        token_ids = inputs.token_ids.clamp(max=len(self.layer_inputs.embedding) - 1)
+        made = self.layer_inputs(token_ids, residual, inputs.lora)
+        of_kept = inputs.of_kept
+        if of_kept is not None and inputs.kept is not None:
+            of_kept = replace(of_kept, layer_inputs=made[inputs.kept])
+        return replace(inputs, layer_inputs=made, of_kept=of_kept)
+
     def extend(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Compute the KV of all tokens in all layers, only by ops of ``kernels.ops``, without reading token ids.
 
@@ -116,7 +133,8 @@ class DecoderModel:
     @property
     def projections(self) -> tuple[Projection, ...]:
         """All matrix products but those of experts, the head last."""
-        return (*(part for layer in self.layers for part in layer.projections), self.head)
+        first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
+        return (*first, *(part for layer in self.layers for part in layer.projections), self.head)
 
     @property
     def weights(self) -> tuple[Linear, ...]:

@@ -15,10 +15,11 @@ from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
+from .decoder_layer import DecoderLayer
 from .forward_inputs import ForwardInputs
 from .hidden_pool import FusedLayers, LastHidden
 from .kv_pool import KvPool
-from .layers import DecoderLayer, Projection
+from .layers import Projection
 from .norms import Norm, normed
 
 

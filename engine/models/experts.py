@@ -17,9 +17,11 @@ from ...kernels.expert_ops import (
     route,
     sum_experts,
 )
-from ...kernels.ops import activation
+from ...kernels.ops import activation, rms_norm
 from ...lora.lora_step import LoraStep
+from .forward_inputs import ForwardInputs
 from .layers import Mlp, PlainMlp, Projection
+from .norms import Norm, normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,15 @@ class Experts:
     weighs_input: bool
     latent: tuple[Projection, Projection] | None = None
 
-    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H]."""
-        routing = route(self.router(x, lora, torch.float32), self.params)
+    def __call__(
+        self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, routed: Tensor | None = None
+    ) -> Tensor:
+        """[T, H] -> [T, H].
+
+        Args:
+            routed: [T, H], the router's input, where that is another one.
+        """
+        routing = route(self.router(x if routed is None else routed, lora, torch.float32), self.params)
         of_input, of_result = (routing.weights, None) if self.weighs_input else (None, routing.weights)
         inner = x if self.latent is None else self.latent[0](x, lora)
         y = self._activated(self.gate_up(inner, routing.experts, lora, num_tokens), of_input)
@@ -103,3 +111,31 @@ class Experts:
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of a token's experts: how many experts, and the weights of all."""
         return (self.params.top_k, self.gate_up.weights), (self.params.top_k, self.down.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class BesideMlp:
+    """A mixture whose result is added to that of the layer's MLP, each behind a norm of its own (Gemma 4).
+
+    Attributes:
+        router_norm: [H] fp32, weight of the norm of the router's input.
+        eps: of this norm.
+        before: the norm in front of the experts.
+        behind: the norm behind them.
+        behind_mlp: the norm behind the MLP.
+    """
+
+    experts: Experts
+    router_norm: Tensor
+    eps: float
+    before: Norm
+    behind: Norm
+    behind_mlp: Norm
+
+    def __call__(self, of_mlp: Tensor, residual: Tensor, inputs: ForwardInputs) -> Tensor:
+        """Return both results together: [T, H] of the MLP, the residual stream [T, H] fp32 -> [T, H]."""
+        own = inputs.own
+        routed = rms_norm(residual, self.router_norm, self.eps, 0.0, of_mlp.dtype)
+        x = normed(self.before, residual, own)
+        y = normed(self.behind, self.experts(x, inputs.lora, inputs.num_tokens, routed), own)
+        return sum_experts(normed(self.behind_mlp, of_mlp, own), None, y)

@@ -23,6 +23,8 @@ class ForwardInputs(PagedBatch):
             ``DecoderModel.long_offset`` in a long one.
         kv_loc: [T] int64, the cell of its K and V: ``page * page_size + position % page_size``.
         lora: the adapters' part in this step, None for none.
+        layer_inputs: [T, L * P], what the L layers get of each token beside the residual stream (``LayerInputs``); None
+            in a model whose layers get nothing.
         own: weights of adapters in place of the model's in this step, None for none.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
         states: slots of recurrent states; None in a model without.
@@ -37,6 +39,7 @@ class ForwardInputs(PagedBatch):
     lora: LoraStep | None = None
     states: StateBatch | None = None
     beside: Mapping[int, tuple[Tensor, Tensor]] | None = None
+    layer_inputs: Tensor | None = None
     own: OwnStep | None = None
     kept: Tensor | None = None
     num_tokens: Tensor | None = None

@@ -9,17 +9,19 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...kernels.layouts import int8_kv_layout, kv_forms
 from ...kernels.memory import copy_pages, lazy_zeros, populate
 from ..batch import Batch, PageCopy, PageLoad, PoolWrite, StateLoad
-from ..checkpoint.model_config import ModelShape
+from ..checkpoint.model_config import KvShape, ModelShape
 from .hidden_pool import HiddenPool
-from .state_pool import StatePool
+from .state_pool import LayerStates, StatePool
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
 _POPULATED_AT_ONCE = 1 << 21
@@ -29,24 +31,51 @@ _NICENESS = 10  # added to that of the populating thread
 
 
 def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a page of ``page_size`` tokens in all layers with attention: K and V, or latent vectors."""
+    """Return the bytes of a page of ``page_size`` tokens in all layers that store K and V, or latent vectors."""
     caches = 2 if config.latent is None else 1
-    cells = paged_layers(config) * config.num_kv_heads * page_size * _width(config, dtype)
-    return caches * cells * dtype.itemsize
+    cells = sum(len(layers) * shape.heads * _width(shape, dtype) for shape, layers in _layers_by_shape(config).items())
+    return caches * cells * page_size * dtype.itemsize
 
 
-def paged_layers(config: ModelShape) -> int:
-    """Return the layers that a page has cells of: one at least, for pages also count the tokens of a model without."""
-    return max(1, config.num_attention_layers)
+def _layers_by_shape(config: ModelShape) -> dict[KvShape, list[int | None]]:
+    """Return the layers that store K and V by the shape of these.
+
+    A model without such layers has one shape, of no layer, for pages also count its tokens.
+    """
+    found: dict[KvShape, list[int | None]] = {}
+    for index, shape in enumerate(config.kv_shapes):
+        if shape is not None:
+            found.setdefault(shape, []).append(index)
+    return found or {KvShape(config.num_kv_heads, config.head_dim): [None]}
 
 
-def _width(config: ModelShape, dtype: torch.dtype) -> int:
+def _width(shape: KvShape, dtype: torch.dtype) -> int:
     """The last dimension of the pool's tensors."""
-    return config.head_dim + (int8_kv_layout.SCALE_BYTES if kv_forms.has_scales(dtype) else 0)
+    return shape.dim + (int8_kv_layout.SCALE_BYTES if kv_forms.has_scales(dtype) else 0)
+
+
+class PagedCaches(NamedTuple):
+    """The caches of the layers whose K and V have one shape.
+
+    Attributes:
+        k: [layers, num_pages, KV heads, page_size, dimensions of a head], or 8-bit (``kv_forms``).
+        v: the same; None for latent attention, whose keys begin with the values.
+    """
+
+    k: Tensor
+    v: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """K, then V where there is one."""
+        return (self.k,) if self.v is None else (self.k, self.v)
 
 
 class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
+
+    A page has cells in every layer that stores K and V. Heads may have another number and size in some layers (Gemma
+    4), whose caches are then a tensor of their own; a layer that reads the K and V of another one has no cells.
 
     Args:
         dtype: the model's, or one of 8 bits (``kv_forms``).
@@ -54,12 +83,13 @@ class KvPool:
         hidden: hidden states that a draft head reads; None without one.
 
     Attributes:
-        k: [``paged_layers``, num_pages, num_kv_heads, page_size, head_dim], or 8-bit (``kv_forms``).
-        v: the same; None for latent attention, whose keys begin with the values.
-        k_layers: ``k`` layer by layer, each [num_pages, num_kv_heads, page_size, head_dim]. A layer with a recurrent
-            state has its states here and in ``v_layers``, one with neither empty tensors.
-        v_layers: the same for ``v``; for latent attention ``k_layers``.
+        caches: of the layers of each shape, in the order of their first layers; in most models of one.
+        k_layers: keys layer by layer, each [num_pages, KV heads, page_size, dimensions of a head]. A layer that reads
+            another's has that one's. A layer with a recurrent state has its states here and in ``v_layers``, one with
+            neither empty tensors.
+        v_layers: the same for values; for latent attention ``k_layers``.
         beside: the states of layers that have attention too.
+        dtype: of K and V.
         page_bytes: bytes of a page in all layers, and of its hidden states.
         states: as given.
         state_bytes: bytes of a recurrent state in all layers.
@@ -75,33 +105,43 @@ class KvPool:
         states: StatePool | None = None,
         hidden: HiddenPool | None = None,
     ) -> None:
-        shape = (paged_layers(config), num_pages, config.num_kv_heads, page_size, _width(config, dtype))
-        self.k = _zeros(shape, dtype, device)
-        self.v = _zeros(shape, dtype, device) if config.latent is None else None
+        by_shape = _layers_by_shape(config)
+        count = 2 if config.latent is None else 1
+        sizes = (
+            (len(layers), num_pages, shape.heads, page_size, _width(shape, dtype)) for shape, layers in by_shape.items()
+        )
+        zeros = ([_zeros(size, dtype, device) for _ in range(count)] for size in sizes)
+        self.caches = tuple(PagedCaches(k, *v) for k, *v in zeros)
+        stored: dict[int | None, LayerStates] = {}
+        for layers, caches in zip(by_shape.values(), self.caches, strict=True):
+            k = caches.k.unbind(0)
+            stored |= dict(zip(layers, zip(k, k if caches.v is None else caches.v.unbind(0), strict=True), strict=True))
         recurrent = states.layers if states is not None else {}
-        k = self.k.unbind(0)
-        paged = zip(k, k if self.v is None else self.v.unbind(0), strict=True)
-        nothing = k[0][:0]
-        caches = [
-            next(paged) if attends else recurrent.get(i, (nothing, nothing)) for i, attends in enumerate(config.attends)
+        nothing = self.caches[0].k[0, :0]
+        found = [
+            recurrent.get(index, (nothing, nothing)) if source is None else stored[source]
+            for index, source in enumerate(config.kv_sources)
         ]
-        self.k_layers, self.v_layers = (tuple(each) for each in zip(*caches, strict=True))
-        self.beside = {i: states for i, states in recurrent.items() if config.attends[i]}
+        self.k_layers, self.v_layers = (tuple(each) for each in zip(*found, strict=True))
+        self.beside = {i: states for i, states in recurrent.items() if config.kv_sources[i] is not None}
         self.num_pages = num_pages
         self.page_size = page_size
+        self.dtype = dtype
         self.page_bytes = bytes_per_page(config, page_size, dtype) + (hidden.page_bytes if hidden is not None else 0)
         self.hidden = hidden
         self.states = states
         self.state_bytes = 0 if states is None else states.state_bytes
+        self._device = device
         self._stream: torch.cuda.Stream | None = None  # on which pages of a GPU are read
 
     @property
     def form(self) -> str:
         """Number format and shape of a page and a state: their bytes are of use in a pool of the same form alone."""
-        layers, _, heads, size, width = self.k.shape
-        caches = "latent" if self.v is None else "k,v"
+        kind = "latent" if self.caches[0].v is None else "k,v"
+        shapes = (each.k.shape for each in self.caches)
+        sizes = "+".join(f"{layers}x{heads}x{size}x{width}" for layers, _, heads, size, width in shapes)
         states = "" if self.states is None else f" states {self.states.form}"
-        return f"{kv_forms.form_name(self.k.dtype)} {caches} {layers}x{heads}x{size}x{width}{states}"
+        return f"{kv_forms.form_name(self.dtype)} {kind} {sizes}{states}"
 
     def copy(self, copies: Sequence[PoolWrite]) -> None:
         """Do copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
@@ -120,32 +160,32 @@ class KvPool:
 
         On a GPU after all that was launched before on the stream of the page's last step.
         """
-        if self.k.device.type == "cpu":
-            parts = [_bytes_of(cache)[:, page] for cache in self._caches]
+        if self._device.type == "cpu":
+            parts = [_bytes_of(cache)[:, page] for cache in self._tensors]
             data = np.empty(sum(part.nbytes for part in parts), np.uint8)
             for part, target in zip(parts, _parts(data, parts), strict=True):
                 np.copyto(target, part)
             return data.data
         with torch.cuda.stream(self._read_stream()):
-            pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._caches]
+            pages = [cache[:, page].flatten().view(torch.uint8) for cache in self._tensors]
             return torch.cat(pages).cpu().numpy().data
 
     def read_state(self, slot: int) -> memoryview:
         """Return a copy of a recurrent state, as ``read_page`` of a page."""
         assert self.states is not None
-        if self.k.device.type == "cpu":
+        if self._device.type == "cpu":
             return self.states.read(slot)
         with torch.cuda.stream(self._read_stream()):
             return self.states.read(slot)
 
     def _read_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self.k.device)
+            self._stream = torch.cuda.Stream(self._device)
         return self._stream
 
     @property
-    def _caches(self) -> tuple[torch.Tensor, ...]:
-        return (self.k,) if self.v is None else (self.k, self.v)
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for caches in self.caches for tensor in caches.tensors)
 
     def _load(self, loads: Sequence[PageLoad]) -> None:
         """Fill pages with bytes of ``read_page``."""
@@ -153,14 +193,14 @@ class KvPool:
             data = np.frombuffer(load.payload, np.uint8)
             if not 0 <= load.page < self.num_pages or data.nbytes != self.page_bytes:
                 raise IndexError(f"page {load.page} with {data.nbytes} bytes is none of the pool's")
-            if self.k.device.type == "cpu":
-                parts = [_bytes_of(cache)[:, load.page] for cache in self._caches]
+            if self._device.type == "cpu":
+                parts = [_bytes_of(cache)[:, load.page] for cache in self._tensors]
                 for part, source in zip(parts, _parts(data, parts), strict=True):
                     np.copyto(part, source)
                 continue
-            read = torch.from_numpy(data.copy()).to(self.k.device)
+            read = torch.from_numpy(data.copy()).to(self._device)
             start = 0
-            for cache in self._caches:
+            for cache in self._tensors:
                 target = cache[:, load.page]
                 size = target.numel() * target.element_size()
                 target.copy_(read[start : start + size].view(cache.dtype).view(target.shape))
@@ -176,7 +216,8 @@ class KvPool:
         source = [copy.source for copy in copies]
         target = [copy.target for copy in copies]
         count = [copy.num_tokens for copy in copies]
-        copy_pages(self.k, self.v, source, target, count)
+        for caches in self.caches:
+            copy_pages(caches.k, caches.v, source, target, count)
         if self.hidden is not None:
             self.hidden.copy(source, target, count)
 
@@ -188,16 +229,18 @@ class KvPool:
         Returns:
             The first page that is left to do; ``num_pages`` if the operating system cannot populate memory.
         """
-        end = min(first + max(1, _POPULATED_AT_ONCE // self.k[0, 0].nbytes), self.num_pages)
+        largest = max(tensor[0, 0].nbytes for tensor in self._tensors)
+        end = min(first + max(1, _POPULATED_AT_ONCE // largest), self.num_pages)
         try:
-            for layer in self.k.unbind(0) if self.v is None else (*self.k.unbind(0), *self.v.unbind(0)):
-                populate(layer[first:end])
+            for tensor in self._tensors:
+                for layer in tensor.unbind(0):
+                    populate(layer[first:end])
         except OSError:
             return self.num_pages
         return end
 
 
-def _bytes_of(cache: torch.Tensor) -> NDArray[np.uint8]:
+def _bytes_of(cache: Tensor) -> NDArray[np.uint8]:
     """View a cache on the CPU as bytes, [layers, pages, heads, page_size, bytes of a row]."""
     return cache.view(torch.uint8).numpy()
 
@@ -210,7 +253,7 @@ def _parts(data: NDArray[np.uint8], like: Sequence[NDArray[np.uint8]]) -> Iterat
         start += part.nbytes
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros: a masked position's V is multiplied too, and 0 * NaN is NaN.
 
     On a CPU they take memory only as they are written: torch's own would fill gigabytes that may never be used.

@@ -19,7 +19,6 @@ from ...kernels.ops import (
     Linear,
     RopeParams,
     activation,
-    add_scaled,
     attention,
     gated_activation,
     gated_linear,
@@ -31,7 +30,6 @@ from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
-from .norms import Norm, normed, normed_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +144,7 @@ class Attention:
         gate: where the gate of the results is, None without one. With it ``store`` returns queries and gate side by
             side.
         gating: the projection of a gate that is not in ``qkv``.
+        spread: where q, k and v are in ``qkv``, if v is k before its norm and rotation; None where each is there.
     """
 
     qkv: Projection
@@ -155,10 +154,13 @@ class Attention:
     head_norms: tuple[str, ...] = ()
     gate: QueryGate | None = None
     gating: Projection | None = None
+    spread: ColumnRuns | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
         projected = self.qkv(x, inputs.lora)
+        if self.spread is not None:
+            projected = take_columns(self.spread, projected)
         if self.gate is None:
             return self._store(projected, inputs, k_cache, v_cache)
         if self.gate.projected is None:
@@ -325,86 +327,3 @@ class PlainMlp:
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(activation(self.up(x, lora), self.activation), lora)
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer: takes hidden states already normed for it and norms its result for the next layer.
-
-    So each sum of the residual stream and the norm after it are one op.
-
-    Attributes:
-        attention: what stands in its place in a layer with a recurrent state too; None in a layer of an MLP alone.
-        mlp: None in a layer of a mixer alone.
-        post_attention: norm of attention's output before it is added, or None.
-        post_mlp: the same for the MLP.
-        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer. A layer of a mixer or
-            an MLP alone has the norm in front of the layer and no other.
-        next_norm: the norm in front of the next layer, or the model's last.
-        is_parallel: the MLP's input is the residual stream before attention's output is added.
-    """
-
-    attention: LayerMixer | None
-    mlp: LayerMlp | None
-    post_attention: Norm | None
-    post_mlp: Norm | None
-    mlp_norm: Norm
-    next_norm: Norm
-    is_parallel: bool
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        """Products that all tokens pass, in the order of the pass."""
-        return *(() if self.attention is None else self.attention.before_kv), *self.behind_kv
-
-    @property
-    def behind_kv(self) -> tuple[Projection, ...]:
-        """Those of them behind the stored K and V."""
-        of_mixer = () if self.attention is None else self.attention.behind_kv
-        return *of_mixer, *(() if self.mlp is None else self.mlp.projections)
-
-    @property
-    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of which each part has a weight of its own: how many parts a token has, and the weights of all."""
-        of_mixer = () if self.attention is None else self.attention.of_heads
-        return *of_mixer, *(() if self.mlp is None else self.mlp.active)
-
-    def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """[T, H] normed -> [T, H] normed; ``residual`` [T, H] fp32 is updated in place."""
-        q = self.store(x, inputs, k_cache, v_cache)
-        return self.finish(q, residual, inputs, k_cache, v_cache)
-
-    def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Compute all that later tokens need of these: [T, H] normed -> [T, ...], for ``finish``."""
-        return x if self.attention is None else self.attention.store(x, inputs, k_cache, v_cache)
-
-    def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Compute the layer after its K and V are stored, for S of the queries: [S, ...] -> [S, H] normed."""
-        x = q if self.attention is None else self._mixed(self.attention, q, residual, inputs, k_cache, v_cache)
-        if self.mlp is None:
-            return normed_sum(self.next_norm, x, residual, inputs.own)
-        x = self.mlp(x, inputs.lora, inputs.num_tokens)
-        if self.post_mlp is not None:
-            x = normed(self.post_mlp, x, inputs.own)
-        return normed_sum(self.next_norm, x, residual, inputs.own)
-
-    def _mixed(
-        self,
-        mixer: LayerMixer,
-        q: Tensor,
-        residual: Tensor,
-        inputs: ForwardInputs,
-        k_cache: Tensor,
-        v_cache: Tensor,
-    ) -> Tensor:
-        """The input of the MLP, [S, ...] -> [S, H] normed; without an MLP the mixer's output, which is still to add."""
-        x = mixer(q, inputs, k_cache, v_cache)
-        if self.post_attention is not None:
-            x = normed(self.post_attention, x, inputs.own)
-        if self.mlp is None:
-            return x
-        if not self.is_parallel:
-            return normed_sum(self.mlp_norm, x, residual, inputs.own)
-        of_mlp = normed(self.mlp_norm, residual, inputs.own)
-        add_scaled(x, residual, 1.0)
-        return of_mlp

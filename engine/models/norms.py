@@ -93,10 +93,11 @@ class NoNorm:
 
 @dataclass(frozen=True, slots=True)
 class ScaledSum:
-    """A norm before which ``factor * x`` is added to the residual stream."""
+    """A norm before which the residual stream becomes ``kept * residual + factor * x``."""
 
     norm: Norm
     factor: float
+    kept: float = 1.0
 
     @property
     def name(self) -> str:
@@ -109,7 +110,7 @@ class ScaledSum:
         return self.norm(x)
 
     def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        add_scaled(x, residual, self.factor)
+        add_scaled(x, residual, self.factor, self.kept)
         return self.norm(residual)
 
 

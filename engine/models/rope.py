@@ -12,6 +12,7 @@ from ..checkpoint.model_config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     QueryScaling,
     Rope,
     YarnScaling,
@@ -58,6 +59,8 @@ def inverse_frequencies(rope: Rope, *, is_long: bool = False) -> Tensor:
         case LongRopeScaling(short, long):
             powers = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
             return 1.0 / (torch.tensor(long if is_long else short, dtype=torch.float32) * powers)
+        case ProportionalScaling(pairs, factor):
+            return torch.where(torch.arange(len(plain)) < pairs, plain / factor, 0.0)
         case Llama3Scaling():
             return _llama3(plain, rope.scaling)
         case YarnScaling():

@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..errors import EngineError, RequestError
 from ..serving.beams import BeamSearch
-from ..serving.calibration_folder import CalibrationFolder
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
-from ..types import Pooling
-from ..types import SamplingParams as EngineParams
 from .beam_search import BeamSearchOutput, outputs_of
 from .conversations import Conversation, read_conversations
 from .inputs import Loras, PromptType
@@ -32,10 +29,13 @@ from .offline_decisions import (
     score_prompts,
 )
 from .offline_engine import OfflineEngine, read_config
+from .pair_outputs import Pair, PairTools, ScoringOutput, score_pairs, text_pairs
 from .pooled_output import (
     ClassificationOutput,
     EmbeddingOutput,
     PooledRequestOutput,
+    PoolingOutput,
+    as_array,
     class_reader,
     embedding_prompts,
     embedding_reader,
@@ -243,13 +243,11 @@ class LLM:
             RequestError: the input or a question is wrong, or does not fit; or a calibration is for another one.
         """
         asked = read_questions(questions, answer_with)
-        folder = None if calibration_dir is None else Path(calibration_dir)
         conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
         [messages] = read_conversations(conversation)
         [chosen] = self._engine.adapters.for_prompts(1, lora_request, adapter)
         planned = plan_questions(messages, [each.question for each in asked], chosen, chat_template_kwargs or {})
-        content = self._engine.content_digest(chosen.name)
-        return read_answers(asked, planned, content, CalibrationFolder(folder, "calibration_dir"), self._run_reads)
+        return read_answers(asked, planned, self._engine.digest_of, calibration_dir, self._run_reads)
 
     def score(
         self,
@@ -261,13 +259,17 @@ class LLM:
         *,
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
-    ) -> list[list[float]]:
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[list[float]] | list[PooledRequestOutput[ScoringOutput]]:
         """Return the probabilities of tokens behind a query with each of several items, as SGLang does.
+
+        Without ``label_token_ids`` it is vLLM's method: how relevant each item is to the query, or to its own of as
+        many queries, as ``serving.pair_scoring`` says.
 
         Args:
             query: a text or token ids.
             items: one prompt each, the query and then the item: of the query's kind.
-            label_token_ids: the tokens. Required: vLLM's calls without them are scores of a cross-encoder's head.
+            label_token_ids: the tokens.
             apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
             item_first: the item stands before the query.
 
@@ -275,14 +277,54 @@ class LLM:
             RequestError: one of them is out of bounds.
         """
         if label_token_ids is None:
-            raise RequestError(
-                "LLM.score: pooled scores are not computed: give label_token_ids, or score texts with prompt_logprobs.",
-                param="label_token_ids",
-            )
+            return self._score_pairs(text_pairs(query, items), lora_request, adapter, bool(use_tqdm))
         prompts = score_prompts(query, items, item_first=item_first)
         inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
         labels = check_labels(label_token_ids, inputs[0].adapter.model.served.vocab_size)
         return score_labels(inputs, labels, self._run_reads, apply_softmax=apply_softmax)
+
+    def _score_pairs(
+        self, pairs: Sequence[Pair], lora_request: LoRARequest | None, adapter: str | None, use_tqdm: bool
+    ) -> list[PooledRequestOutput[ScoringOutput]]:
+        def embed(texts: list[str], name: str | None) -> list[PooledRequestOutput[EmbeddingOutput]]:
+            asked: dict[str, Any] = {"lora_request": lora_request, "adapter": adapter, "use_tqdm": use_tqdm}
+            return self.embed(texts, prompt_name=name, normalize=True, **asked)
+
+        def classify(
+            inputs: Sequence[Input], read: Callable[[bytes], ScoringOutput]
+        ) -> list[PooledRequestOutput[ScoringOutput]]:
+            return self._pool(inputs, "classify", read, use_tqdm)
+
+        [model] = self._engine.adapters.for_prompts(1, lora_request, adapter)
+        return score_pairs(pairs, self._engine.pooler, model, PairTools(embed, classify, self._run_reads))
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Loras = None,
+        adapter: str | None = None,
+        **others: Any,
+    ) -> list[PooledRequestOutput[PoolingOutput]]:
+        """Return embeddings or probabilities of classes as arrays of numpy, where vLLM has tensors.
+
+        Args:
+            pooling_task: ``embed`` or ``classify``; by default what the model has.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Raises:
+            RequestError: a prompt or parameter out of bounds, or another task.
+        """
+        check_values("LLM.encode", others)
+        chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
+        match pooling_task or ("classify" if self._engine.pooler.labels else "embed"):
+            case "embed":
+                return [as_array(each, each.outputs.embedding) for each in self.embed(prompts, **chosen)]
+            case "classify":
+                return [as_array(each, each.outputs.probs) for each in self.classify(prompts, **chosen)]
+        raise RequestError(f"pooling_task must be embed or classify, not {pooling_task!r}.", param="pooling_task")
 
     def embed(
         self,
@@ -432,17 +474,14 @@ class LLM:
     def _pool(
         self,
         inputs: Sequence[Input],
-        pooling: Pooling,
+        pooling: Literal["embed", "classify"],
         read: Callable[[bytes], P],
         use_tqdm: bool,
         left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
         """Check all prompts, then pool them without their first ``left_out`` tokens. Raises RequestError."""
-        params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
         requests = [
-            given.adapter.model.limits.check(
-                self._requests.request(given, replace(params, pooled_from=first), CallOptions())
-            )
+            given.adapter.model.limits.check(self._requests.pooled(given, pooling, first))
             for given, first in zip(inputs, left_out or [0] * len(inputs), strict=True)
         ]
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import ContextTooLong, RequestError
-from ..serving.calibration import question_digest
+from ..serving.calibration import content_digest, question_digest
 from ..serving.calibration_folder import CALIBRATION_NAME, CalibrationFolder
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
@@ -174,8 +175,8 @@ def plan_questions(
 def read_answers(
     asked: Sequence[AskedQuestion],
     planned: Sequence[TokenisedQuestion],
-    content: str | None,
-    calibrations: CalibrationFolder,
+    digest_of: Callable[[str | None], str],
+    calibration_dir: str | Path | None,
     run: Run,
 ) -> list[DecisionAnswer]:
     """Return the answers to questions.
@@ -183,15 +184,17 @@ def read_answers(
     Args:
         asked: by ``read_questions``.
         planned: the same, by ``plan_questions``.
-        content: digest of the model's content; None if not known.
-        calibrations: where those that questions name are.
+        digest_of: returns the digest of an adapter, or of the base model; "" if not known.
+        calibration_dir: folder of the calibrations that questions name; None for none.
         run: computes requests.
 
     Raises:
         RequestError: there is no calibration of a name, or it is for another question or model.
     """
     fields = [f"questions[{index}].calibration" for index in range(len(asked))]
-    named = calibrations.named([each.calibration for each in asked], fields)
+    folder = None if calibration_dir is None else Path(calibration_dir)
+    named = CalibrationFolder(folder, "calibration_dir").named([each.calibration for each in asked], fields)
+    content = content_digest(digest_of(None), planned[0].prompt.adapter.name, digest_of)
     digests = [None if content is None else question_digest(content, each.question) for each in asked]
     for how, digest, each in zip(named, digests, asked, strict=True):
         if how is not None:

@@ -19,7 +19,6 @@ from ..errors import EngineDead, EngineError, RequestError
 from ..messages import Abort, AdapterChanged, ForgetTokens, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
 from ..peer_options import engine_keywords
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
-from ..serving.calibration import content_digest
 from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
 from ..serving.sequence_table import SequenceTable
@@ -90,13 +89,11 @@ class OfflineEngine:
         self._thread = EngineThread()
         self._closed = False
 
-    def content_digest(self, adapter: str | None) -> str | None:
-        """Return the digest of the content that answers for an adapter, or for the base model; None if not known."""
-
-        def digest_of(name: str) -> str:
-            return info.digest if (info := self._adapters.get(name)) else ""
-
-        return content_digest(self._core.ready.base_digest, adapter, digest_of)
+    def digest_of(self, adapter: str | None) -> str:
+        """Return the digest of a loaded adapter, or of the base model's weights; "" if not known."""
+        if adapter is None:
+            return self._core.ready.base_digest
+        return info.digest if (info := self._adapters.get(adapter)) else ""
 
     def begin(
         self,

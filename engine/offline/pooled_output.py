@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import RequestError
 from ..serving.pooled_values import class_probabilities, embedding, num_left_out, prompt_of
@@ -46,6 +49,18 @@ class PooledRequestOutput(Generic[T]):
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """What was pooled of a prompt: [n] fp32."""
+
+    data: NDArray[np.float32]
+
+
+def as_array(output: PooledRequestOutput[Any], values: Sequence[float]) -> PooledRequestOutput[PoolingOutput]:
+    """Return an output with these values as an array."""
+    return replace(output, outputs=PoolingOutput(np.array(values, np.float32)))
 
 
 def embedding_prompts(

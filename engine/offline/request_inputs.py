@@ -18,7 +18,7 @@ from ..errors import RequestError
 from ..serving.request import TextRequest
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..text.field_probabilities import FieldReader
-from ..types import SamplingDefaults
+from ..types import Pooling, SamplingDefaults
 from ..types import SamplingParams as EngineParams
 from .prompt_texts import PromptTexts
 from .request_output import OutputBuilder
@@ -118,6 +118,11 @@ class RequestMaker:
             skip_special_tokens=params.skip_special_tokens,
             **shape,
         )
+
+    def pooled(self, given: Input, pooling: Pooling, pooled_from: int) -> TextRequest:
+        """Return the request of what is pooled of a prompt, yet to be checked, as ``SamplingParams`` says."""
+        params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling, pooled_from=pooled_from)
+        return self.request(given, params, CallOptions())
 
     def builder(self, given: Input, request: TextRequest) -> OutputBuilder:
         """Return the builder of a request's output."""

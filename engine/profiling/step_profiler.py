@@ -23,6 +23,7 @@ from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.layouts.grouped_forms import GroupedLinear, GroupForm
 from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
+from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import ConfigError
@@ -51,6 +52,7 @@ _FAMILIES: Final = {  # of the native calls of a forward pass
     "take_columns": "attention",
     "sigmoid_gate": "attention",
     "ssm_scan": "recurrent",
+    "selective_scan": "recurrent",
     "delta_scan": "recurrent",
     "gated_norm": "recurrent",
     "rms_norm": "norm",
@@ -287,6 +289,12 @@ def _form(layer: Linear) -> tuple[Format, int] | GroupForm | None:
     return (layer.format, layer.planes) if isinstance(layer, QuantisedLinear) else None
 
 
+def _score_dims(config: ModelConfig, index: int) -> int:
+    """Products of a query head with a key and its value in one layer."""
+    dim = config.heads_of(index).dim
+    return dim + (dim if config.latent is None else config.latent.kv_rank)
+
+
 def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: StepRates) -> dict[str, float]:
     """Return the least seconds of linear layers, attention and head: to read all bytes once, or make all products.
 
@@ -300,9 +308,8 @@ def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rate
     cells = load.rows * (context - load.shared) + load.shared + load.prefill
     pairs = load.rows * context + load.prefill * (load.prefill + 1) // 2
     sampled_pairs = load.rows * context + load.prefill
-    dims = config.head_dim + (config.head_dim if config.latent is None else config.latent.kv_rank)
-    *earlier, last_layer = config.attends
-    attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads * dims
+    *earlier, last_layer = (config.attends[index] * _score_dims(config, index) for index in range(config.num_layers))
+    attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads
     *inner, head = (part.packed for part in model.projections)
     last = [part.packed for part in model.layers[-1].behind_kv]
     inner = inner[: len(inner) - len(last)]

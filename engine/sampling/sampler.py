@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.layouts.draw_params import COLUMNS, DrawParams, DrawTable
+from ...kernels.layouts.logit_edits import Edits
 from ...kernels.layouts.staging import HostCopy, to_device
 from ...kernels.ops import Largest, largest, on_triton
 from ...kernels.sampling_ops import draw_lines, draw_tokens, draws_tokens, has_kernel, mask_logits
@@ -155,10 +156,31 @@ class Sampler:
 
         So it is if every position is greedy, has unedited logits, and wants no logprobs.
         """
-        rows = positions.row
-        if (self._rows["temperature"][rows] > 0).any() or (self._rows["num_logprobs"][rows] >= 0).any():
-            return False
-        return not self._edits.concern(rows, positions.num_generated)
+        is_greedy = not (self._rows["temperature"][positions.row] > 0).any()
+        return is_greedy and not self._wants_logprobs(positions) and not self._has_edits(positions)
+
+    def only_draws(self, positions: SamplingPositions) -> bool:
+        """Return whether ``draw`` only masks, makes ``edits`` and draws: no logprobs, no rows limited to some tokens."""
+        return (
+            not self._wants_logprobs(positions)
+            and self._allowed_rows.isdisjoint(positions.row.tolist())
+            and not self._edits.limits(positions.row)
+        )
+
+    def edits(self, positions: SamplingPositions) -> Edits | None:
+        """Return the edits of single logits of these positions; None if there are none."""
+        return self._edits.packed(positions) if self._has_edits(positions) else None
+
+    def _wants_logprobs(self, positions: SamplingPositions) -> bool:
+        return bool((self._rows["num_logprobs"][positions.row] >= 0).any())
+
+    def _has_edits(self, positions: SamplingPositions) -> bool:
+        return self._edits.concern(positions.row, positions.num_generated)
+
+    @property
+    def table(self) -> Tensor | None:
+        """Parameters and seeds of rows on the device, ``DrawTable.rows``; None where draws are no kernels' of a GPU."""
+        return None if self._table is None else self._table.rows
 
     def sample(
         self,
@@ -232,7 +254,7 @@ class Sampler:
         """
         params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
-        edits = masks is not None or self._edits.concern(positions.row, positions.num_generated)
+        edits = masks is not None or self._has_edits(positions)
         before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
         edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
         lines = None if masks is None or not masks.checks else edited[self._index(np.array(list(masks.checks)))]
@@ -259,7 +281,7 @@ class Sampler:
         if masks is not None:
             edited = logits.clone() if keep else logits
             mask_logits(edited, masks.positions, masks.words)
-        if self._edits.concern(positions.row, positions.num_generated):
+        if self._has_edits(positions):
             edited = edited.clone() if keep and edited is logits else edited
             self._edits.apply(edited, positions)
         return edited

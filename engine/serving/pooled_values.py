@@ -19,7 +19,7 @@ def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Flo
     Raises:
         EngineError: the values are not finite.
     """
-    values = _values(pooled)[:dimensions]
+    values = pooled_floats(pooled)[:dimensions]
     if not normalizes:
         return values
     length = np.linalg.norm(values.astype(np.float64))
@@ -33,7 +33,7 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
     Raises:
         EngineError: the logits are not finite.
     """
-    logits = _values(pooled).astype(np.float64)
+    logits = pooled_floats(pooled).astype(np.float64)
     if pooler.is_multi_label or len(logits) == 1:
         shares = 1 / (1 + np.exp(-np.clip(logits, -700, 700)))
     else:
@@ -43,7 +43,8 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
     return found
 
 
-def _values(pooled: bytes) -> Floats:
+def pooled_floats(pooled: bytes) -> Floats:
+    """Return what the engine pooled. Raises EngineError for numbers that are not finite."""
     values = np.frombuffer(pooled, np.float32)
     if not len(values) or not np.isfinite(values).all():
         raise EngineError("The model gives numbers that are not finite.")

@@ -149,6 +149,19 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
+    def encode_pair(self, first: str, second: str) -> array[int]:
+        """Return the token ids of two texts in one prompt, joined as the tokenizer's file says.
+
+        Raises:
+            RequestError: a text has lone surrogates, or the tokenizer is an adapter's own.
+        """
+        check_unicode(first)
+        check_unicode(second)
+        if self._remote is not None:
+            raise RequestError("Pairs of texts are not encoded by an adapter's own tokenizer.", param="model")
+        [encoding] = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        return array("i", encoding.ids)
+
     def cuts(self, text: str) -> Iterator[int]:
         """Yield rising positions to cut a text. Without ``add_special_tokens`` its tokens are those of its parts.
 

@@ -105,6 +105,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         entries=grammar.entries,
         has_memory=grammar.has_memory,
         scalars=grammar.scalars,
+        containers=grammar.containers,
     )
 
 

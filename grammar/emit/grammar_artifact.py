@@ -45,6 +45,7 @@ class GrammarArtifact:
         entries: languages of the containers whose entries are remembered, by number, beginning with 1.
         has_memory: keys or items are kept apart by a memory of what was written.
         scalars: groups of short scalars; where one of a group is a value, each of the others could be.
+        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
     """
 
     backend: Backend
@@ -68,6 +69,7 @@ class GrammarArtifact:
     entries: tuple[EntryLanguage, ...] = ()
     has_memory: bool = False
     scalars: tuple[tuple[str, ...], ...] = ()
+    containers: tuple[tuple[str, ...], ...] = ()
 
     def encode(self) -> bytes:
         """Return the artifact as JSON; `decode` reads it."""
@@ -85,6 +87,7 @@ class GrammarArtifact:
         for name in ("shortest", "properties", "values", "texts", "ends", "options"):
             fields[name] = tuple(fields[name])
         fields["scalars"] = tuple(map(tuple, fields["scalars"]))
+        fields["containers"] = tuple(map(tuple, fields["containers"]))
         fields["narrowings"] = tuple(Narrowing(**narrowing) for narrowing in fields["narrowings"])
         fields["strings"] = tuple(map(StringAutomaton.decode, fields["strings"]))
         fields["language"] = fields["language"] and StringAutomaton.decode(fields["language"])

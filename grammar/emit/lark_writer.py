@@ -46,6 +46,7 @@ class LarkGrammar:
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
         has_memory: some repetition is left to a memory of what was written.
         scalars: groups of short scalars; where one of a group is a value, each of the others could be.
+        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
     """
 
     text: str
@@ -57,6 +58,7 @@ class LarkGrammar:
     entries: tuple[EntryLanguage, ...] = ()
     has_memory: bool = False
     scalars: tuple[tuple[str, ...], ...] = ()
+    containers: tuple[tuple[str, ...], ...] = ()
 
 
 def to_lark(
@@ -103,7 +105,8 @@ def to_lark(
     properties, values, detour = instances.closing_texts(root)
     texts = instances.text(root) or "", tuple(properties), tuple(values), detour
     entries = () if rules.entries is None else tuple(rules.entries.languages)
-    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory, tuple(instances.scalars()))
+    values_alike = tuple(instances.scalars()), tuple(instances.containers())
+    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory, *values_alike)
 
 
 def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:

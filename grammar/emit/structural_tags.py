@@ -97,6 +97,7 @@ def structural_tag_grammar(
         entries=tuple(language for grammar in writer.remembered for language in grammar.entries),
         has_memory=has_memory,
         scalars=tuple(closing.scalars)[:MAX_PLACES],
+        containers=tuple(closing.containers)[:MAX_PLACES],
     )
 
 
@@ -108,6 +109,7 @@ class _TagTexts:
         properties: short properties of all schemas.
         values: short values of all schemas.
         scalars: groups of short scalars that may stand for one another.
+        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: what ends a tag and all tags around it.
         wholes: short texts of the parts written so far, in order.
@@ -116,6 +118,7 @@ class _TagTexts:
     properties: dict[str, None] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[str, ...], None] = field(default_factory=dict)
+    containers: dict[tuple[str, ...], None] = field(default_factory=dict)
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
     ends: dict[str, None] = field(default_factory=dict)
     wholes: list[str] = field(default_factory=list)
@@ -194,6 +197,7 @@ class _TagWriter:
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
         self.closing.scalars |= dict.fromkeys(grammar.scalars)
+        self.closing.containers |= dict.fromkeys(grammar.containers)
         self.strings += grammar.strings
         self.remembered.append(grammar)
         return self._grammar(grammar.text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from itertools import chain
 
@@ -18,6 +18,8 @@ from .token_kinds import token_kinds
 MAX_TAILS = 600
 DEFAULT_JUMP = 10
 MAX_RESTS = 4_000
+MAX_CONTAINER_RESTS = 400
+MAX_CHEAPER = 3  # containers that another one is exchanged for
 # Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
 # Bytes before and after a scalar that are looked at when it is exchanged, and exchanges in the cache.
@@ -97,6 +99,7 @@ class ClosingTexts:
     def prepare(self) -> None:
         """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
         _ = self.listed, self.tails, self.ends, self.rests, self.jump, token_kinds(self.vocabulary)
+        _ = self._rests_outside, self._rests_inside, self._kinds
 
     @cached_property
     def listed(self) -> list[list[int]]:
@@ -117,6 +120,36 @@ class ClosingTexts:
         ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
         tails = map(self.vocabulary.fewest, sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS])
         return sorted(tails, key=len)
+
+    def container_rests(self, lexical: int) -> list[list[int]]:
+        """Return rests of arrays and objects of several kinds, of the fewest tokens first.
+
+        Each ends its container, before a key or a value of it or of it alone, or within one if a string is open.
+        """
+        if lexical == INSIDE:
+            return self._rests_inside
+        return self._rests_outside if lexical == OUTSIDE else []
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether some values may be of several kinds of arrays and objects."""
+        return bool(self._artifact.containers)
+
+    @cached_property
+    def _rests_outside(self) -> list[list[int]]:
+        return self._container_rests(lambda text: [0, *_member_starts(text)])
+
+    @cached_property
+    def _rests_inside(self) -> list[list[int]]:
+        return self._container_rests(lambda text: [at for start in _member_starts(text) for at in _within(text, start)])
+
+    def _container_rests(self, offsets: Callable[[bytes], list[int]]) -> list[list[int]]:
+        texts = [text.encode() for text in chain.from_iterable(self._artifact.containers)]
+        sizes = sorted(len(text) - at for text in texts for at in offsets(text))
+        most = sizes[min(MAX_CONTAINER_RESTS, len(sizes)) - 1] if sizes else 0
+        short = ((text, [at for at in offsets(text) if len(text) - at <= most]) for text in texts)
+        rests = dict.fromkeys(tuple(rest) for text, at in short for rest in self.vocabulary.fewest_rests(text, at))
+        return [list(rest) for rest in sorted(rests, key=len)]
 
     @cached_property
     def ends(self) -> list[list[int]]:
@@ -171,6 +204,31 @@ class ClosingTexts:
         if all(len(each) == 1 for each in choices):
             return None
         return Exchanges([*between, text[at:]], choices, partial(self._fewest, lexical=lexical))
+
+    def other_kinds(self, tokens: list[int], lexical: int) -> Iterator[list[int]]:
+        """Yield a completion with an array or object in it exchanged for one of its group, if it takes fewer tokens."""
+        if not self._kinds or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
+            return
+        text = b"".join(self.vocabulary.tokens[token] for token in tokens)
+        begin = _string_end(text, lexical)
+        text = text[:begin] + _BLANKS.sub(lambda found: found[0].rstrip(b" "), text[begin:])
+        for container, cheaper in self._kinds.items():
+            for other in cheaper if container in text[begin:] else ():
+                changed = self._fewest(text[:begin] + text[begin:].replace(container, other), lexical)
+                if len(changed) < len(tokens):
+                    yield changed
+
+    @cached_property
+    def _kinds(self) -> dict[bytes, list[bytes]]:
+        """For each container of a group, those of the group that take fewer tokens, fewest first."""
+        found: dict[bytes, list[bytes]] = {}
+        for group in self._artifact.containers:
+            counts = {text.encode(): len(self._fewest(text.encode())) for text in group}
+            order = sorted(counts, key=counts.__getitem__)[:MAX_CHEAPER]
+            for text, count in counts.items():
+                cheaper = [each for each in order if counts[each] < count]
+                found |= {text: cheaper} if cheaper else {}
+        return found
 
     def _cheaper(self, scalar: bytes, before: bytes, after: bytes) -> tuple[bytes, ...]:
         """Return the scalars that take fewer tokens than one between some bytes, fewest first, and that one. Cached.
@@ -246,7 +304,28 @@ class ClosingTexts:
 
 _STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"?', re.DOTALL)
 _SCALARS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
+_BLANKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[:,] ', re.DOTALL)
+_MARKS_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},:]', re.DOTALL)
 _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
+
+
+def _member_starts(container: bytes) -> list[int]:
+    """Return the offsets of the keys and values of an array or object that is written without blanks."""
+    starts, depth = list[int](), 0
+    for found in _MARKS_OR_STRING.finditer(container):
+        mark = found[0]
+        depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
+        if depth == 1 and mark in (b"{", b"[", b",", b":"):
+            starts.append(found.end())
+    return starts
+
+
+def _within(text: bytes, start: int) -> list[int]:
+    """Return the offsets of the characters of a string that starts at one, and of its last quote."""
+    if text[start : start + 1] != b'"':
+        return []
+    end = start + 1 + _string_end(text[start + 1 :], INSIDE)
+    return [at for at in range(start + 1, end) if text[at] & 0xC0 != 0x80 and text[at - 1 : at] != b"\\"]
 
 
 def _string_end(text: bytes, lexical: int) -> int:

@@ -53,18 +53,29 @@ class CompletionSearch:
         best: list[int] | None = None
         count = [MAX_TRIES] if left is None else left
         probe = BoundedState(state.copy(), count)
+        bounded = BoundedState(state, count)
+        sources = self._others(bounded, lexical, most), self._completions(bounded, lexical, most)
         try:
-            for found in self._completions(BoundedState(state, count), lexical, most):
-                recuts = self._texts.recuts(found, lexical)
-                found = next((each for each in recuts if len(each) < len(found) and leads_to_end(probe, each)), found)
-                found = self._exchanged(probe, found, lexical, enough)
-                if best is None or len(found) < len(best):
-                    best = found
-                if len(best) <= enough or (near is not None and len(best) > near):
-                    break
+            for number, source in enumerate(sources):
+                for found in source:
+                    found = self._recut(probe, found, lexical, enough)
+                    if best is None or len(found) < len(best):
+                        best = found
+                    if len(best) <= enough:
+                        return best
+                    if number and near is not None and len(best) > near:
+                        break
         except SearchExhausted:
             pass
         return best
+
+    def _recut(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
+        """Return a completion in as few tokens as possible."""
+        recuts = self._texts.recuts(found, lexical)
+        found = next((each for each in recuts if len(each) < len(found) and leads_to_end(probe, each)), found)
+        others = self._texts.other_kinds(found, lexical)
+        found = next((each for each in others if leads_to_end(probe, each)), found)
+        return self._exchanged(probe, found, lexical, enough)
 
     def _exchanged(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
         """Return a completion with other scalars if these make it shorter, and short enough if it was not."""
@@ -91,6 +102,30 @@ class CompletionSearch:
         yield from self._branches(state, lexical, most)
         yield from self._one_more(state, lexical, most)
 
+    def _others(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield completions by the rest of each kind of array or object that may have been begun, or may begin here.
+
+        A walk goes on with one kind of them, of which the shortest one may take more tokens than another kind.
+        """
+        if not self._texts.has_kinds:
+            return
+        state = state.copy()
+        begin = self._texts.vocabulary.tokenize_forced(state.forced())
+        if not advance(state, begin):
+            return
+        inside, rejected = self._lexical_after(lexical, begin), set[int]()
+        for rest in self._texts.container_rests(inside):
+            if rest[0] in rejected:
+                continue
+            count = state.advance(rest)
+            after = state.copy() if count == len(rest) else None
+            rollback_unless_failed(state, count)
+            if not count:
+                rejected.add(rest[0])
+            for found in self._walk(after, OUTSIDE, most) if after is not None else ():
+                if found is not None:
+                    yield [*begin, *rest, *found]
+
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
         texts = self._texts
@@ -98,10 +133,7 @@ class CompletionSearch:
             after = state.copy()
             if not advance(after, begin):
                 continue
-            inside = lexical
-            for token in begin:
-                inside = texts.lexical(inside, token)
-            for found in self._walk(after, inside, most):
+            for found in self._walk(after, self._lexical_after(lexical, begin), most):
                 if found is not None:
                     yield [*begin, *found]
 
@@ -147,10 +179,14 @@ class CompletionSearch:
             step = self._step(state, lexical, first, turn if rotate else 0)
             if not step or len(tokens) > min(most, MAX_TOKENS):
                 return
-            for token in step:
-                lexical = self._texts.lexical(lexical, token)
+            lexical = self._lexical_after(lexical, step)
             tokens += step
             yield None
+
+    def _lexical_after(self, lexical: int, tokens: Sequence[int]) -> int:
+        for token in tokens:
+            lexical = self._texts.lexical(lexical, token)
+        return lexical
 
     def _step(self, state: BackendState, lexical: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
         """Advance the state by the next tokens of a completion and return them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from itertools import islice
+from itertools import accumulate, islice
 
 from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
@@ -21,10 +21,13 @@ MAX_TEXTS = 400
 MAX_TEXT_BYTES = 4_096
 MAX_ANSWER = 256 << 10
 _NEAR = (Decimal(1), Decimal(-1), Decimal("0.5"))
-# Scalars of one place that may stand for another, their characters in JSON, and places with such scalars.
-MAX_SCALARS = 32
+# Values of one place that may stand for another, their characters in JSON, and places with such values.
+MAX_KINDS = 32
 MAX_SCALAR_TEXT = 64
 MAX_PLACES = 64
+# Characters of one array or object that may stand for another, and of all of them.
+MAX_CONTAINER_TEXT = 1_024
+MAX_CONTAINERS_TEXT = 4_096
 SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
 
 
@@ -102,10 +105,32 @@ class ShortestInstance:
                 found |= dict.fromkeys(word for bit, word in WORDS if alternative.types & bit)
                 found |= dict.fromkeys(_numbers(alternative) if alternative.types & NUMBER else ())
                 found |= dict.fromkeys(_strings(alternative.strings) if alternative.types & STRING else ())
-            group = [text for text in sorted(found, key=len) if len(text) <= MAX_SCALAR_TEXT][:MAX_SCALARS]
+            group = [text for text in sorted(found, key=len) if len(text) <= MAX_SCALAR_TEXT][:MAX_KINDS]
             if len(group) > 1:
                 groups[tuple(group)] = None
         return list(islice(groups, MAX_PLACES))
+
+    def containers(self) -> list[tuple[str, ...]]:
+        """Return groups of short arrays and objects, one of each kind that may be the value of one place.
+
+        Which of them takes the fewest tokens depends on the vocabulary, and another one may have been begun.
+        """
+        groups: dict[tuple[str, ...], None] = {}
+        left = MAX_CONTAINERS_TEXT
+        for conj in self._satisfiability.satisfiable():
+            alternatives = self._satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else ()
+            found = dict.fromkeys(text for each in alternatives for text in self._containers(each))
+            group = tuple(text for text in sorted(found, key=len) if len(text) <= MAX_CONTAINER_TEXT)[:MAX_KINDS]
+            group = tuple(text for text, size in zip(group, accumulate(map(len, group)), strict=True) if size <= left)
+            if len(group) > 1 and group not in groups:
+                groups[group] = None
+                left -= sum(map(len, group))
+        return list(groups)
+
+    def _containers(self, alternative: Alternative) -> list[str]:
+        array = self._array(alternative.arrays) if alternative.types & ARRAY else None
+        found = self._object(alternative.objects) if alternative.types & OBJECT else None
+        return [text for text in (array, found) if text is not None]
 
     def _properties(self, objects: Objects) -> dict[str, str]:
         texts = {name: self.text(objects.value(name)) for name in objects.declared()}

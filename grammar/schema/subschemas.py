@@ -54,6 +54,7 @@ class Subschemas(ABC):
         self._narrowed: dict[int, tuple[Narrowing, ...]] = {}
         self._open: list[int] = []
         self._empty: dict[Conj, bool] = {}
+        self._asked: set[Conj] = set()  # whether they are empty
         self._frame = 0
 
     @abstractmethod
@@ -83,27 +84,31 @@ class Subschemas(ABC):
             if len(self._by_conj) > MAX_LITERALS:
                 reason = f"makes more than {MAX_LITERALS} parts when written out"
                 raise GrammarError(*self._likely_keyword(conj), reason)
-            parts = [self.alternatives(literal) for literal in sorted(conj)]
-            found = self._nonempty(parts[0]) if len(parts) == 1 else self.product(parts, conj)
-            known = self._by_conj[conj] = tuple(found)
+            known = self._by_conj[conj] = () if _is_contradiction(conj) else tuple(self._combined(conj))
         return known
+
+    def _combined(self, conj: Conj) -> list[Alternative]:
+        parts = [self.alternatives(literal) for literal in sorted(conj)]
+        return self._nonempty(parts[0]) if len(parts) == 1 else self.product(parts, conj)
 
     def is_empty(self, conj: Conj) -> bool:
         """Return whether surely nothing satisfies a conjunction; a recursion counts as satisfiable."""
-        if -1 in conj:
+        if -1 in conj or _is_contradiction(conj):
             return True
-        if len(conj) < 2:
+        if len(conj) < 2 or conj in self._asked:
             return False
         known = self._empty.get(conj)
         if known is not None:
             return known
         frame, self._frame = self._frame, len(self._open)
+        self._asked.add(conj)
         try:
             known = self._empty[conj] = not self.conjunction(conj)
         except _Recursion:
             return False
         finally:
             self._frame = frame
+            self._asked.discard(conj)
         return known
 
     def admits_name(self, names: Conj, name: str) -> bool:
@@ -219,6 +224,11 @@ class Subschemas(ABC):
                     if keyword in node.schema:
                         return keyword, pointer_join(node.pointer, keyword)
         return "schema", ""
+
+
+def _is_contradiction(conj: Conj) -> bool:
+    """Return whether a schema must hold and must fail; where it is recursive, its parts are asked the same again."""
+    return any(literal ^ 1 in conj for literal in conj if literal >= 0)
 
 
 def _distinct(alternatives: list[Alternative]) -> list[Alternative]:

@@ -19,7 +19,7 @@ _LANES: Final = 16
 # The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
 _RMS_NORM: Final = Struct("10q2d")
 _LAYER_NORM: Final = Struct("11q2d")
-_ADD_SCALED: Final = Struct("6qd")
+_ADD_SCALED: Final = Struct("6q2d")
 _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
 _TAKE_COLUMNS: Final = Struct("13q")
@@ -112,13 +112,13 @@ class ElementwiseKernels:
         )
         return out
 
-    def add_scaled(self, x: Tensor, residual: Tensor, factor: float) -> None:
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: float, kept: float) -> None:
         """See ``kernels.ops.add_scaled``."""
         rows, width = x.shape
         if residual.shape != x.shape or residual.dtype is not _FP32:
             raise ValueError(f"x is [{rows}, {width}]; a residual must be float32 like it")
-        addresses = (x.data_ptr(), residual.data_ptr())
-        self._add_scaled(_ADD_SCALED.pack(*addresses, rows, width, x.dtype is _BF16, self.library.num_threads, factor))
+        sizes = (rows, width, x.dtype is _BF16, self.library.num_threads)
+        self._add_scaled(_ADD_SCALED.pack(x.data_ptr(), residual.data_ptr(), *sizes, factor, kept))
 
     def copy_residual(self, residual: Tensor, dtype: torch.dtype) -> Tensor:
         """See ``kernels.ops.copy_residual``."""

@@ -19,7 +19,8 @@ _TYPES: Final = (_BF16, _FP32)
 _PLAIN: Final = -1  # beside the formats of quantised weights
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
-_ROUTE: Final = Struct("13qd")
+_KINDS: Final = ("silu", "clamped", "gelu_tanh")  # in the order of the C++ enumeration
+_ROUTE: Final = Struct("14qd")
 _EXPERT_LINEAR: Final = Struct("17q")
 _ACTIVATION: Final = Struct("9q2d")
 _SUM: Final = Struct("10q")
@@ -33,7 +34,7 @@ class ExpertKernels:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._route = library.bind("route_tokens", _ROUTE, Fields((4,)))
+        self._route = library.bind("route_tokens", _ROUTE, Fields((5,)))
         self._linear = library.bind("expert_linear", _EXPERT_LINEAR, Fields((4,)))
         self._activation = library.bind("expert_activation", _ACTIVATION, Fields((3,)))
         self._sum = library.bind("sum_experts", _SUM, Fields((5,)))
@@ -47,6 +48,7 @@ class ExpertKernels:
         addresses = (
             logits.data_ptr(),
             0 if correction is None else correction.data_ptr(),
+            0 if params.factors is None else params.factors.data_ptr(),
             routing.experts.data_ptr(),
             routing.weights.data_ptr(),
         )
@@ -126,7 +128,11 @@ class ExpertKernels:
         clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
         addresses = (gate_up.data_ptr(), out.data_ptr(), 0 if weights is None else weights.data_ptr())
         sizes = (tokens, picks, both // 2)
-        flags = (isinstance(kind, ClampedSwiglu), gate_up.dtype is _BF16, self._library.num_threads)
+        flags = (
+            _KINDS.index("clamped" if isinstance(kind, ClampedSwiglu) else kind),
+            gate_up.dtype is _BF16,
+            self._library.num_threads,
+        )
         self._activation(_ACTIVATION.pack(*addresses, *sizes, *flags, clamp.alpha, clamp.limit))
         return out
 

@@ -27,7 +27,7 @@ from .native_sampling import SamplingKernels
 from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
-_MOST_HEAD_DIM: Final = 256
+_MOST_HEAD_DIM: Final = 512
 _MOST_LATENT_DIM: Final = 576  # of a key whose first dimensions are the value
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
@@ -37,7 +37,7 @@ _TYPES: Final = (_BF16, _FP32)
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _GATED_LINEAR: Final = Struct("9q")
-_ROPE_STORE_KV: Final = Struct("25q2d")
+_ROPE_STORE_KV: Final = Struct("26q2d")
 _ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
 _COPY_PAGES: Final = Struct("12q")
@@ -214,7 +214,7 @@ class Kernels(ElementwiseKernels):
         tokens = qkv.shape[0]
         num_pages, cache_heads, page_size, _ = k_cache.shape
         head_dim = int8_kv_layout.head_dim(k_cache)
-        fits = qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and cache_heads == num_kv_heads
+        fits = qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and num_kv_heads in (0, cache_heads)
         if not fits or v_cache.shape != k_cache.shape:
             raise ValueError(
                 f"qkv {list(qkv.shape)}, k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)} do not fit "
@@ -254,6 +254,7 @@ class Kernels(ElementwiseKernels):
                 _HEAD_NORMS.index(params.norm),
                 params.is_normed_last,
                 0 if params.query_scale is None else params.query_scale.data_ptr(),
+                params.has_v_norm,
                 params.eps,
                 params.offset,
             )

@@ -16,8 +16,8 @@ from .native_library import Fields, NativeLibrary
 
 BLOCK: Final = 32  # values with one scale, in the formats with blocks
 SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
-# Widest row: the sum of so many products of two bytes fits 32 bits.
 MOST_WIDTH: Final = 1 << 17
+"""Inputs of the widest row: the sum of so many products of two bytes fits 32 bits."""
 FLOAT8_GROUP: Final = 128  # inputs with one scale, in FP8 by blocks
 PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
 
@@ -51,7 +51,7 @@ class QuantisedKernels:
         self._widen_blocks = library.bind("widen_blocks", _WIDEN_BLOCKS)
         self._arrange_blocks = library.bind("arrange_blocks", _ARRANGE_BLOCKS)
         self._flush_lines = library.bind("flush_lines", _FLUSH_LINES)
-        self._arranges = bool(library.handle.arranges_blocks())
+        self.arranges = bool(library.handle.arranges_blocks())  # for products of few rows by AMX
         pays = library.handle.gated_linear_pays
         self._gated_dtypes = {dtype for dtype in _TYPES if pays(dtype is _BF16)}
         self._widened_linear = library.bind("widened_linear", _WIDENED, Fields((5,)))
@@ -77,20 +77,25 @@ class QuantisedKernels:
         return QuantisedLinear(blocks * BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def pack_super_blocks(
-        self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None
+        self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """The same of [n, K / 256, 144 or 210]; raises ValueError for a factor that is not finite."""
+        """The same of [n, K / 256, 144 or 210]; raises ValueError for a factor that is not finite.
+
+        Args:
+            planes: 0, or 1 for rows of x in 8 bits.
+        """
         columns, supers = shape
         is_nibbles = form is Format.SUPER_NIBBLES
         weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
         if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
             raise ValueError("a super-block has a factor that is infinite or not a number")
-        form = self._arrange(weight, scales, form)
-        return QuantisedLinear(supers * SUPER_BLOCK, columns, form, 0, weight, scales, _wide(bias), self)
+        if not planes:
+            form = self._arrange(weight, scales, form)
+        return QuantisedLinear(supers * SUPER_BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
         """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
-        if not self._arranges:
+        if not self.arranges:
             return form
         words = BLOCK // _WORD // (1 if form in (Format.BYTES, Format.SUPER_BYTES) else 2)
         settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)
@@ -163,7 +168,7 @@ class QuantisedKernels:
         """Pack bytes [n, K] uint8 of [N, K], as they are, with their scales [N, G] in fp32.
 
         Args:
-            form: WIDENED of signed integers with a scale of each row, or FLOAT8.
+            form: WIDENED or CHANNELS of signed integers with a scale of each row, or FLOAT8.
         """
         columns, width = shape
         panels, words = -(-columns // PANEL_ROWS), -(-width // _WORD)
@@ -171,7 +176,7 @@ class QuantisedKernels:
         as_bytes = packed.view(torch.uint8).view(panels, words, PANEL_ROWS, _WORD)
         first = 0
         for piece in pieces:
-            stored = piece ^ 128 if form is Format.WIDENED else piece
+            stored = piece if form is Format.FLOAT8 else piece ^ 128
             rows = torch.nn.functional.pad(stored, (0, words * _WORD - width, 0, -len(piece) % PANEL_ROWS))
             end = first + len(rows) // PANEL_ROWS
             as_bytes[first:end] = rows.view(-1, PANEL_ROWS, words, _WORD).transpose(1, 2)

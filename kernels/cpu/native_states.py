@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+from ..layouts.state_arguments import ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams, StateBatch
 from .native_library import Fields, NativeLibrary
 
 _BF16: Final = torch.bfloat16
@@ -20,6 +20,7 @@ _MOST_KEY: Final = 256
 
 _CAUSAL_CONV: Final = Struct("19q")
 _SSM_SCAN: Final = Struct("22q")
+_SELECTIVE_SCAN: Final = Struct("19q")
 _DELTA_SCAN: Final = Struct("22q")
 _GATED_NORM: Final = Struct("12qd")
 
@@ -31,6 +32,7 @@ class StateKernels:
         self._library = library
         self._causal_conv = library.bind("causal_conv", _CAUSAL_CONV, Fields((9,), (10,)))
         self._ssm_scan = library.bind("ssm_scan", _SSM_SCAN, Fields((11,), (12,)))
+        self._selective_scan = library.bind("selective_scan", _SELECTIVE_SCAN, Fields((12,), (13,)))
         self._delta_scan = library.bind("delta_scan", _DELTA_SCAN, Fields((10,), (11,)))
         self._gated_norm = library.bind("gated_norm", _GATED_NORM, Fields((4,)))
 
@@ -110,6 +112,49 @@ class StateKernels:
                 len(state),
                 first,
                 steps.shape[1],
+                x.dtype is _BF16,
+                self._library.num_threads,
+            )
+        )
+        if failed:
+            raise IndexError("a state's slot or a row's tokens are out of range")
+        return out
+
+    @staticmethod
+    def takes_selective(params: SelectiveParams, state: Tensor) -> bool:
+        """Return whether the kernel supports this scan."""
+        fits = params.width % _LANES == 0 and params.state_size <= _MOST_STATE
+        return fits and state.dtype is torch.float32 and state.is_contiguous()
+
+    def selective_scan(
+        self, x: Tensor, steps: Tensor, both: Tensor, state: Tensor, batch: StateBatch, params: SelectiveParams
+    ) -> Tensor:
+        """See ``kernels.state_ops.selective_scan``."""
+        tokens, width, size = len(x), params.width, params.state_size
+        wanted = ((tokens, width), (tokens, width), (tokens, 2 * size))
+        if (x.shape, steps.shape, both.shape) != wanted or state.shape[1:] != (1, size, width):
+            shapes = (
+                f"x {list(x.shape)}, steps {list(steps.shape)}, B and C {list(both.shape)}, state {list(state.shape)}"
+            )
+            raise ValueError(f"{shapes} do not fit {width} channels with states of {size}")
+        check_batch(batch, tokens)
+        out = self._library.empty((tokens, width), dtype=x.dtype)
+        failed = self._selective_scan(
+            _SELECTIVE_SCAN.pack(
+                x.data_ptr(),
+                steps.data_ptr(),
+                both.data_ptr(),
+                params.decay.data_ptr(),
+                params.step_bias.data_ptr(),
+                params.skip.data_ptr(),
+                state.data_ptr(),
+                *addresses(batch),
+                out.data_ptr(),
+                tokens,
+                len(batch.source),
+                width,
+                size,
+                len(state),
                 x.dtype is _BF16,
                 self._library.num_threads,
             )

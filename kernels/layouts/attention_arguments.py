@@ -26,7 +26,7 @@ class RopeParams:
 
     Attributes:
         num_heads: Hq.
-        num_kv_heads: Hkv.
+        num_kv_heads: Hkv; 0 where the layer reads the keys and values of another one, and stores none.
         cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
             embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
         q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
@@ -37,6 +37,7 @@ class RopeParams:
         is_normed_last: the norms come after the rotation. Not with "projection".
         is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
+        has_v_norm: values have the RMS norm of each head, without a weight.
     """
 
     num_heads: int
@@ -50,6 +51,7 @@ class RopeParams:
     is_normed_last: bool = False
     is_interleaved: bool = False
     query_scale: Tensor | None = None
+    has_v_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

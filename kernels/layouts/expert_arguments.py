@@ -22,7 +22,7 @@ class ClampedSwiglu:
     limit: float
 
 
-ExpertActivation = Literal["silu"] | ClampedSwiglu
+ExpertActivation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class RouterParams:
         renormalises: weights are divided by their sum.
         scale: factor of the weights.
         correction: [E] fp32, added to the scores by which experts are chosen, or None.
+        factors: [E] fp32, of the weights of each expert, or None.
         groups: number of groups, of as many adjacent experts each.
         top_groups: groups of which a token may choose experts.
         best_of_group: a group's score is the sum of so many of its largest.
@@ -49,6 +50,7 @@ class RouterParams:
     renormalises: bool = False
     scale: float = 1.0
     correction: Tensor | None = None
+    factors: Tensor | None = None
     groups: int = 1
     top_groups: int = 1
     best_of_group: int = 1

@@ -72,10 +72,9 @@ class Format(IntEnum):
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
         for products of few rows by AMX.
 
-    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, or the weight's numbers are
-    rounded to its type, as those of super-blocks and with zero points are; for CHANNELS x has 8 bits with outliers kept
-    apart. See
-    ``kernels.quantised_weights``.
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for super-blocks to 8; or the
+    weight's numbers are rounded to its type, as those with zero points always are. For CHANNELS x has 8 bits with
+    outliers kept apart. See ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
+
+MOST_STATE: Final = 256
+"""Rows of a head's state, N, that kernels of a GPU keep in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +22,14 @@ class StateBatch:
         source: [R] int32, slot of the state before the row's first token, -1 for zeros.
         target: [R] int32, slot that gets the state after its last token; it may be the source.
         checkpoints: [T] int32, slot that gets the state after this token too, -1 for none.
+        max_query: tokens of the longest row at most; None if that is not known.
     """
 
     query_start: Tensor
     source: Tensor
     target: Tensor
     checkpoints: Tensor
+    max_query: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,31 @@ class SsmParams:
     def columns(self) -> int:
         """Columns of x, B and C."""
         return self.width + 2 * self.num_groups * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveParams:
+    """A selective state space whose W channels have a step, and N numbers of state with a decay of each (Mamba).
+
+    Attributes:
+        decay: [N, W] fp32, below 0: a number shrinks by ``exp(step * decay)`` with each token.
+        step_bias: [W] fp32, added to a channel's step before the softplus.
+        skip: [W] fp32, factor of the input that is added to the output.
+    """
+
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+
+    @property
+    def state_size(self) -> int:
+        """N."""
+        return self.decay.shape[0]
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.decay.shape[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ BLOCK = 1024  # columns of a program
 
 @triton.jit(do_not_specialize=["num_words"])
 def _mask(logits, lines, words, width, num_words, BLOCK: tl.constexpr):
-    """Program (g, b): columns ``b * BLOCK ...`` of line ``lines[g]``."""
+    """Program (g, b): columns ``b * BLOCK ...`` of line ``lines[g]``, where that is none below 0."""
     mask = tl.program_id(0)
     line = tl.load(lines + mask)
+    if line < 0:
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     word = tl.load(words + mask * num_words + column // 32, inside, other=0)

@@ -33,6 +33,7 @@ ROUTERS = {
         5, "sigmoid", True, 1.5, torch.linspace(0.5, -0.5, 24), groups=6, top_groups=2, best_of_group=2
     ),
     "best of groups": RouterParams(3, groups=4, top_groups=1),
+    "factors": RouterParams(3, renormalises=True, factors=torch.linspace(0.2, 3, 24)),
     "all": RouterParams(24, renormalises=True),
     "sigmoid alone": RouterParams(2, "sigmoid"),
 }
@@ -154,7 +155,7 @@ def test_a_token_has_its_bits_in_any_batch_and_on_any_threads(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kind", ["silu", CLAMP], ids=["silu", "clamped"])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", CLAMP], ids=["silu", "gelu", "clamped"])
 @pytest.mark.parametrize("width", [48, 13])
 def test_activations_are_those_of_plain_torch(dtype: torch.dtype, kind: object, width: int) -> None:
     gate_up = (torch.randn(5, 3, 2 * width) * 2).to(dtype)

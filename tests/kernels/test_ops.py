@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -198,9 +200,10 @@ def test_layer_norms_and_scaled_sums(tokens, width, offset, biased, factor, dtyp
     out = ops.add_layer_norm(x, residual, weight, bias, 1e-2, offset)
     assert_close(out, reference.add_layer_norm(x, other, weight, bias, 1e-2, offset))
     assert torch.equal(residual, other)
-    ops.add_scaled(x, residual, factor)
-    reference.add_scaled(x, other, factor)
-    assert_close(residual, other)
+    for kept in (1.0, 0.3):
+        ops.add_scaled(x, residual, factor, kept)
+        reference.add_scaled(x, other, factor, kept)
+        assert_close(residual, other)
     copied = ops.copy_residual(residual, dtype)
     assert torch.equal(copied, residual.to(dtype)) and copied is not residual
 
@@ -263,11 +266,13 @@ def test_gated_linear_shows_a_nan():
     kind=st.sampled_from([("head", False), ("head", True), ("projection", False), ("centred", False)]),
     interleaved=st.booleans(),
     scaled=st.booleans(),
+    v_norm=st.booleans(),
     seed=SEEDS,
 )
 def test_rope_store_kv(
-    tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, kind, interleaved, scaled, seed
-):
+    tokens, kv_heads, group, head_dim, rotary, page_size, norms, dtype, norm_dtype, kind, interleaved, scaled, v_norm,
+    seed,
+):  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     heads = kv_heads * group
     qkv = randn(seed, tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
@@ -282,13 +287,26 @@ def test_rope_store_kv(
         randn(seed + 3, *shape, dtype=norm_dtype) if norm else None for norm, shape in zip(norms, shapes, strict=True)
     )
     scale = randn(seed + 4, 50, dtype=torch.float32) if scaled else None
-    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0, *kind, interleaved, scale)
+    params = ops.RopeParams(heads, kv_heads, table, q_norm, k_norm, 1e-6, 1.0, *kind, interleaved, scale, v_norm)
     q = ops.rope_store_kv(qkv, positions, loc, *caches, params)
     expected = reference.rope_store_kv(qkv, positions, loc, *expected_caches, params)
     assert q.shape == (tokens, heads, head_dim)
     assert_close(q, expected)
     assert_close(caches, expected_caches)
-    assert torch.equal(caches[1], expected_caches[1])
+    assert v_norm or torch.equal(caches[1], expected_caches[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_without_kv_heads_stores_nothing(dtype: torch.dtype) -> None:
+    """Its queries have the bits that they have beside keys and values."""
+    qkv, norm, table = randn(0, 5, 6 * 32, dtype=dtype), randn(1, 32, dtype=dtype), randn(2, 50, 16)
+    positions, loc = torch.arange(5) + 3, torch.arange(5)
+    params = ops.RopeParams(4, 1, table, norm, norm, 1e-6)
+    caches, others = (randn(seed, 2, 4, heads, 4, 32, dtype=dtype) for seed, heads in ((3, 1), (4, 2)))
+    beside, before = ops.rope_store_kv(qkv, positions, loc, *caches, params), others.clone()
+    alone = replace(params, num_kv_heads=0, k_norm=None)
+    assert torch.equal(ops.rope_store_kv(qkv[:, : 4 * 32].contiguous(), positions, loc, *others, alone), beside)
+    assert torch.equal(others, before)
 
 
 @SETTINGS

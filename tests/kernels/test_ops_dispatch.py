@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.kernels.meta_gpu import GPU, gpu_tensor, posing_gpu
 
-from rootgraft.kernels import expert_ops, lora_ops, memory, ops, pass_graphs, sampling_ops
+from rootgraft.kernels import expert_ops, lora_ops, memory, ops, pass_graphs, sampling_ops, state_ops
 from rootgraft.kernels.layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from rootgraft.kernels.lora_ops import Segments, SlotTable
 from rootgraft.kernels.triton import graph_capture, shared_prefixes
@@ -98,6 +98,10 @@ def mask(_: torch.dtype) -> None:
     sampling_ops.mask_logits(logits(), gpu_tensor(2, dtype=INT64), words)
 
 
+def edit(_: torch.dtype) -> None:
+    sampling_ops.edit_logits(logits(), gpu_tensor(5, 4, dtype=INT32))
+
+
 def layer_norm_of_residual(dtype: torch.dtype) -> None:
     weight = gpu_tensor(WIDTH, dtype=dtype)
     assert ops.layer_norm(hidden(FP32), weight, weight, 1e-5, out_dtype=dtype).dtype is dtype
@@ -151,6 +155,24 @@ def sum_experts(dtype: torch.dtype) -> None:
     expert_ops.sum_experts(gpu_tensor(TOKENS, 2, WIDTH, dtype=dtype), weights, hidden(dtype), gate)
 
 
+def states(dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
+    """Calls of the ops with a state, for two rows of three tokens."""
+    batch = state_ops.StateBatch(*(gpu_tensor(count, dtype=INT32) for count in (3, 2, 2, TOKENS)))
+    factors = [gpu_tensor(HEADS, dtype=FP32) for _ in range(3)]
+    conv = state_ops.ConvParams(gpu_tensor(4, WIDTH, dtype=dtype), None, gated=False)
+    scan = state_ops.SsmParams(HEADS, DIM, 2, 16, *factors)
+    delta = state_ops.DeltaParams(HEADS, DIM, 2, 16, *factors[:2])
+    norm = state_ops.GatedNormParams(gpu_tensor(WIDTH, dtype=dtype), 1e-5, 2)
+    inputs, sums = gpu_tensor(5, 3, WIDTH, dtype=dtype), gpu_tensor(5, HEADS, 16, DIM, dtype=FP32)
+    gates = hidden(dtype, 2 * HEADS)
+    return {
+        "causal_conv": lambda: state_ops.causal_conv(hidden(dtype), inputs, batch, conv),
+        "ssm_scan": lambda: state_ops.ssm_scan(hidden(dtype, scan.columns), gates, 0, sums, batch, scan),
+        "delta_scan": lambda: state_ops.delta_scan(hidden(dtype, delta.columns), gates, (HEADS, 0), sums, batch, delta),
+        "gated_norm": lambda: state_ops.gated_norm(hidden(dtype), hidden(dtype), norm),
+    }
+
+
 LORA, LORA_EMBED = ["_shrink", "_expand"], ["_gather", "_expand"]
 CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "norm": ("ops.rms_norm", norm, ["_rms_norm"]),
@@ -182,6 +204,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
+    "edits": ("sampling_ops.edit_logits", edit, ["_edit"] * 3),
     "routing": ("expert_ops.route", choose_experts, []),  # torch's own ops, which read nothing back
     "experts": ("expert_ops.expert_linear", multiply_experts, ["_group", "_product"]),
     "activation of experts": ("expert_ops.expert_activation", activate_experts, ["_gated_activation"]),
@@ -189,6 +212,10 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
         "expert_ops.expert_activation", lambda d: activate_experts(d, expert_ops.ClampedSwiglu(1.7, 7.0)), [],
     ),
     "sum of experts": ("expert_ops.sum_experts", sum_experts, []),
+    "convolution": ("state_ops.causal_conv", lambda d: states(d)["causal_conv"](), ["_convolve", "_save"]),
+    "selective scan": ("state_ops.ssm_scan", lambda d: states(d)["ssm_scan"](), ["_ssm_short", "_ssm_chunks"]),
+    "delta rule": ("state_ops.delta_scan", lambda d: states(d)["delta_scan"](), ["_delta_short", "_delta_chunks"]),
+    "norm with a gate": ("state_ops.gated_norm", lambda d: states(d)["gated_norm"](), ["_gated_norm"]),
     "draw": (
         "sampling_ops.draw_lines", draw, ["_stats", "_deviations", "_sums", "_levels", "_pick", "_draw"],
     ),
@@ -204,6 +231,7 @@ HOST = {
     "expert_ops": {"takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
+    "state_ops": set(),
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},
 }  # fmt: skip
 
@@ -225,7 +253,7 @@ def public(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [ops, expert_ops, lora_ops, sampling_ops, memory], ids=lambda module: module.__name__
+    "module", [ops, expert_ops, lora_ops, sampling_ops, state_ops, memory], ids=lambda module: module.__name__
 )
 def test_every_public_function_has_its_case(module: ModuleType) -> None:
     name = module.__name__.rpartition(".")[2]

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
 WIDENED_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "U4_ZERO_POINT"]
+SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
@@ -121,6 +122,36 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
     assert_near(out, exact + (0 if offset is None else offset.double()))
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
     assert_same_largest(ops.largest_linear(x, layer), out)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    block_type=st.sampled_from(SUPER_BLOCKS),
+    tokens=st.integers(0, 20),
+    num_blocks=st.integers(1, 3),
+    columns=st.integers(1, 70),
+    dtype=TYPES,
+    seed=st.integers(0, 1 << 30),
+)
+def test_super_blocks_times_rounded_rows(block_type, tokens, num_blocks, columns, dtype, seed):
+    raw, weight = random_blocks(block_type, seed, columns, 256 * num_blocks)
+    offset, x = randn(seed + 1, columns), randn(seed + 2, tokens, 256 * num_blocks, dtype=dtype)
+    layer = quantised_weights.pack_blocks(raw, block_type, offset, dynamic=True)
+    assert layer.planes == 1
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(columns)), weight)
+    out = ops.linear(x, layer, torch.float32)
+    magnitudes = x.double().abs() @ largest_terms(block_type, weight).double().T
+    assert_near(out, quantised_reference.linear(x, weight, 32) + offset.double(), magnitudes)
+    assert torch.equal(ops.linear(x, layer), out.to(dtype))
+    assert_same_largest(ops.largest_linear(x, layer), out)
+    for row in range(0, tokens, 3):
+        assert torch.equal(ops.linear(x[row : row + 1], layer, torch.float32), out[row : row + 1])
+
+
+def largest_terms(block_type: quantised_weights.BlockType, weight: Tensor) -> Tensor:
+    """The largest magnitude of each super-block: terms of its numbers, a scale's and a minimum's, may be as large."""
+    values = quantised_weights.BLOCK_SIZES[block_type][0]
+    return weight.abs().unflatten(1, (-1, values)).amax(-1).repeat_interleave(values, 1)
 
 
 @settings(max_examples=80, deadline=None)
@@ -370,8 +401,8 @@ def test_refusals():
     raw[2, 209] = 0x7C
     with pytest.raises(ValueError, match="a super-block has a factor that is infinite"):
         quantised_weights.pack_blocks(raw, "Q6_K", widened=True)
-    with pytest.raises(ValueError, match="Q6_K blocks are computed with widened=True alone"):
-        quantised_weights.pack_blocks(raw, "Q6_K", dynamic=True)
+    with pytest.raises(ValueError, match="Q6_K blocks and such rows of x are not computed"):
+        quantised_weights.pack_blocks(raw, "Q6_K")
     with pytest.raises(ValueError, match="not both"):
         quantised_weights.pack_blocks(torch.zeros(4, 34, dtype=torch.uint8), "Q8_0", dynamic=True, widened=True)
     with pytest.raises(ValueError, match="cannot be quantised by channels"):
@@ -421,6 +452,12 @@ def test_lesser_instruction_sets(arch, monkeypatch):
         assert_near(kernels.linear(x, other, torch.float32), x.double() @ rounded.T, magnitudes)
         few, many = (kernels.with_widened(other, torch.bfloat16, None, few_rows) for few_rows in (9, 0))
         assert torch.equal(kernels.linear(x, few, torch.float32), kernels.linear(x, many, torch.float32))
+        if name in SUPER_BLOCKS:
+            own = quantised_weights.pack_blocks(raw, name, dynamic=True)
+            other = dataclasses.replace(own, kernels=kernels)
+            assert torch.equal(kernels.rows(other, torch.arange(70)), exact)
+            magnitudes = x.double().abs() @ largest_terms(name, exact).double().T
+            assert_near(kernels.linear(x, other, torch.float32), quantised_reference.linear(x, exact, 32), magnitudes)
     x = with_outliers(randn(1, 9, 192, dtype=torch.bfloat16), 0.02)
     for form in (Format.CHANNELS, Format.WIDENED):
         other, layer = kernels.pack_channels(weight, form, None), quantised_weights.pack_channels(weight, dynamic=True)
@@ -512,7 +549,7 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
     ids = torch.tensor([0, 69, 33])
     assert torch.equal(kernels.quantised.rows(packed, ids), weight[ids])
     plain = kernels.pack_linear(weight.to(dtype), None)
-    for tokens in (1, 5, 40):
+    for tokens in (1, 5, 7, 13, 24, 40):
         x = randn(tokens, tokens, width, dtype=dtype)
         out = kernels.quantised.linear(x, packed, torch.float32)
         assert torch.equal(out, kernels.linear(x, plain, torch.float32) + bias)
@@ -522,9 +559,27 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
 def test_stored_bytes_are_not_rounded_again(dtype):
     codes = torch.randint(-50, 51, (40, 96), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scales = torch.rand(40, 1, generator=torch.Generator().manual_seed(1)) * 0.01
-    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, is_float=False)
+    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, form=Format.WIDENED)
     weight = codes.float() * scales
     assert torch.equal(quantised_weights.rows(packed, torch.arange(40)), weight)
     x = randn(1, 7, 96, dtype=dtype)
     expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
     assert_near(ops.linear(x, packed, torch.float32), expected, magnitudes)
+
+
+@pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
+def test_stored_integers_times_rounded_rows_are_summed_exactly(level):
+    """All bytes, -128 too, at every level of instructions; x is rounded as for weights that are quantised here."""
+    columns, width = 70, 320
+    codes = torch.arange(columns * width).mul(7).remainder(256).to(torch.uint8).view(columns, width)
+    scales = torch.rand(columns, 1, generator=generator(3)) * 1e-2
+    kernels = Kernels(load_level(level)) if level else ops.native_kernels()
+    packed = kernels.quantised.pack_bytes([codes[:32], codes[32:]], (columns, width), Format.CHANNELS, scales, None)
+    weight = codes.view(torch.int8).float() * scales
+    assert torch.equal(kernels.quantised.rows(packed, torch.arange(columns)), weight)
+    for tokens in (1, 7, 40):
+        x = with_outliers(randn(tokens, tokens, width).bfloat16(), 0.01)
+        expected = quantised_reference.linear_rows(x, weight)
+        assert_near(
+            kernels.quantised.linear(x, packed, torch.float32), expected, x.double().abs() @ weight.double().abs().T
+        )

@@ -12,7 +12,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 
 from rootgraft.kernels import state_ops, state_reference
 from rootgraft.kernels.ops import native_kernels, set_threads
-from rootgraft.kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SsmParams, StateBatch
+from rootgraft.kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams, StateBatch
 
 # A whole number of the vectors that torch takes together, as in every model: it computes silu of the others one by one,
 # with other last bits.
@@ -225,6 +225,78 @@ def test_a_scan_in_chunks_and_from_checkpoints_is_the_same(scan, dtype: torch.dt
         parts.append(scan(x[part], steps[part], 7, other, batch([length], [0 if done else -1], [0]), params))
         done += length
     same(torch.cat(parts), whole)
+
+
+CHANNELS = 48
+SELECTIVE = [
+    pytest.param(
+        state_ops.selective_scan, marks=pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")
+    ),
+    state_reference.selective_scan,
+]
+
+
+def selective_params() -> SelectiveParams:
+    generator = torch.Generator().manual_seed(2)
+    decay, bias, skip = (
+        torch.rand(*shape, generator=generator) for shape in ((STATE, CHANNELS), (CHANNELS,), (CHANNELS,))
+    )
+    return SelectiveParams(-2 * decay, bias - 0.5, skip)
+
+
+def selective_inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    sizes = (CHANNELS, CHANNELS, 2 * STATE)
+    x, steps, both = (torch.randn(tokens, size, generator=generator).to(dtype) for size in sizes)
+    return x, steps, both
+
+
+def selective_state() -> Tensor:
+    return torch.full((SLOTS, 1, STATE, CHANNELS), 77.0)
+
+
+def test_the_selective_scan_is_the_sum_that_the_paper_writes() -> None:
+    """``y_t = sum over s <= t and n of C_t[n] exp(sum of steps behind s * decay[n]) step_s B_s[n] x_s``."""
+    params, (x, steps, both) = selective_params(), selective_inputs(9)
+    step = functional.softplus(steps.double() + params.step_bias)
+    into, out_of = both.double().split(STATE, dim=1)
+    total = step.cumsum(0)
+    between = torch.exp((total[:, None] - total[None])[:, :, None] * params.decay.double())  # [t, s, N, W]
+    scores = torch.einsum("tn,sn,tsnw->tsw", out_of, into, between) * torch.ones(9, 9).tril().double()[:, :, None]
+    expected = torch.einsum("tsw,sw->tw", scores, step * x) + params.skip * x
+    for scan in (state_ops.selective_scan, state_reference.selective_scan):
+        found = scan(x, steps, both, selective_state(), batch([9], [-1], [0]), params)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scan", SELECTIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_selective_scan_in_chunks_and_from_checkpoints_is_the_same(scan, dtype: torch.dtype) -> None:
+    """In every bit on native kernels."""
+    tolerance = 0.0 if scan is state_ops.selective_scan else 1e-5
+    same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    params, given, state = selective_params(), selective_inputs(20, dtype), selective_state()
+    whole = scan(*given, state, batch([0, 20], [3, -1], [4, 0], {4: 6, 12: 7}), params)
+    assert (state[1:6] == 77).all() and (state[8:-1] == 77).all()
+    for token, slot in {4: 6, 12: 7}.items():
+        behind = [each[token + 1 :] for each in given]
+        same(scan(*behind, state, batch([19 - token], [slot], [2]), params), whole[token + 1 :])
+        same(state[2], state[0])
+    parts, done, other = [], 0, selective_state()
+    for length in (1, 1, 5, 13):
+        part = [each[done : done + length] for each in given]
+        parts.append(scan(*part, other, batch([length], [0 if done else -1], [0]), params))
+        done += length
+    same(torch.cat(parts), whole)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")
+def test_a_selective_scan_refuses_what_does_not_fit() -> None:
+    params, (x, steps, both) = selective_params(), selective_inputs(2)
+    with pytest.raises(IndexError, match="out of range"):
+        state_ops.selective_scan(x, steps, both, selective_state(), batch([2], [SLOTS], [0]), params)
+    with pytest.raises(ValueError, match="do not fit"):
+        state_ops.selective_scan(x, steps, both[:, :-1].contiguous(), selective_state(), batch([2], [0], [0]), params)
 
 
 @pytest.mark.skipif(native_kernels() is None, reason="no C++ compiler")

@@ -31,7 +31,7 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   always    all
 NoRope = Literal["never", "listed", "full", "asked", "windowed", "always"]
 
-Recurrent = Literal["short_conv", "mamba2", "delta", "grouped_delta"]
+Recurrent = Literal["short_conv", "mamba", "normed_mamba", "weighted_mamba", "mamba2", "delta", "grouped_delta"]
 
 # What a layer has:
 #   both       a mixer, which is attention or has a recurrent state, and an MLP
@@ -70,6 +70,7 @@ class Family:
         qkv_bias: q, k and v have a bias, whatever the config says.
         optional_biases: keys by which a config may add biases, with the projections that get one.
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        gelu_is_tanh: "gelu" means its approximation by tanh, as in the first files of Gemma.
         embedding_flag: the key that asks for this, unrounded; None where none does.
         multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
         logit_scale: honours "logit_scale".
@@ -97,12 +98,18 @@ class Family:
             head size; GGUF files have no key for it.
         remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
         harmless: values without effect of keys that are refused at others in all families.
+        sized_layers: honours "per_layer_config" or "global_head_dim", "num_global_key_value_heads",
+            "attention_k_eq_v", "num_kv_shared_layers" and "use_double_wide_mlp", by which layers differ in size.
+        layer_inputs: honours "hidden_size_per_layer_input" and "vocab_size_per_layer_input".
+        layer_scalars: ``has_layer_scalars`` of ``ModelConfig``; ``v_norm`` is ``has_v_norm``.
+        unit_scale: scores have no factor.
         attention_sinks: that of ``ModelConfig``.
         latent: attention is multi-head latent attention.
         mixture: how layers are mixtures of experts, None for none.
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
-            of LFM2 ("short_conv"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next ("grouped_delta");
-            None for attention in all layers.
+            of LFM2 ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of
+            Jamba ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next
+            ("grouped_delta"); None for attention in all layers.
         blocks: what a layer has.
         gated_attention: that of ``ModelConfig``.
         ignored: beginnings of the names of modules in checkpoints that are no part of the model.
@@ -135,6 +142,7 @@ class Family:
     mlp_block: str = "mlp"
     gated_mlp: bool = True
     scaled_embedding: bool = False
+    gelu_is_tanh: bool = False
     embedding_flag: str | None = None
     multipliers: bool = False
     logit_scale: bool = False
@@ -159,6 +167,11 @@ class Family:
     wide_layers: int | None = None
     remote_code: tuple[str, ...] = ()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    sized_layers: bool = False
+    layer_inputs: bool = False
+    layer_scalars: bool = False
+    v_norm: bool = False
+    unit_scale: bool = False
     attention_sinks: bool = False
     latent: bool = False
     mixture: MixtureFamily | None = None

@@ -15,7 +15,8 @@ FAMILIES = LLAMA_FAMILIES + POST_NORM_FAMILIES + LAYER_NORM_FAMILIES + MIXTURE_F
 
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
-BY_MODEL_TYPE = BY_NAME | {"gemma3_text": BY_NAME["gemma3"], "llama4_text": BY_NAME["llama4"]}
+_TEXT_TYPES = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama4_text": "llama4"}
+BY_MODEL_TYPE = BY_NAME | {text: BY_NAME[name] for text, name in _TEXT_TYPES.items()}
 _BY_FOLDED_ARCHITECTURE = {family.architecture.casefold(): family for family in FAMILIES}
 
 

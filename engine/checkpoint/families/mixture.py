@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scores = Literal["softmax", "sigmoid"]
+GatedActivation = Literal["silu", "gelu_tanh"]
 Storage = Literal["modules", "stacked", "interleaved", "transposed"]
 """How a checkpoint stores experts.
 
@@ -91,6 +92,9 @@ class Mixture:
         weighs_input: the weights are factors of the experts' inputs, not of their results.
         gated: an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``, the shared one too.
         latent_size: width of the experts' inputs and results, where they stand between two projections (Nemotron 3).
+        is_beside_mlp: it stands beside the layer's MLP, both behind norms of their own (Gemma 4). The router has a norm
+            and a factor of each expert.
+        activation: of experts with a gate, where there is no ``clamp``.
     """
 
     names: ExpertNames
@@ -111,6 +115,8 @@ class Mixture:
     weighs_input: bool = False
     gated: bool = True
     latent_size: int | None = None
+    is_beside_mlp: bool = False
+    activation: GatedActivation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,8 @@ class MixtureFamily:
         top_k_key: of the number of a token's experts; its value may be a list of the same for each layer.
         dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
             rule out, those before ``first_key``, those that "mlp_layer_types" calls dense or else the same, those
-            outside of "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
+            but every n-th one, n = "expert_layer_period", from "expert_layer_offset" on, those outside of
+            "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
             or all that "moe_layers" does not list, which by default has every n-th one, n =
             "interleave_moe_layer_step".
         first_key: the key of the number of layers before the first mixture.
@@ -147,13 +154,17 @@ class MixtureFamily:
         optional: without experts all layers have an ordinary MLP, of the shared expert's size.
         gated: that of ``Mixture``.
         latent_key: of its ``latent_size``, None where there is none.
+        single_is_dense: one expert is an ordinary MLP.
+        flag_key: of a flag without which there are no experts; None where their number says so.
+        beside_mlp: ``is_beside_mlp`` of ``Mixture``.
+        activation: that of ``Mixture``, asked for by "hidden_activation".
     """
 
     names: ExpertNames
     count_keys: tuple[str, ...]
     size_key: str = "moe_intermediate_size"
     top_k_key: str = "num_experts_per_tok"
-    dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted"] = "none"
+    dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted", "periodic"] = "none"
     first_key: str = "first_k_dense_replace"
     scores: Scores = "softmax"
     renormalises: bool | None = True
@@ -173,3 +184,7 @@ class MixtureFamily:
     optional: bool = False
     gated: bool = True
     latent_key: str | None = None
+    single_is_dense: bool = False
+    flag_key: str | None = None
+    beside_mlp: bool = False
+    activation: GatedActivation = "silu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .family import ATTENTION, QKV, Family
+from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST, LayerNorms
 
 _GEMMA = {
@@ -18,6 +19,30 @@ _GEMMA = {
 _GEMMA_NORMS = LayerNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
+
+_GEMMA4 = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1_000_000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
 
 POST_NORM_FAMILIES = (
     Family(
@@ -58,6 +83,36 @@ POST_NORM_FAMILIES = (
         local_theta="rope_local_base_freq",
         gguf_name="gemma3",
         wide_layers=62,
+    ),
+    Family(
+        name="gemma4",
+        models="Gemma 4 E2B, E4B, 31B, 26B-A4B",
+        architecture="Gemma4ForCausalLM",
+        windows="pattern",
+        defaults=_GEMMA4,
+        # Bidirectional attention is that of images.
+        harmless={"use_bidirectional_attention": (False, "vision")},
+        optional_biases={"attention_bias": ATTENTION},
+        norms=_GEMMA_NORMS,
+        qk_norm="head",
+        scaled_embedding=True,
+        unit_scale=True,
+        logit_soft_cap=True,
+        local_theta="rope_theta",
+        sized_layers=True,
+        layer_inputs=True,
+        layer_scalars=True,
+        v_norm=True,
+        mixture=MixtureFamily(
+            names=ExpertNames(block="moe", router="router.proj"),
+            count_keys=("num_experts",),
+            top_k_key="top_k_experts",
+            optional=True,
+            flag_key="enable_moe_block",
+            beside_mlp=True,
+            activation="gelu_tanh",
+        ),
+        tensor_names=((r"(?<=\d)\.(?=(?:experts|router)\.)", ".moe."),),
     ),
     Family(
         name="glm4",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+SelectionNorms = Literal["none", "plain", "weighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,43 @@ class Mamba2Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class MambaLayer:
+    """A selective state space with a state for each channel, behind a convolution (Mamba, Jamba).
+
+    Attributes:
+        width: channels, all with a state of their own; as many as the gate has.
+        state_size: N.
+        taps: of the convolution.
+        step_rank: inputs of the projection to steps.
+        conv_biased: the convolution has a bias.
+        biased: the projections of hidden states have biases.
+        norms: RMS norms of B, C and what steps are made of, with or without a weight.
+        norm_eps: of these.
+    """
+
+    width: int
+    state_size: int
+    taps: int
+    step_rank: int
+    conv_biased: bool
+    biased: bool
+    norms: SelectionNorms = "none"
+    norm_eps: float = 0.0
+
+    num_heads: ClassVar[int] = 1
+
+    @property
+    def head_dim(self) -> int:
+        """Channels: with those of Mamba-2's states, this has one head of so many dimensions."""
+        return self.width
+
+    @property
+    def conv_width(self) -> int:
+        """Columns that the convolution sees."""
+        return self.width
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaLayer:
     """A gated delta net behind a convolution (Qwen3-Next, Qwen 3.5).
 
@@ -91,4 +131,4 @@ class DeltaLayer:
         return 2 * self.key_width + self.width
 
 
-RecurrentLayer = ShortConvLayer | Mamba2Layer | DeltaLayer
+RecurrentLayer = ShortConvLayer | MambaLayer | Mamba2Layer | DeltaLayer

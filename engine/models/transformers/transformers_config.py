@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ...checkpoint.config_fields import Fields
+from ...checkpoint.model_config import KvShape
 from ...checkpoint.read_config import CONFIG, GENERATION_CONFIG, read_config_file, read_generation_config
 from ...errors import ModelError, quoted, shortened
 
@@ -45,12 +46,12 @@ class TransformersConfig:
     eos_token_ids: tuple[int, ...]
 
     @property
-    def num_attention_layers(self) -> int:
-        return self.num_layers
+    def kv_shapes(self) -> tuple[KvShape | None, ...]:
+        return (KvShape(self.num_kv_heads, self.head_dim),) * self.num_layers
 
     @property
-    def attends(self) -> tuple[bool, ...]:
-        return (True,) * self.num_layers
+    def kv_sources(self) -> tuple[int | None, ...]:
+        return tuple(range(self.num_layers))
 
     @property
     def has_states(self) -> bool:

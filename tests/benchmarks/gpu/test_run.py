@@ -21,7 +21,7 @@ from benchmarks.gpu.measure import Line, Machine
 from rootgraft.kernels.triton import launch
 
 ROOT = Path(__file__).parents[3]
-PARTS = {"correctness", "engine", "ceilings", "kernels", "lora", "sampling", "end_to_end", "quantised"}
+PARTS = {"correctness", "engine", "ceilings", "kernels", "lora", "sampling", "end_to_end", "quantised", "states"}
 CPU = Machine(torch.device("cpu"), torch.float32, tiny=True)
 
 

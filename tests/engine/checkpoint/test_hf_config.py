@@ -443,7 +443,7 @@ def test_wrong_mixtures_are_refused(changes: dict[str, Any], message: str) -> No
 
 
 REFUSED = {
-    "unknown architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported"),
+    "unknown architecture": ({"architectures": ["RwkvForCausalLM"]}, "RwkvForCausalLM is not supported"),
     "unknown multimodal model": (
         {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}},
         "LlavaForConditionalGeneration is not supported",

@@ -164,7 +164,7 @@ def test_nemotron_h_as_published() -> None:
     assert [layer.has_mlp for layer in config.layers] == [False, True, False, True, False]
     mamba = Mamba2Layer(6, 16, 2, 16, 4, conv_biased=True, biased=False)  # of a width beside expand * hidden_size
     assert [layer.recurrent for layer in config.layers] == [mamba, None, mamba, None, None]
-    assert config.num_attention_layers == 1 and config.activation == "relu2"
+    assert sum(config.attends) == 1 and config.activation == "relu2"
     mixture = config.layers[3].mixture
     assert mixture is not None and (mixture.latent_size, mixture.gated) == (32, False)
     assert [layer.mixture is None for layer in config.layers] == [True, True, True, False, True]

@@ -52,7 +52,9 @@ def test_replayed_steps_are_bitwise_the_same(tiny_llama: Path, dtype: torch.dtyp
         inputs = builder.build(rows.batch(counts))
         hidden = replayed.forward(inputs)
         assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
-    assert torch.equal(pools[0].k, pools[1].k) and torch.equal(pools[0].v, pools[1].v)
+    assert torch.equal(pools[0].caches[0].k, pools[1].caches[0].k) and torch.equal(
+        pools[0].caches[0].v, pools[1].caches[0].v
+    )
     assert replayed.recorded == [frozenset()]
 
 

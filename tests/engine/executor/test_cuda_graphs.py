@@ -30,7 +30,10 @@ from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.engine.models.forward_inputs import ForwardInputs
+from rootgraft.engine.models.kv_pool import KvPool
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels import state_reference
+from rootgraft.kernels.ops import use_native
 from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.lora.lora_step import AdapterBank
 
@@ -97,10 +100,12 @@ def bank_of(model: DecoderModel, folder: Path) -> AdapterBank:
 
 
 class World:
-    """Sequences that all begin with the same pages, on a pool with graphs and on one without."""
+    """Sequences that all begin with the same pages, on a pool with graphs and on one without, or in plain torch."""
 
-    def __init__(self, model: DecoderModel, bank: AdapterBank | None = None, common: int = 3) -> None:
-        self.model = model
+    def __init__(
+        self, model: DecoderModel, bank: AdapterBank | None = None, common: int = 3, *, is_plain: bool = False
+    ) -> None:
+        self.model, self.is_plain = model, is_plain
         self.pools = [pool(model, PAGES, PAGE_SIZE, ROWS) for _ in range(2)]
         self.tolerance = TOLERANCE[model.dtype]
         states = model.config.has_states
@@ -140,14 +145,28 @@ class World:
         """A step with graphs and one without give the same hidden states and the same KV."""
         arrays = self.builder.build(batch)
         actual = self.graphs.forward(arrays)
-        expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
+        use_native(not self.is_plain)
+        try:
+            expected = self.model.forward(self.builder.to_tensors(arrays), self.pools[1])
+        finally:
+            use_native(True)
         assert actual.shape == expected.shape
-        pairs = [(actual, expected), (self.pools[0].k, self.pools[1].k), (self.pools[0].v, self.pools[1].v)]
+        pairs = [
+            (actual, expected),
+            (self.pools[0].caches[0].k, self.pools[1].caches[0].k),
+            (self.pools[0].caches[0].v, self.pools[1].caches[0].v),
+        ]
         for index, layer in enumerate(self.model.config.layers):
             if layer.recurrent is not None:  # the last state is for padding
-                pairs.append((self.pools[0].k_layers[index][:-1], self.pools[1].k_layers[index][:-1]))
+                for ours, theirs in zip(*(self.states(pool, index) for pool in self.pools), strict=True):
+                    pairs.append((ours[:-1], theirs[:-1]))
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=self.tolerance, atol=self.tolerance)
+
+    @staticmethod
+    def states(pool: KvPool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a layer's convolution and scan keep of each row."""
+        return pool.beside.get(layer) or (pool.k_layers[layer], pool.v_layers[layer])
 
 
 @pytest.mark.usefixtures("low_gate")
@@ -168,6 +187,22 @@ def test_recurrent_states(tmp_path: Path) -> None:
     world.start()
     for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 2], [0, 0, 2, 0, 0, 0], [1, 0, 0, 1, 1, 0]):
         world.step(counts)
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "qwen3_next"])
+def test_recurrent_scans(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured steps of state spaces and delta nets give what plain torch gives, whose ops, which read slots back, no
+    captured step runs."""
+    world = World(load_model(save(family, tmp_path), dtype=torch.float32, device=CPU, max_positions=64), is_plain=True)
+    world.graphs.capture([each for each in world.graphs.variants if each.num_tokens in (2, 8) and not each.shares])
+    world.start()
+    for counts in ([1, 0, 1, 0, 0, 0], [1, 3, 0, 1, 0, 2]):
+        world.step(counts)
+    for name in ("causal_conv", "ssm_scan", "delta_scan", "gated_norm"):
+        monkeypatch.setattr(state_reference, name, pytest.fail)
+    world.graphs.forward(world.builder.build(Batch((Row(0, world.lengths[0], [5], 0, (), True, 0),))))
 
 
 @pytest.mark.usefixtures("low_gate")

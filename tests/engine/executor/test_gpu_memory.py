@@ -50,6 +50,7 @@ class FakeGraphs:
     """Passes of which the first takes 300 bytes and each other 20."""
 
     variants = tuple(range(11))
+    capturer = None
 
     def __init__(self, books: Books) -> None:
         self.books = books

@@ -375,11 +375,32 @@ def test_eight_bits_are_kept_on_a_cpu(kind: str, form: Format, family: str, tmp_
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
+def test_a_model_made_for_activations_of_8_bits_is_multiplied_with_such(family: str, tmp_path: Path) -> None:
+    """In bfloat16; integers are those of the file, and logits those of the plain form but for the rounding of x."""
+    _, packed = quantised_folder(tmp_path, "w8a8", family)
+    file = json.loads((packed / "config.json").read_text())
+    for group in file["quantization_config"]["config_groups"].values():
+        group["input_activations"] = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    (packed / "config.json").write_text(json.dumps(file))
+    rounded, plain, exact = (
+        load_model(packed, dtype=dtype, device=CPU, weights=form)
+        for dtype, form in (
+            (torch.bfloat16, "stored_widened"), (torch.bfloat16, "plain"), (torch.float32, "stored_widened"),
+        )
+    )  # fmt: skip
+    kept = [each for each in rounded.weights if isinstance(each, QuantisedLinear)]
+    assert {each.format for each in kept} == {Format.CHANNELS}
+    assert {each.format for each in exact.weights if isinstance(each, QuantisedLinear)} == {Format.WIDENED}
+    logits = [run_whole(each, TOKENS).float() for each in (rounded, plain)]
+    assert (logits[0] - logits[1]).norm() < 0.05 * logits[1].norm()
+
+
 def test_blocks_of_fp8_are_kept_on_a_cpu(tmp_path: Path) -> None:
     parts, meant = compressed(*COMPRESSED["fp8 blocks"], torch.randn(256, 384))
     stored = QuantisedTensor("m.weight", Scheme("float8"), views(parts, tmp_path)).bytes()
     assert stored is not None and stored.scales is not None
-    layer = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, is_float=True)
+    layer = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, form=Format.FLOAT8)
     assert torch.equal(quantised_weights.rows(layer, torch.arange(256)), meant)
 
 

@@ -23,6 +23,7 @@ from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 from rootgraft.kernels import quantised_weights
 from rootgraft.kernels.grouped_weights import dequantise, pack_grouped
 from rootgraft.kernels.layouts.grouped_forms import NumberForm
+from rootgraft.kernels.layouts.packed_weights import Format
 
 NAME = "m.weight"
 ALL_ROWS = torch.arange(ROWS)
@@ -53,8 +54,8 @@ def in_every_form(source: SafetensorsFolder) -> Iterator[Tensor]:
         yield dequantise(grouped)
     if (stored := source.byte_rows(NAME)) is not None:
         assert stored.scales is not None
-        is_float = stored.numbers is NumberForm.E4M3
-        packed = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, is_float=is_float)
+        form = Format.FLOAT8 if stored.numbers is NumberForm.E4M3 else Format.WIDENED
+        packed = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, form=form)
         yield quantised_weights.rows(packed, ALL_ROWS)
     if (found := source.blocks(NAME)) is not None:
         kind, pieces = found

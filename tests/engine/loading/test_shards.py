@@ -86,6 +86,7 @@ def test_the_largest_logit_is_that_of_all_ranks(tmp_path: Path) -> None:
         ("mixtral", 2, "a mixture of experts cannot be split over ranks"),
         ("deepseek_v2", 2, "a mixture of experts cannot be split"),
         ("lfm2", 2, "recurrent layers cannot be split"),
+        ("gemma4", 2, "heads of several sizes cannot be split"),
         ("olmo2", 2, "norms over all query heads together cannot be split"),
         ("llama", 4, "does not divide the model's 6 heads and the MLP's 72 columns. It takes 2, 6."),
         ("llama", 3, "neither divides the model's 2 KV heads nor is a multiple of them. It takes 2, 6."),

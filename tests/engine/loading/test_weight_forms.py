@@ -296,21 +296,26 @@ def test_activations_of_8_bits_are_for_cpus_without_products_of_bfloat16(
         return is_faster
 
     monkeypatch.setattr(measured_form, "is_dynamic_faster", measure)
+    rounded = KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0, KINDS.Q4_K, KINDS.Q6_K
     forms = {}
     for level in ("avx2", WITHOUT_AMX):
         monkeypatch.setitem(vars(LIBRARY), "native", Kernels(load_level(level)))
-        for kind in (KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0, KINDS.F16):
-            content = {name: np.ones((8, 256), np.float32) for name in MATRICES}
+        for kind in (*rounded, KINDS.F16):
+            # The package does not quantise to K-quants.
+            sizes = {KINDS.Q4_K: 144, KINDS.Q6_K: 210}
+            rows = np.zeros((8, sizes[kind]), np.uint8) if kind in sizes else np.ones((8, 256), np.float32)
+            content = dict.fromkeys(MATRICES, rows)
             file = GgufFile.open(write(tmp_path / "model.gguf", content, types=dict.fromkeys(MATRICES, kind)))
             forms[level, kind] = choose_weight_form(EngineConfig(), CPU, torch.bfloat16, file)
     dynamic = {key for key, form in forms.items() if form == "stored_dynamic"}
-    assert dynamic == {("avx2", kind) for kind in (KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0) if is_faster}
-    assert measured == [Format.NIBBLES, Format.SYMMETRIC, Format.BYTES]
+    assert dynamic == {("avx2", kind) for kind in rounded if is_faster}
+    supers = [Format.SUPER_NIBBLES, Format.SUPER_BYTES]
+    assert measured == [Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, *supers]
 
 
 def test_the_speed_of_activations_of_8_bits_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
-    for form in (Format.NIBBLES, Format.SYMMETRIC, Format.BYTES):
+    for form in (Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, Format.SUPER_NIBBLES, Format.SUPER_BYTES):
         assert MEASURED(form, torch.bfloat16) in (True, False)
 
 

@@ -47,7 +47,9 @@ def fp4_values(parts: dict[str, Tensor]) -> Tensor:
 def test_every_reader_gets_the_same_numbers(scheme: Scheme, folder: Path, tmp_path: Path) -> None:
     """Ours, transformers' and the package's own: one model, near to the one before."""
     out = tmp_path / "out"
-    found = quantize_folder(folder, out, scheme)
+    steps: list[tuple[int, int]] = []
+    found = quantize_folder(folder, out, scheme, lambda done, total: steps.append((done, total)))
+    assert [done for done, _ in steps] == list(range(1, steps[-1][1] + 1)) and len({total for _, total in steps}) == 1
     assert found.modules == 14 and found.bytes_after < found.bytes_before
     assert (out / "tokenizer.json").is_file() and len(list(out.glob("*.safetensors"))) > 1
     config = json.loads((out / "config.json").read_text())["quantization_config"]

@@ -92,7 +92,9 @@ def test_kept_states_are_those_of_a_whole_pass(tiny_llama: Path, dtype: torch.dt
         hidden = model.forward(growing.builder.to_tensors(step), growing.pool)
         whole = whole_pass(model, growing, step, pool)
         assert torch.equal(hidden, whole if step.kept is None else whole[torch.from_numpy(step.kept.tokens)])
-        assert torch.equal(growing.pool.k, pool.k) and torch.equal(growing.pool.v, pool.v)
+        assert torch.equal(growing.pool.caches[0].k, pool.caches[0].k) and torch.equal(
+            growing.pool.caches[0].v, pool.caches[0].v
+        )
 
 
 @pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")
@@ -118,5 +120,7 @@ def test_replayed_steps_keep_the_same(tiny_llama: Path, dtype: torch.dtype, has_
         hidden = replayed.forward(step)
         whole = whole_pass(model, growing, step, pool)
         assert torch.equal(hidden, whole if step.kept is None else whole[torch.from_numpy(step.kept.tokens)])
-        assert torch.equal(growing.pool.k, pool.k) and torch.equal(growing.pool.v, pool.v)
+        assert torch.equal(growing.pool.caches[0].k, pool.caches[0].k) and torch.equal(
+            growing.pool.caches[0].v, pool.caches[0].v
+        )
     assert len(replayed.recorded) == 1

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.kernels import meta_gpu
 
-from rootgraft.engine.batch import PageCopy
+from rootgraft.engine.batch import PageCopy, PageLoad
 from rootgraft.engine.checkpoint.hf_config import model_config
-from rootgraft.engine.checkpoint.model_config import ModelConfig
+from rootgraft.engine.checkpoint.model_config import KvShape, ModelConfig
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor.device import choose_kv_dtype
@@ -42,15 +42,15 @@ def config() -> ModelConfig:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_size_of_a_page(config: ModelConfig, dtype: torch.dtype) -> None:
     pool = KvPool(config, 5, 16, dtype, CPU)
-    assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6)
-    assert bytes_per_page(config, 16, dtype) * 5 == pool.k.nbytes + pool.v.nbytes
+    assert pool.caches[0].k.shape == pool.caches[0].v.shape == (3, 5, 2, 16, 6)
+    assert bytes_per_page(config, 16, dtype) * 5 == pool.caches[0].k.nbytes + pool.caches[0].v.nbytes
     assert bytes_per_page(replace(config, layers=config.layers[:1]), 16, dtype) * 3 == bytes_per_page(config, 16, dtype)
 
 
 def test_a_page_of_8_bits_takes_its_bytes_and_its_scales(config: ModelConfig) -> None:
     pool = KvPool(config, 5, 16, int8_kv_layout.DTYPE, CPU)
-    assert pool.k.shape == pool.v.shape == (3, 5, 2, 16, 6 + 4)
-    assert bytes_per_page(config, 16, int8_kv_layout.DTYPE) * 5 == pool.k.nbytes + pool.v.nbytes
+    assert pool.caches[0].k.shape == pool.caches[0].v.shape == (3, 5, 2, 16, 6 + 4)
+    assert bytes_per_page(config, 16, int8_kv_layout.DTYPE) * 5 == pool.caches[0].k.nbytes + pool.caches[0].v.nbytes
 
 
 def test_8_bits_are_refused_by_name_where_they_are_not_computed(config: ModelConfig) -> None:
@@ -87,28 +87,59 @@ def test_a_pool_tells_its_form(config: ModelConfig) -> None:
     assert names == ["bfloat16", "float32", "int8", "int8 rows", "fp8 rows"] and len(set(forms)) == len(forms)
 
 
+@pytest.fixture
+def mixed(config: ModelConfig) -> ModelConfig:
+    """Layers with two kinds of heads; the third reads the K and V of the first."""
+    own, other = config.layers[0], replace(config.layers[0], kv_heads=KvShape(1, 16))
+    return replace(config, layers=(own, other, replace(own, kv_source=0), other))
+
+
+def test_layers_may_have_other_heads_or_none(mixed: ModelConfig) -> None:
+    pool = KvPool(mixed, 5, 4, torch.float32, CPU)
+    assert [caches.k.shape for caches in pool.caches] == [(1, 5, 2, 4, 6), (2, 5, 1, 4, 16)]
+    assert pool.page_bytes * 5 == sum(tensor.nbytes for caches in pool.caches for tensor in caches.tensors)
+    assert [layer.shape[1:] for layer in pool.k_layers] == [(2, 4, 6), (1, 4, 16), (2, 4, 6), (1, 4, 16)]
+    assert pool.k_layers[2].data_ptr() == pool.k_layers[0].data_ptr()
+    assert pool.v_layers[2].data_ptr() == pool.v_layers[0].data_ptr() != pool.k_layers[0].data_ptr()
+    assert pool.form == "float32 k,v 1x2x4x6+2x1x4x16"
+    assert pool.form != KvPool(replace(mixed, layers=mixed.layers[:3]), 5, 4, torch.float32, CPU).form
+
+
+def test_pages_of_all_kinds_of_layers_are_copied_and_read(mixed: ModelConfig) -> None:
+    pool = KvPool(mixed, 3, 4, torch.float32, CPU)
+    written = [each for index in (0, 1, 3) for each in (pool.k_layers[index], pool.v_layers[index])]
+    for number, layer in enumerate(written, 1):
+        layer[0] = number
+    page = pool.read_page(0)
+    assert page.nbytes == pool.page_bytes
+    pool.copy([PageCopy(0, 1, 3), PageLoad(2, bytes(page))])
+    for number, layer in enumerate(written, 1):
+        assert (layer[1, :, :3] == number).all() and not layer[1, :, 3].any()
+        assert (layer[2] == number).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, FLOAT8])
 def test_pages_of_rows_are_copied_whole(config: ModelConfig, dtype: torch.dtype) -> None:
     pool = KvPool(replace(config, head_dim=16), 3, 16, dtype, CPU)
-    pool.k.view(torch.uint8)[:, 1] = 7
+    pool.caches[0].k.view(torch.uint8)[:, 1] = 7
     pool.copy([PageCopy(1, 2, 3)])
-    assert torch.equal(pool.k.view(torch.uint8)[:, 2], pool.k.view(torch.uint8)[:, 1])
-    assert not pool.k.view(torch.uint8)[:, 0].any()
+    assert torch.equal(pool.caches[0].k.view(torch.uint8)[:, 2], pool.caches[0].k.view(torch.uint8)[:, 1])
+    assert not pool.caches[0].k.view(torch.uint8)[:, 0].any()
 
 
 def test_layers_are_views(config: ModelConfig) -> None:
     pool = KvPool(config, 5, 4, torch.float32, CPU)
     pool.k_layers[2][3] = 7.0
-    assert pool.k[2, 3].min() == 7 and pool.k.sum() == 7 * 2 * 4 * 6
-    assert pool.v.sum() == 0
+    assert pool.caches[0].k[2, 3].min() == 7 and pool.caches[0].k.sum() == 7 * 2 * 4 * 6
+    assert pool.caches[0].v.sum() == 0
 
 
 def test_copies_in_order(config: ModelConfig) -> None:
     pool = KvPool(config, 4, 4, torch.float32, CPU)
-    pool.k.copy_(torch.arange(4.0).view(1, 4, 1, 1, 1).expand_as(pool.k))
-    pool.v.copy_(-pool.k)
+    pool.caches[0].k.copy_(torch.arange(4.0).view(1, 4, 1, 1, 1).expand_as(pool.caches[0].k))
+    pool.caches[0].v.copy_(-pool.caches[0].k)
     pool.copy([PageCopy(3, 0, 2), PageCopy(0, 1, 3), PageCopy(2, 3, 4)])
-    for values in (pool.k, -pool.v):
+    for values in (pool.caches[0].k, -pool.caches[0].v):
         cells = values.amax(dim=(0, 2, 4))
         assert torch.equal(cells, values.amin(dim=(0, 2, 4)))
         assert cells.tolist() == [[3, 3, 0, 0], [3, 3, 0, 1], [2, 2, 2, 2], [2, 2, 2, 2]]
@@ -123,9 +154,13 @@ def test_copy_outside_the_pool(config: ModelConfig) -> None:
 
 def test_memory_of_pages_is_taken_and_values_stay(config: ModelConfig, monkeypatch) -> None:
     pool = KvPool(config, 40, 16, torch.float32, CPU)
-    pool.k[:, 3] = 5
+    pool.caches[0].k[:, 3] = 5
     assert pool.populate(0) == 40
-    assert (pool.k[:, 3] == 5).all() and pool.k.sum() == pool.k[:, 3].sum() and not pool.v.any()
+    assert (
+        (pool.caches[0].k[:, 3] == 5).all()
+        and pool.caches[0].k.sum() == pool.caches[0].k[:, 3].sum()
+        and not pool.caches[0].v.any()
+    )
     taken = []
     monkeypatch.setattr(kv_pool, "populate", lambda part: taken.append((part.data_ptr(), part.nbytes)))
     page = pool.k_layers[0][0].nbytes
@@ -142,4 +177,4 @@ def test_where_memory_cannot_be_taken_nothing_happens(config: ModelConfig, monke
     pool = KvPool(config, 40, 16, torch.float32, CPU)
     monkeypatch.setattr(kv_pool, "populate", refuse)
     assert pool.populate(20) == 40
-    assert not pool.k.any()
+    assert not pool.caches[0].k.any()

@@ -354,3 +354,36 @@ def test_an_adapter_of_an_embedder(opened: Open, tmp_path: Path) -> None:
         with torch.no_grad():
             hidden = adapted(input_ids=torch.tensor([tokens_of(llm, text)])).last_hidden_state[0, -1]
         assert each.outputs.embedding == pytest.approx(torch.nn.functional.normalize(hidden, dim=0).tolist(), abs=1e-4)
+
+
+def test_scores_of_pairs_and_arrays(opened: Open, tmp_path: Path) -> None:
+    """By a cross-encoder's head, by cosine, and in words, as vLLM's ``score`` and ``encode``."""
+    head = make(LlamaForSequenceClassification, LlamaConfig, tmp_path / "head", num_labels=1)
+    llm = opened(tmp_path / "head")
+    for text, each in zip(TEXTS, llm.score("the dog", TEXTS, use_tqdm=False), strict=True):
+        with torch.no_grad():
+            logit = head(torch.tensor([tokens_of(llm, "the dog") + tokens_of(llm, text)])).logits[0]
+        assert each.outputs.score == pytest.approx(float(logit.sigmoid()), abs=1e-4)
+    assert llm.encode("a", use_tqdm=False)[0].outputs.data.shape == (1,)
+    causal = make(Qwen3ForCausalLM, Qwen3Config, tmp_path / "causal", tie_word_embeddings=True, head_dim=16)
+    asked_in_words = opened(tmp_path / "causal").score("a", ["b", "c"], use_tqdm=False)
+    assert all(0 < each.outputs.score < 1 for each in asked_in_words)
+    describe(tmp_path / "causal", {"pooling_mode": "mean"}, prompts={"prompts": {"query": "the dog:"}})
+    llm = opened(tmp_path / "causal")
+    scored = llm.score(["a fox", "a fox", "jumps"], TEXTS[:3], use_tqdm=False)
+
+    def vector(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = causal.model(torch.tensor([tokens_of(llm, text)])).last_hidden_state[0]
+        return torch.nn.functional.normalize(hidden.mean(0), dim=0)
+
+    for query, document, each in zip(["a fox", "a fox", "jumps"], TEXTS, scored, strict=False):
+        wanted = float(vector("the dog:" + query) @ vector(document))
+        assert each.outputs.score == pytest.approx(wanted, abs=1e-4)
+    [found] = llm.encode(TEXTS[0], pooling_task="embed", use_tqdm=False)
+    assert torch.allclose(torch.from_numpy(found.outputs.data), vector(TEXTS[0]), atol=1e-4)
+    for wrong in ((["a", "b"], ["c"]), ("a", []), ("a", ["b", ""]), ("a", [[1]])):
+        with pytest.raises(RequestError):
+            llm.score(*wrong, use_tqdm=False)
+    with pytest.raises(RequestError, match="pooling_task"):
+        llm.encode("a", pooling_task="token_embed", use_tqdm=False)

@@ -6,8 +6,8 @@ The oracle knows nothing of how an end is searched: it follows the grammar's mat
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -82,6 +82,36 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
             return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
+def random_object(rng: random.Random, depth: int) -> dict[str, Any]:
+    names = sorted({random_word(rng) for _ in range(rng.randint(1, 3))})
+    properties = {name: random_schema(rng, depth) for name in names}
+    required = [name for name in names if rng.random() < 0.8]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def random_kinds(rng: random.Random) -> dict[str, Any]:
+    """A schema where a value may be one of several kinds of objects and arrays."""
+    match rng.randrange(4):
+        case 0:
+            return {"anyOf": [random_object(rng, 1) for _ in range(rng.randint(2, 3))]}
+        case 1:
+            items, least = random_schema(rng, 1), rng.randint(0, 2)
+            array = {"type": "array", "items": items, "minItems": least, "maxItems": 3}
+            return {"anyOf": [random_object(rng, 1), array, random_schema(rng, 0)]}
+        case 2:
+            items = {"anyOf": [random_object(rng, 0) for _ in range(2)]}
+            return {"type": "array", "items": items, "minItems": 1, "maxItems": 2}
+        case _:
+            name, kinds = random_word(rng), {"anyOf": [random_object(rng, 0) for _ in range(2)]}
+            return {"type": "object", "properties": {name: kinds}, "required": [name], "additionalProperties": False}
+
+
+def kinds_specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
+    rng = random.Random(seed)
+    vocabulary = random_vocabulary(rng)
+    yield GrammarSpec.json_schema(random_kinds(rng)), vocabulary
+
+
 class Oracle:
     """The fewest tokens to an end, by following the grammar through all texts, one more token at a time."""
 
@@ -125,6 +155,9 @@ def specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
     yield GrammarSpec.json_schema(random_schema(rng)), vocabulary
 
 
+Specs: TypeAlias = Callable[[int], Iterator[tuple[GrammarSpec, Vocabulary]]]
+
+
 class Comparison:
     """Counts of positions that were compared with the oracle."""
 
@@ -161,7 +194,7 @@ class Comparison:
         return found
 
 
-def compared(seeds: Iterable[int]) -> Comparison:
+def compared(seeds: Iterable[int], specs: Specs = specs) -> Comparison:
     comparison = Comparison()
     for seed in seeds:
         for spec, vocabulary in specs(seed):
@@ -185,8 +218,21 @@ def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", [1024, 1049, 1057, 1091, 1207])
+@pytest.mark.parametrize("seed", [1024, 1049, 1057, 1091, 1207, 3027])
 def test_a_longer_text_of_fewer_tokens_ends_an_answer(seed):
     """Strings of a pattern, enumerations and spellings with blanks of which the shortest one has more tokens."""
     comparison = compared([seed])
     assert comparison.equal > 20 and comparison.left_out <= 1
+
+
+def test_an_end_by_another_kind_of_object_fits():
+    """The first kind that a search begins with takes more tokens than are left, or another one has been begun."""
+    comparison = compared([25], kinds_specs)
+    assert comparison.equal > 30 and not comparison.left_out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seeds", [(6, 25, 29), (58, 126, *range(8, 14))])
+def test_the_tokens_that_fit_are_those_of_brute_force_for_several_kinds_of_objects_and_arrays(seeds):
+    comparison = compared(seeds, kinds_specs)
+    assert comparison.equal > 140 and comparison.left_out <= 3

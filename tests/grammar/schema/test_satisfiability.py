@@ -56,3 +56,34 @@ def assert_as_jsonschema(grammars, compiled, schema, values) -> None:
     for value in values:
         text = json.dumps(value, separators=(",", ":"))
         assert grammars.admits(compiled, text) == validator.is_valid(value), value
+
+
+RECURSIVE = {
+    "properties": {"properties": {"items": {"$ref": "#/$defs/part"}}},
+    "required": {"properties": {"items": {"$ref": "#/$defs/part"}}, "required": ["items"], "type": ["object", "null"]},
+    "items": {"type": ["array", "null"], "items": {"$ref": "#/$defs/part"}, "maxItems": 2},
+    "closed": {
+        "type": "object",
+        "properties": {"items": {"$ref": "#/$defs/part"}, "n": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("part", RECURSIVE)
+def test_branches_that_share_a_recursive_part_are_told_apart(grammars, part):
+    """As in OpenAPI 2.0's own schema: what fails in one branch is what holds in the other, part by part without end."""
+    branches = [
+        {"type": "object", "properties": {"items": {"$ref": "#/$defs/part"}, "a": {"type": "integer"}}},
+        {"type": "object", "properties": {"items": {"$ref": "#/$defs/part"}, "b": {"const": 1}}, "required": ["b"]},
+    ]
+    schema = {"oneOf": branches, "$defs": {"part": RECURSIVE[part]}}
+    values = [{}, {"a": 1}, {"b": 1}, {"a": "x"}, {"b": 1, "a": "x"}, {"a": 1, "b": 1}, {"a": 1, "b": 2}]
+    assert_as_jsonschema(grammars, grammars.schema(schema), schema, values)
+
+
+@pytest.mark.parametrize("part", ["properties", "required", "items"])
+def test_nothing_holds_and_fails_a_recursive_schema(grammars, part):
+    schema = {"$ref": "#/$defs/part", "not": {"$ref": "#/$defs/part"}, "$defs": {"part": RECURSIVE[part]}}
+    with pytest.raises(GrammarError, match="no finite value"):
+        grammars.schema(schema)

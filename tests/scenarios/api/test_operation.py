@@ -203,6 +203,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/embeddings": {"post"},
         "/v1/classify": {"post"},
         "/v1/rerank": {"post"},
+        "/pooling": {"post"},
+        "/score": {"post"},
         "/v1/messages/count_tokens": {"post"},
         "/v1/files": {"get", "post"},
         "/v1/files/{file_id}": {"get", "delete"},

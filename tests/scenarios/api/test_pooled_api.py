@@ -18,7 +18,7 @@ from support.engine.tiny_llm import CHAT_TEMPLATE
 from support.machine.waits import HANG_SECONDS
 from support.models.tiny_models import COMMON
 from support.models.tiny_tokenizers import train_byte_level, write_folder
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rootgraft.engine.text.tokenizer import Tokenizer
 
@@ -141,3 +141,107 @@ def test_classes_are_those_of_transformers(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         ranked = started.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
         assert ranked.status_code == 400
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_cross_encoder_scores_pairs(tmp_path: Path, raw: bool) -> None:
+    """A head of one class reads both texts. Its score is a probability, unless the checkpoint says else."""
+    model = write(LlamaForSequenceClassification, tmp_path, num_labels=1)
+    if raw:
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    scores = []
+    for text in TEXTS:
+        with torch.no_grad():
+            logit = model(torch.tensor([tokenizer("the fox", text)["input_ids"]])).logits[0]
+        scores.append(float(logit if raw else logit.sigmoid()))
+    with tiny_server(tmp_path, *OPTIONS) as started:
+        for path in ("/score", "/v1/score"):
+            found = started.http.post(path, json={"text_1": "the fox", "text_2": TEXTS}).json()
+            assert [each["score"] for each in found["data"]] == pytest.approx(scores, abs=1e-4)
+            assert {each["object"] for each in found["data"]} == {"score"}
+        several = {"queries": ["a", "the fox"], "documents": [TEXTS[1], TEXTS[0]]}
+        assert started.http.post("/v1/score", json=several).json()["data"][1]["score"] == pytest.approx(scores[0], 1e-4)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            ranked = started.http.post(path, json={"query": "the fox", "documents": TEXTS}).json()["results"]
+            order = sorted(range(3), key=lambda index: -scores[index])
+            assert [each["index"] for each in ranked] == order
+            assert [each["relevance_score"] for each in ranked] == pytest.approx([scores[at] for at in order], abs=1e-4)
+        asked = {"query": "a", "documents": ["b"], "instruction": "c"}
+        refused = started.http.post("/v1/rerank", json=asked)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
+        pooled = started.http.post("/pooling", json={"input": TEXTS[0]}).json()["data"][0]
+        assert len(pooled["data"]) == 1 and 0 < pooled["data"][0] < 1
+
+
+PROMPTS = {"query": "the dog:", "document": "a:"}
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, Any, Tokenizer]]:
+    """A model whose embedding is the mean of what stands behind the prompt."""
+    folder = tmp_path_factory.mktemp("embedder")
+    model = write(LlamaForCausalLM, folder)
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [{"path": path, "type": f"x.{kind}"} for path, kind in zip(paths, kinds, strict=True)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    with tiny_server(folder, *OPTIONS) as started:
+        yield started, model.model, Tokenizer.load(folder)
+
+
+@torch.no_grad()
+def mean_embedding(model: Any, tokenizer: Tokenizer, before: str, text: str) -> torch.Tensor:
+    hidden = model(torch.tensor([list(tokenizer.encode(before + text, True))])).last_hidden_state[0]
+    left_out = len(tokenizer.encode(before, True)) if before else 0
+    return torch.nn.functional.normalize(hidden[left_out:].mean(0), dim=0)
+
+
+def test_a_mean_without_the_prompt(embedder: tuple[RealServer, Any, Tokenizer]) -> None:
+    server, *oracle = embedder
+    for name, before in ((None, ""), ("query", PROMPTS["query"])):
+        body = {"input": TEXTS, "prompt_name": name}
+        for found, text in zip(server.http.post("/v1/embeddings", json=body).json()["data"], TEXTS, strict=True):
+            wanted = mean_embedding(*oracle, before, text)
+            assert found["embedding"] == pytest.approx(wanted.tolist(), abs=1e-4)
+    pooled = server.http.post("/pooling", json={"input": TEXTS, "dimensions": 7, "encoding_format": "base64"}).json()
+    for found, text in zip(pooled["data"], TEXTS, strict=True):
+        wanted = torch.nn.functional.normalize(mean_embedding(*oracle, "", text)[:7], dim=0)
+        raw = struct.unpack("<7f", base64.b64decode(found["data"]))
+        assert list(raw) == pytest.approx(wanted.tolist(), abs=1e-4)
+        assert found["object"] == "pooling"
+    refused = server.http.post("/pooling", json={"input": "a", "task": "classify"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+def test_an_embedder_scores_by_cosine(embedder: tuple[RealServer, Any, Tokenizer]) -> None:
+    server, *oracle = embedder
+    query = mean_embedding(*oracle, PROMPTS["query"], "the fox")
+    scores = [float(query @ mean_embedding(*oracle, PROMPTS["document"], text)) for text in TEXTS]
+    found = server.http.post("/v1/score", json={"text_1": "the fox", "text_2": [*TEXTS, TEXTS[0]]}).json()
+    assert [each["score"] for each in found["data"]] == pytest.approx([*scores, scores[0]], abs=1e-4)
+    ranked = server.http.post("/v1/rerank", json={"query": "the fox", "documents": TEXTS, "top_n": 2}).json()
+    assert [each["relevance_score"] for each in ranked["results"]] == pytest.approx(sorted(scores)[:0:-1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        ({"text_1": "a", "text_2": ["c", ""]}, "text_2[1]"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"text_1": "a"}, "text_2"),
+        ({"text_1": "a", "text_2": "b", "label_token_ids": [1]}, "label_token_ids"),
+        ({"text_1": "a", "text_2": ["fox " * 600]}, "text_2[0]"),
+        ({"text_1": "fox " * 600, "text_2": ["a"]}, "text_1"),
+    ],
+)
+def test_wrong_pairs_are_told(embedder: tuple[RealServer, Any, Tokenizer], body: dict[str, Any], param: str) -> None:
+    for path in ("/score", "/v1/score"):
+        reply = embedder[0].http.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text

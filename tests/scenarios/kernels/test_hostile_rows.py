@@ -22,11 +22,13 @@ from rootgraft.kernels.state_ops import (
     ConvParams,
     DeltaParams,
     GatedNormParams,
+    SelectiveParams,
     SsmParams,
     StateBatch,
     causal_conv,
     delta_scan,
     gated_norm,
+    selective_scan,
     ssm_scan,
 )
 from rootgraft.lora.segments import make_segments
@@ -63,7 +65,9 @@ def layers_of(dtype: torch.dtype) -> dict[str, ops.Linear]:
         packed = quantised_weights.pack_blocks(raw.flatten(1), name, widened=True)
         layers[name] = packed
         layers[f"{name} both"] = quantised_weights.with_widened(packed, dtype, few_rows=4)
-        for dynamic in () if quantised_weights.is_widened_only(name) else (False, True):
+        for dynamic in (False, True):
+            if quantised_weights.is_widened_only(name, dynamic=dynamic):
+                continue
             layers[f"{name} {dynamic}"] = quantised_weights.pack_blocks(raw.flatten(1), name, dynamic=dynamic)
     return layers
 
@@ -126,6 +130,11 @@ def test_states(dtype: torch.dtype) -> None:
     assert_others_keep_bits(lambda x: causal_conv(x, inputs.clone(), batch, conv), torch.randn(rows, 64).to(dtype))
     assert_others_keep_bits(
         lambda x: ssm_scan(x, steps, 0, states.clone(), batch, scan), torch.randn(rows, scan.columns).to(dtype)
+    )
+    selective = SelectiveParams(-torch.rand(24, 64), torch.randn(64), torch.randn(64))
+    of_channels, both = torch.randn(rows, 1, 24, 64), torch.randn(rows, 48).to(dtype)
+    assert_others_keep_bits(
+        lambda x: selective_scan(x, x, both, of_channels.clone(), batch, selective), torch.randn(rows, 64).to(dtype)
     )
     delta, of_delta = DeltaParams(4, 16, 2, 48, -torch.rand(4), torch.randn(4)), torch.randn(rows, 4, 48, 16)
     gates = torch.randn(rows, 9).to(dtype)

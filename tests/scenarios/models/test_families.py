@@ -80,6 +80,7 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     _, folder = family
     written = json.loads((folder / "config.json").read_text())
     new = written.pop("rope_parameters", {"rope_theta": 1e4})
+    listed_types = written.get("layer_types")
     full = dict(new.get("full_attention", new))
     written["rope_theta"] = full.pop("rope_theta")
     if "partial_rotary_factor" in full:
@@ -103,6 +104,12 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
         written |= {"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1}
     for listed in ("layer_types", "no_rope_layers"):
         written.pop(listed, None)
+    if (own := written.pop("per_layer_config", None)) is not None:  # Gemma 4's own keys, whose rotary ones are new
+        keys = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+        written |= {keys[key]: value for key, value in next(iter(own.values())).items()}
+        written |= {"rope_parameters": new, "layer_types": listed_types}
+        del written["rope_theta"], written["rope_local_base_freq"]
+        written.pop("partial_rotary_factor", None), written.pop("rope_scaling", None)
     (tmp_path / "config.json").write_text(json.dumps(written))
     assert read_model_config(tmp_path) == read_model_config(folder)
 

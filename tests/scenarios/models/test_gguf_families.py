@@ -33,6 +33,7 @@ WRITTEN = [
     "qwen2",
     "qwen3",
     "smollm3",
+    "gemma",
     "gemma2_plain",
     "gemma3_plain",
     "phi3",

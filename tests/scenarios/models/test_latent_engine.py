@@ -51,9 +51,9 @@ def test_a_page_holds_one_vector_of_each_token(folder: Path) -> None:
     config = EngineConfig(**OPTIONS, max_num_seqs=3, num_gpu_blocks_override=7)
     worker = Worker(config, folder)
     kv = KvPool(worker.model.config, worker.num_pages, 16, torch.float32, worker.model.device)
-    assert kv.v is None and kv.k.shape == (3, 7, 1, 16, 48 + 16)
+    assert kv.caches[0].v is None and kv.caches[0].k.shape == (3, 7, 1, 16, 48 + 16)
     assert all(v is k for k, v in zip(kv.k_layers, kv.v_layers, strict=True))
-    assert kv.page_bytes * 7 == kv.k.nbytes
+    assert kv.page_bytes * 7 == kv.caches[0].k.nbytes
     assert "6 heads over 1 KV head," in worker.summary[0]
 
 

@@ -21,14 +21,12 @@ class CutProxy:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for thread in self._threads:
-            thread.join()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -36,7 +34,9 @@ class CutProxy:
                 client = self._listener.accept()[0]
                 server = socket.create_connection(self._target)
                 for source, target, is_answer in ((client, server, False), (server, client, True)):
-                    self._threads.append(threading.Thread(target=self._pass, args=(source, target, is_answer)))
+                    self._threads.append(
+                        threading.Thread(target=self._pass, args=(source, target, is_answer), daemon=True)
+                    )
                     self._threads[-1].start()
 
     def _pass(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:

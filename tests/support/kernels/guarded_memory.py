@@ -94,8 +94,9 @@ def blocks(guard: Guard, dtype: torch.dtype) -> None:
             of_rows = guard(raw.flatten(1))
             widened = quantised_weights.pack_blocks(of_rows, name, widened=True)
             layers = [widened, quantised_weights.with_widened(widened, dtype, few_rows=4)]
-            if not quantised_weights.is_widened_only(name):
-                layers += [quantised_weights.pack_blocks(of_rows, name, dynamic=dynamic) for dynamic in (False, True)]
+            for dynamic in (False, True):
+                if not quantised_weights.is_widened_only(name, dynamic=dynamic):
+                    layers.append(quantised_weights.pack_blocks(of_rows, name, dynamic=dynamic))
             quantised_weights.rows(widened, guard(torch.tensor([columns - 1, 0])))
             for rows in ROWS:
                 x = guard(torch.randn(rows, width).to(dtype))
@@ -210,6 +211,10 @@ def states(guard: Guard, dtype: torch.dtype) -> None:
     scan = state_ops.SsmParams(4, 16, 2, 24, -vectors[0].abs(), *vectors[1:])
     x, steps = guard(torch.randn(6, scan.columns).to(dtype)), guard(torch.randn(6, 9).to(dtype))
     state_ops.ssm_scan(x, steps, 5, guard(torch.zeros(3, 4, 24, 16)), batch, scan)
+    decay, bias, skip = (guard(torch.rand(*shape)) for shape in ((24, 48), (48,), (48,)))
+    selected = [guard(torch.randn(6, size).to(dtype)) for size in (48, 48, 48)]
+    selective = state_ops.SelectiveParams(-decay, bias, skip)
+    state_ops.selective_scan(*selected, guard(torch.zeros(3, 1, 24, 48)), batch, selective)
     gate = guard(torch.randn(6, 70).to(dtype))
     weight = guard(torch.rand(64).to(dtype))
     for is_first in (False, True):

@@ -18,6 +18,7 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "smollm3": "smollm3",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
@@ -142,7 +143,7 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         if architecture in _PERMUTED and (".q_proj." in key or ".k_proj." in key):
             heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
             tensor = _interleaved(tensor, heads)
-        if architecture in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
         if key.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
@@ -284,7 +285,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_value_length(head_dim)
     if rope["rope_type"] == "dynamic" and "alpha" in rope:
         writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
-    elif architecture != "gemma2":
+    elif architecture not in ("gemma", "gemma2"):
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

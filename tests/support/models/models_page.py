@@ -30,7 +30,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0) | as stored, those of fewer than 4 bits in 4 |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q4_K, Q6_K) | as stored, those of fewer than 4 bits in 4 |
 | `--kv-cache-dtype int8` | yes | yes |
 | `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
@@ -45,11 +45,13 @@ How weights are kept, by storage and device: [weight forms](weight-forms.md). Be
 
 {forms}
 
-On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton.
+On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton. Gemma 4 is refused there.
 
 Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
+
+*Gemma 4*: a page has no cells in layers that read the keys of others: 18 KiB for a token of E2B, not 42.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
@@ -70,7 +72,7 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (Mamba, Jamba); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
@@ -100,6 +102,9 @@ _NO_ROPE = {
 
 _RECURRENT = {
     "short_conv": "short convolutions",
+    "mamba": "Mamba",
+    "normed_mamba": "Mamba",
+    "weighted_mamba": "Mamba",
     "mamba2": "Mamba-2",
     "delta": "gated delta nets",
     "grouped_delta": "gated delta nets",
@@ -166,6 +171,10 @@ def _layer(family: Family) -> str:
         parts.append("MLP without gate")
     if family.blocks in _BLOCKS:
         parts.append(_BLOCKS[family.blocks])
+    if family.sized_layers:
+        parts.append("normed values, larger heads in full layers, shared K and V")
+    if family.layer_inputs:
+        parts.append("an input of each layer")
     if family.multipliers or family.logit_scale:
         parts.append("multipliers" if family.multipliers else "logit scale")
     if family.attention_soft_cap or family.logit_soft_cap:
@@ -190,8 +199,10 @@ def _experts(mixture: MixtureFamily) -> str:
         "typed": " behind the first layers",
         "spanned": " in some layers",
         "unlisted": " in some layers",
+        "periodic": " in every n-th layer",
     }[mixture.dense_layers]
     clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
+    shared = " beside the MLP, if asked for" if mixture.beside_mlp else shared
     return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 

@@ -40,12 +40,18 @@ from transformers import (
     ExaoneMoeForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -60,6 +66,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
     HunYuanDenseV1Config,
@@ -68,6 +76,8 @@ from transformers import (
     HunYuanMoEV1ForCausalLM,
     InternLM3Config,
     IQuestCoderConfig,
+    JambaConfig,
+    JambaForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -78,6 +88,8 @@ from transformers import (
     LlamaForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -156,6 +168,21 @@ _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_
 
 _GEMMA = {"num_hidden_layers": 4, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20}
 
+# Both kinds of layers, with heads of 16 and of 32 dimensions, in front of those that read the K and V of others.
+_GEMMA4 = {
+    "hidden_size": 96,
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 6,
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    "tie_word_embeddings": True,
+}
+
 # In sizes that the native kernels take, so that passes are recorded: heads of 16 dimensions.
 _NATIVE = {"hidden_size": 96, "num_hidden_layers": 2}
 _INTERLEAVED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -196,6 +223,15 @@ _NEMOTRON_H = {
     "chunk_size": 8,
     # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
     "time_step_min": 1e-30,
+}
+
+_MAMBA = {
+    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "intermediate_size": 112,
+    "state_size": 24,
+    "time_step_rank": 10,
+    "tie_word_embeddings": True,
 }
 
 _FALCON_H1 = {
@@ -296,6 +332,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         SmolLM3ForCausalLM,
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {**_NATIVE, "head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
@@ -312,6 +349,43 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
                 "full_attention": _LINEAR,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma4_same_values": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 3,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma4_mixture": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 16,
         },
     ),
     # What a GGUF file can say of a Gemma: no query scale, no period of the windows but the usual one.
@@ -869,6 +943,21 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "falcon_h1_normed": (FalconH1Config, FalconH1ForCausalLM, {**_FALCON_H1, "mamba_rms_norm": True}),
+    "mamba": (MambaConfig, MambaForCausalLM, {**_MAMBA, "use_bias": True}),
+    "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "expand": 1, "conv_kernel": 3}),
+    "jamba": (
+        JambaConfig,
+        JambaForCausalLM,
+        {
+            **_NATIVE,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 24,
+        },
+    ),
     "mamba2": (
         Mamba2Config,
         Mamba2ForCausalLM,
@@ -883,6 +972,11 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "use_bias": True,
             "tie_word_embeddings": True,
         },
+    ),
+    "granite_moe_shared": (
+        GraniteMoeSharedConfig,
+        GraniteMoeSharedForCausalLM,
+        {**_NATIVE, "num_local_experts": 5, "shared_intermediate_size": 40, "residual_multiplier": 0.4},
     ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
@@ -945,13 +1039,15 @@ def tiny_model(name: str) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25, generator=generator)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.4, 0.9, generator=generator)
     return model
 
 
 def adaptable(name: str) -> PreTrainedModel:
     """A copy for PEFT, which refuses ``out_proj`` by these names: a kernel for training reads its weight itself."""
     model = copy.deepcopy(tiny_model(name))
-    if model.config.model_type in ("nemotron_h", "mamba2", "falcon_h1"):
+    if model.config.model_type in ("nemotron_h", "mamba", "mamba2", "falcon_h1", "falcon_mamba", "jamba"):
         model.config.model_type = "tiny"
     return model
 

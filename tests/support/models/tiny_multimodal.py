@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Llama4Config,
     Llama4ForCausalLM,
     Llama4ForConditionalGeneration,
@@ -74,6 +76,26 @@ MULTIMODAL: dict[str, Kind] = {
             "vision_config": {**_SIGLIP, "model_type": "siglip_vision_model"},
             "mm_tokens_per_image": 4,
             "image_token_index": 120,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4": (
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma4_text",
+                "head_dim": 16,
+                "global_head_dim": 32,
+                "sliding_window": 5,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "num_kv_shared_layers": 1,
+                "hidden_size_per_layer_input": 16,
+                "vocab_size_per_layer_input": _TEXT["vocab_size"],
+            },
+            "vision_config": {**_SIGLIP, "model_type": "gemma4_vision", "head_dim": 8, "position_embedding_size": 16},
+            "image_token_id": 120,
             "tie_word_embeddings": True,
         },
     ),
@@ -287,7 +309,10 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Rotary keys as before transformers 5, and Qwen2.5-VL's language model in the outer object."""
     text = config["text_config"]
     rope = text.pop("rope_parameters")
-    if name == "gemma3":
+    if name == "gemma4":
+        text["rope_parameters"] = rope
+        text["global_head_dim"] = next(iter(text.pop("per_layer_config").values()))["head_dim"]
+    elif name == "gemma3":
         text["rope_theta"] = rope["full_attention"]["rope_theta"]
         text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         text.pop("layer_types")

@@ -1,4 +1,5 @@
 // Activations of experts: act(gate) * up for each pick of each token, with gate and up side by side.
+#include "gemm/gate.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -12,14 +13,18 @@ struct ExpertActivation {
   const void* gate_up;  // [tokens][picks][2 * width]
   void* out;            // [tokens][picks][width]
   const float* weights;  // [tokens][picks] or null: factors of gate_up
-  int64_t tokens, picks, width, is_clamped, is_bf16, threads;
+  int64_t tokens, picks, width, kind, is_bf16, threads;
   double alpha, limit;  // where clamped
 };
 
-struct Silu {
-  explicit Silu(const ExpertActivation&) {}
+enum Kind : int64_t { kPlainSilu = 0, kClamped = 1, kPlainGelu = 2 };
 
-  INLINE Floats operator()(const Floats& gate, const Floats& up) const { return gate * sigmoid(gate) * up; }
+// act(gate) * up with an activation of gate.h.
+template <class Act>
+struct Plain {
+  explicit Plain(const ExpertActivation&) {}
+
+  INLINE Floats operator()(const Floats& gate, const Floats& up) const { return Act::apply(gate) * up; }
 };
 
 // gate * sigmoid(alpha * gate) * (up + 1), with gate at most the limit, and up within it. NaN stays NaN.
@@ -75,8 +80,9 @@ using namespace rootgraft;
 
 extern "C" int expert_activation(const ExpertActivation* op) {
   with_types([&](auto element) {
-    if (op->is_clamped) run<decltype(element), Clamped>(*op);
-    else run<decltype(element), Silu>(*op);
+    if (op->kind == kClamped) run<decltype(element), Clamped>(*op);
+    else if (op->kind == kPlainGelu) run<decltype(element), Plain<GeluTanh>>(*op);
+    else run<decltype(element), Plain<Silu>>(*op);
   }, op->is_bf16);
   return 0;
 }

@@ -23,6 +23,7 @@ constexpr float kTiny = 1e-20f;  // keeps a quotient finite where all weights ar
 struct RouteTokens {
   const float* logits;      // [tokens][num_experts]
   const float* correction;  // [num_experts] or null: added to the scores by which experts are chosen
+  const float* factors;     // [num_experts] or null: of the weights
   int32_t* experts;         // [tokens][top_k]
   float* weights;           // [tokens][top_k]
   int64_t tokens, num_experts, top_k, is_sigmoid, renormalises, groups, top_groups, best_of_group, threads;
@@ -57,7 +58,7 @@ struct Router {
       total += weights[i];
     }
     const float factor = (float)op.scale / (op.renormalises ? total + kTiny : 1.0f);
-    for (int64_t i = 0; i < op.top_k; i++) weights[i] *= factor;
+    for (int64_t i = 0; i < op.top_k; i++) weights[i] *= op.factors ? factor * op.factors[experts[i]] : factor;
   }
 
  private:

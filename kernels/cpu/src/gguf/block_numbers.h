@@ -239,7 +239,7 @@ inline PanelSize panel_size(Format format, int64_t width) {
     constexpr Format F = f.value;
     const int64_t blocks = width / kBlockValues;
     size.words = blocks * kPanelWords<F>;
-    size.halves = kIsSuper<F> ? blocks / kSuperBlocks * kSuperHalves<F> : blocks * kPanelScales<F>;
+    size.halves = scale_halves<F>(blocks);
   });
   return size;
 }

@@ -3,8 +3,7 @@
 // A block of the panel stays in registers while the tile's rows are multiplied, each with its own sums. Multiplications
 // with a scale and those of bytes go through the same units (Zen 4), so there are 10 or 11 such instructions for 8 of
 // bytes.
-#include "gguf/block_tile.h"
-
+#include "gguf/block_numbers.h"
 #include "int8/quantise.h"
 #include "gemm/tile.h"
 
@@ -12,44 +11,56 @@ namespace rootgraft {
 namespace {
 
 constexpr int kHalf = kBlockWords / 2;
+
+// Whether the halves of a block have scales of their own.
+template <Format F>
+constexpr bool kHasHalfScales = kIsSuper<F> && !kIsNibbles<F>;
+
 // A block of a panel.
 template <Format F>
 struct Weights {
   Words words[kBlockWords];
-  Floats scale, minimum;
+  Floats scales[2], minimum;  // of both halves, which are alike without kHasHalfScales
 
-  INLINE Weights(const uint32_t* b, const uint16_t* b_scale) : scale(load_half(b_scale)) {
+  // The block at a place, which moves on to the next.
+  INLINE explicit Weights(BlockPlace& place) {
+    const auto block = next_block<F>(place);
     if constexpr (kIsNibbles<F>) {
-      minimum = minimum_of<F>(scale, b_scale);
+      scales[0] = scales[1] = block.scale;
+      minimum = block.minimum;
 #pragma GCC unroll 4
       for (int i = 0; i < kHalf; i++) {
-        const Words both = load_words(b + i * kWidth);
+        const Words both = load_words(block.from + i * kWidth);
         for (int part = 0; part < kParts; part++) {
           words[i].part[part] = both.part[part] & 0x0F0F0F0F;
           words[kHalf + i].part[part] = both.part[part] >> 4 & 0x0F0F0F0F;
         }
       }
     } else {
+      scales[0] = block.scales[0], scales[1] = block.scales[1];
 #pragma GCC unroll 8
-      for (int i = 0; i < kBlockWords; i++) words[i] = load_words(b + i * kWidth);
+      for (int i = 0; i < kBlockWords; i++) words[i] = load_words(block.from + i * kWidth);
     }
   }
 
   // The products of one plane of a row, in two chains, for an instruction takes four cycles.
   INLINE Ints dot(const uint32_t* row, int32_t start) const {
-    Ints sum = broadcast_int(F == Format::kBytes ? start : 0), other = broadcast_int(0);
+    return half<0>(row, kIsNibbles<F> ? 0 : start) + half<1>(row, 0);
+  }
+
+  // Those of half of the block.
+  template <int kSecond>
+  INLINE Ints half(const uint32_t* row, int32_t start) const {
+    Ints sum = broadcast_int(start);
 #pragma GCC unroll 4
-    for (int i = 0; i < kHalf; i++) {
-      sum = add(words[i], row[i], sum);
-      other = add(words[kHalf + i], row[kHalf + i], other);
-    }
-    return sum + other;
+    for (int i = kSecond * kHalf; i < (kSecond + 1) * kHalf; i++) sum = add(words[i], row[i], sum);
+    return sum;
   }
 
  private:
   static INLINE Ints add(const Words& column, uint32_t row, const Ints& sum) {
-    if constexpr (F == Format::kBytes) return dot_biased(column, broadcast_word(row), sum);
-    else return dot_bytes(column, broadcast_word(row), sum);
+    if constexpr (kIsNibbles<F>) return dot_bytes(column, broadcast_word(row), sum);
+    else return dot_biased(column, broadcast_word(row), sum);
   }
 };
 
@@ -61,30 +72,37 @@ INLINE Ints joined(const Weights<F>& weights, const ByteBlock<kPlanes>& row) {
   else return map_ints([&](int i) { return high.part[i] << kPlaneBits; }) + weights.dot(row.words[1], row.starts[1]);
 }
 
+// The sum of a row of C, and a block.
+template <Format F, int kPlanes>
+INLINE Floats add_block(const Weights<F>& weights, const ByteBlock<kPlanes>& row, Floats sum) {
+  const Floats scale = broadcast(row.scale);
+  if constexpr (kHasHalfScales<F>) {
+    static_assert(kPlanes == 1);
+    const int32_t start = row.first_starts[0];
+    sum = fma(to_floats(weights.template half<0>(row.words[0], start)), weights.scales[0] * scale, sum);
+    const Ints second = weights.template half<1>(row.words[0], row.starts[0] - start);
+    return fma(to_floats(second), weights.scales[1] * scale, sum);
+  }
+  sum = fma(to_floats(joined(weights, row)), weights.scales[0] * scale, sum);
+  return kIsNibbles<F> ? fma(weights.minimum, broadcast(row.offset), sum) : sum;
+}
+
 template <Format F, int kPlanes, int MR>
 void run_tile(const ByteProduct<kPlanes>& product) {
-  constexpr bool kMinimum = kIsNibbles<F>;
   const ByteProduct<kPlanes> p = product;  // where no store can change it
-  const ptrdiff_t next = p.ahead * kPanelWords<F>, next_scales = p.ahead * kPanelScales<F>;
+  const ptrdiff_t next = p.ahead * kPanelWords<F>, next_scales = p.ahead * kBlockHalves<F>;
   Floats sums[MR][1];
 #pragma GCC unroll 8
   for (int m = 0; m < MR; m++) sums[m][0] = broadcast(0.0f);
   const ByteBlock<kPlanes>* a = p.a;
-  const uint32_t* b = p.b;
-  const uint16_t* b_scale = p.b_scale;
+  BlockPlace place = {p.b, p.b_scale};
   for (ptrdiff_t block = 0; block < p.blocks; block++) {
-    for (int64_t i = p.first_line; i < p.end_line; i++) __builtin_prefetch(b + next + i * kWidth, 0, 2);
-    if (p.first_line < p.end_line) __builtin_prefetch(b_scale + next_scales, 0, 2);
-    const Weights<F> weights(b, b_scale);
+    for (int64_t i = p.first_line; i < p.end_line; i++) __builtin_prefetch(place.words + next + i * kWidth, 0, 2);
+    if (p.first_line < p.end_line) __builtin_prefetch(place.scales + next_scales, 0, 2);
+    const Weights<F> weights(place);
 #pragma GCC unroll 8
-    for (int m = 0; m < MR; m++) {
-      Floats& sum = sums[m][0];
-      sum = fma(to_floats(joined(weights, a[m])), weights.scale * broadcast(a[m].scale), sum);
-      if (kMinimum) sum = fma(weights.minimum, broadcast(a[m].offset), sum);
-    }
+    for (int m = 0; m < MR; m++) sums[m][0] = add_block(weights, a[m], sums[m][0]);
     a += p.a_rows;
-    b += kPanelWords<F>;
-    b_scale += kPanelScales<F>;
   }
   p.c.store(sums);
 }
@@ -102,5 +120,7 @@ template void multiply_byte_tile<Format::kSymmetric, 1>(const ByteProduct<1>&, i
 template void multiply_byte_tile<Format::kSymmetric, 2>(const ByteProduct<2>&, int);
 template void multiply_byte_tile<Format::kBytes, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kBytes, 2>(const ByteProduct<2>&, int);
+template void multiply_byte_tile<Format::kSuperNibbles, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuperBytes, 1>(const ByteProduct<1>&, int);
 
 }  // namespace rootgraft

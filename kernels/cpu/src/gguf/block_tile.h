@@ -55,6 +55,7 @@ template <int kPlanes>
 struct alignas(kBlockValues) ByteBlock {
   uint32_t words[kPlanes][kBlockWords];
   int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
+  int32_t first_starts[kPlanes];  // the same of the first half, for weights whose halves have scales of their own
   float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
 };
 
@@ -63,7 +64,8 @@ struct ByteProduct {
   const ByteBlock<kPlanes>* a;  // [blocks][a_rows]
   ptrdiff_t a_rows;
   const uint32_t* b;
-  const uint16_t* b_scale;  // [blocks][16], of kNibbles with minima [blocks][2][16], in half precision
+  const uint16_t* b_scale;  // [blocks][16], of kNibbles with minima [blocks][2][16], in half precision; of super-blocks
+                            // see super_blocks.h
   ptrdiff_t blocks;
   TileRows c;
   // Lines of 64 bytes to ask for while a block is multiplied: of the block so many blocks further. The next panel lies
@@ -94,7 +96,7 @@ constexpr int kByteRows = 8;
 constexpr int kByteRows = 4;
 #endif
 
-// One tile, rows <= kByteRows. Formats with blocks.
+// One tile, rows <= kByteRows. Formats with blocks that are not arranged by columns.
 template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
 

@@ -1,5 +1,5 @@
-// Weights in super-blocks of 256 values (K-quants), packed for products that widen them: scales of blocks are integers
-// with a common factor for each super-block.
+// Weights in super-blocks of 256 values (K-quants): scales of blocks are integers with a common factor for each
+// super-block.
 //
 //   kSuperNibbles   (d s) q - (e t)   eight blocks of 32 with q of 4 bits; s and t of 6 bits (Q4_K)
 //   kSuperBytes     (d s) q           sixteen blocks of 16 with q of 6 bits, stored + 128; s a signed byte (Q6_K)
@@ -24,6 +24,12 @@ template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves;
 template <Format F>
 constexpr int kBlockHalves = kIsSuper<F> ? kSuperHalves<F> / kSuperBlocks : kPanelScales<F>;  // of scales, on average
+
+// Halves of the scales of so many blocks of a panel: whole super-blocks.
+template <Format F>
+constexpr int64_t scale_halves(int64_t blocks) {
+  return kIsSuper<F> ? blocks / kSuperBlocks * kSuperHalves<F> : blocks * kPanelScales<F>;
+}
 
 // Sixteen bytes as numbers.
 template <class Byte>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gemm/epilogue.h"
-#include "gguf/block_tile.h"
+#include "gguf/super_blocks.h"
 #include "int8/int8_amx.h"
 #include "int8/quantise.h"
 #include "int8/quantised_linear.h"
@@ -59,6 +59,11 @@ struct BlockRows {
       total = total * (1 << kPlaneBits) + totals[i];
     }
     to.offset = to.scale * (float)total;
+    for (int i = 0; i < kPlanes; i++) {
+      int32_t first = 0;
+      for (int value = 0; value < kBlockValues / 2; value++) first += bytes[i][value];
+      to.first_starts[i] = kBiasedStart * first;
+    }
   }
 };
 
@@ -66,7 +71,7 @@ struct BlockRows {
 // only streams: CPUs with AMX gain a twentieth by asking for what comes shortly after, on others the hardware does better.
 template <Format F, int kPlanes, class Out>
 void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
-  const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
+  const int64_t words = x.blocks * kPanelWords<F>, halves = scale_halves<F>(x.blocks);
   const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
   constexpr int64_t kStreamed = 32;  // lines ahead of a single tile
   const int64_t ahead = count > 1 ? x.blocks : kStreamed / kPanelLines<F>;
@@ -136,7 +141,7 @@ template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
   // Few rows are one tile of vectors, which need not unpack the weights into memory first.
-  const bool by_amx = op.rows > kByteRows && has_amx();
+  const bool by_amx = !kIsSuper<F> && op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
   const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows,
@@ -146,9 +151,11 @@ void run_blocks(const QuantisedLinear& op) {
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
     const ProductPart part = cuts.part(i);
 #if ROOTGRAFT_AMX
-    if (by_amx) {
-      if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
-      return;
+    if constexpr (!kIsSuper<F>) {
+      if (by_amx) {
+        if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
+        return;
+      }
     }
 #endif
     multiply_blocks<F, kPlanes>(op, rows, part, out);

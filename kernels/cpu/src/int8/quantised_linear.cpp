@@ -260,6 +260,8 @@ void run(const QuantisedLinear& op) {
                             : run_blocks<Format::kSymmetric, 2, E, Out>(op);
     case Format::kBytes:
       return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
+    case Format::kSuperNibbles: return run_blocks<Format::kSuperNibbles, 1, E, Out>(op);
+    case Format::kSuperBytes: return run_blocks<Format::kSuperBytes, 1, E, Out>(op);
     case Format::kChannels: return run_channels<E, Out>(op);
     default: return;  // widened: not quantised products
   }

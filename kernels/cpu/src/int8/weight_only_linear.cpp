@@ -82,28 +82,36 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
 }
 #endif
 
-// Byte i of each lane as an E4M3. Those without an exponent are integers times 2^-9, so that no number is denormal.
+// Byte i of each lane as an E4M3. Those without an exponent are read with one, whose leading digit is taken off again, so
+// that no operand is denormal.
 INLINE FloatPart float8(const WordPart& bytes, int i) {
-  const WordPart byte = bytes >> (8 * i), magnitude = byte & 0x7Fu;
-  const WordPart normal = (magnitude << 20) + (120u << 23);
-  const FloatPart small = __builtin_convertvector((IntPart)magnitude, FloatPart) * 0x1p-9f;
-  const WordPart bits = magnitude < 8u ? (WordPart)small : normal;
-  return (FloatPart)(bits | (byte & 0x80u) << 24);
+  const WordPart placed = i < 3 ? bytes << (20 - 8 * i) : bytes >> 4;
+  const WordPart magnitude = placed & 0x07F00000u, sign = bytes << (24 - 8 * i) & 0x80000000u;
+  const WordPart is_small = (WordPart)(magnitude < 0x00800000u);
+  const auto value = (FloatPart)(magnitude + (120u << 23) + (is_small & 1u << 23));
+  const FloatPart digit = (FloatPart)(is_small & 0x3C800000u);
+  return (FloatPart)((WordPart)(value - digit) | sign);
+}
+
+// Rounded to the nearest bf16, ties to even, in the upper halves of lanes: of finite numbers.
+INLINE WordPart round_bits(const FloatPart& value) {
+  const auto bits = (WordPart)value;
+  return bits + 0x7FFFu + (bits >> 16 & 1u);
 }
 
 // Words of 16 columns, four E4M3 along K each, times the columns' scales: rounded to E.
 template <class E>
 INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
-  const auto value = [&](int i) { return map([&](int part) { return float8(bytes.part[part], i); }) * scale; };
 #pragma GCC unroll 4
-  for (int i = 0; i < kWordBytes; i += E::kPerWord) {
-    if constexpr (E::kPerWord == 1) {
-      store(reinterpret_cast<float*>(to) + i * kWidth, value(i));
-    } else {
-      alignas(64) uint16_t low[kWidth], high[kWidth];
-      E::store(low, value(i));
-      E::store(high, value(i + 1));
-      store_words(to + i / 2 * kWidth, E::interleave(low, high));
+  for (int part = 0; part < kParts; part++) {
+    const auto value = [&](int i) { return float8(bytes.part[part], i) * scale.part[part]; };
+    const auto put = [&](int word, const WordPart& bits) {
+      std::memcpy(to + word * kWidth + part * kLanes, &bits, sizeof(bits));
+    };
+#pragma GCC unroll 4
+    for (int i = 0; i < kWordBytes; i += E::kPerWord) {
+      if constexpr (E::kPerWord == 1) put(i, (WordPart)value(i));
+      else put(i / 2, round_bits(value(i)) >> 16 | (round_bits(value(i + 1)) & 0xFFFF0000u));
     }
   }
 }
@@ -165,6 +173,64 @@ void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int
       const Floats scale = load(op.scales + (p * op.groups + word / group) * kWidth);
       widen_float8<E>(load_words(from + word * kWidth), scale, to + word * kWidth * (kWordBytes / E::kPerWord));
     }
+  }
+}
+
+// Products of a few rows whose weights are widened in registers: the sums of multiply_tile<E>, term by term. Of few rows
+// two panels, for as many sums at least as products are under way at once.
+#if defined(__AVX512F__)
+constexpr int kDirectRows = 12, kDirectPairRows = 6;
+#else
+constexpr int kDirectRows = 4, kDirectPairRows = 2;
+#endif
+constexpr int64_t kMostDirectRows = 2 * kDirectRows;  // above which they are widened once, in memory
+constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; }
+
+template <class E, int MR, int NV, bool kFloat8>
+void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_to) {
+  constexpr int kParts8 = kWordBytes / E::kPerWord;  // words of E that a word of bytes is widened to
+  constexpr ptrdiff_t kAhead = 16 * kWidth;
+  const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord, words = op.panel_words();
+  const int64_t group = op.group_words();
+  const uint32_t* from = op.panels + panel * words;
+  Floats sums[MR][NV], scale[NV];
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
+  }
+  const auto add = [&](int64_t word, int count) {  // so many words of E
+    alignas(64) uint32_t wide[NV][kParts8 * kWidth];
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; v++) {
+      const uint32_t* bytes = from + v * words + word * kWidth;
+      __builtin_prefetch(bytes + kAhead, 0, 3);
+      if constexpr (kFloat8) widen_float8<E>(load_words(bytes), scale[v], wide[v]);
+      else widen_word<E>(load_words(bytes), wide[v]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts8; i++) {
+      if (i >= count) break;
+#pragma GCC unroll 16
+      for (int m = 0; m < MR; m++) {
+        const Words row = broadcast_word(load_as<uint32_t>(op.x + (at + m) * steps + word * kParts8 + i));
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; v++) sums[m][v] = E::dot(row, load_words(wide[v] + i * kWidth), sums[m][v]);
+      }
+    }
+  };
+  const int64_t whole = steps / kParts8;
+  for (int64_t first = 0; first * kWidth < words; first += group) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV && kFloat8; v++) scale[v] = load(op.scales + ((panel + v) * op.groups + first / group) * kWidth);
+    const int64_t end = std::min(whole, first + group);
+    for (int64_t word = first; word < end; word++) add(word, kParts8);
+    if (whole < first + group && steps % kParts8) add(whole, (int)(steps % kParts8));
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; m++) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; v++) store(sums_to + (m * kTilePanels + v) * kWidth, sums[m][v]);
   }
 }
 
@@ -231,6 +297,36 @@ void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   }
 }
 
+// The same of few rows, whose weights are not worth storing.
+template <class E, class To>
+void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
+  constexpr int kMostPanels = direct_panels(1);
+  alignas(64) float sums[kDirectRows * kTilePanels * kWidth];
+  for (int64_t count; panel < panel_end; panel += count) {
+    count = std::min<int64_t>(op.rows <= kDirectPairRows ? kMostPanels : 1, panel_end - panel);
+    const int64_t column = panel * kWidth;
+    const int columns = (int)std::min(count * kWidth, op.columns - column);
+    for_tiles<kDirectRows, kMostPanels>((int)op.rows, (int)count, [&](int row, int rows, int, int) {
+      with_constant<kDirectRows>(rows, [&](auto mr) {
+        with_constant<direct_panels(mr.value)>((int)count, [&](auto nv) {
+          if (op.groups) run_direct<E, mr.value, nv.value, true>(op, row, panel, sums);
+          else run_direct<E, mr.value, nv.value, false>(op, row, panel, sums);
+        });
+      });
+      store_tile<E, To>(op, sums, row, rows, column, columns);
+    });
+  }
+}
+
+// Products by AMX have bits of their own for every number of rows.
+template <class E>
+bool is_direct(const WidenedLinear& op) {
+#if ROOTGRAFT_AMX
+  if (E::kPerWord == Bf16::kPerWord && takes_amx((op.width + E::kPerWord - 1) / E::kPerWord)) return false;
+#endif
+  return op.rows <= kMostDirectRows;
+}
+
 template <class E, class To>
 int run(const WidenedLinear& op) {
   if (!op.rows) return 0;
@@ -240,7 +336,8 @@ int run(const WidenedLinear& op) {
   std::atomic<bool> has_memory{true};
   parallel_items(threads, slices, [&](int64_t slice) {
     try {
-      multiply_block<E, To>(op, panels * slice / slices, panels * (slice + 1) / slices);
+      const auto multiply_some = is_direct<E>(op) ? &multiply_direct<E, To> : &multiply_block<E, To>;
+      multiply_some(op, panels * slice / slices, panels * (slice + 1) / slices);
     } catch (const std::bad_alloc&) {
       has_memory = false;
     }

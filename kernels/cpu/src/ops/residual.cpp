@@ -1,4 +1,4 @@
-// Addition to the residual stream times a factor, and the stream in the model's type.
+// Addition to the residual stream, both times a factor, and the stream in the model's type.
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -12,7 +12,7 @@ struct AddScaled {
   const void* x;    // [rows][width]
   float* residual;  // [rows][width]
   int64_t rows, width, is_bf16, threads;
-  double factor;
+  double factor, kept;
 };
 
 struct CopyResidual {
@@ -32,12 +32,12 @@ void in_ranges(const Op& op, F run) {
 template <class E>
 void add(const AddScaled& op) {
   const auto* x = static_cast<const typename E::Value*>(op.x);
-  const float factor = (float)op.factor;
+  const float factor = (float)op.factor, kept = (float)op.kept;
   in_ranges(op, [&](int64_t i, int64_t end) {
     for (; i + kWidth <= end; i += kWidth) {
-      store(op.residual + i, load(op.residual + i) + broadcast(factor) * E::load(x + i));
+      store(op.residual + i, broadcast(kept) * load(op.residual + i) + broadcast(factor) * E::load(x + i));
     }
-    for (; i < end; i++) op.residual[i] += factor * E::widen(x[i]);
+    for (; i < end; i++) op.residual[i] = kept * op.residual[i] + factor * E::widen(x[i]);
   });
 }
 

@@ -28,6 +28,7 @@ struct RopeStore {
   int64_t norm;            // HeadNorm
   int64_t is_normed_last;  // after the rotation
   const float* query_scale;  // [max_position] or null: a factor of queries
+  int64_t has_v_norm;        // values have the RMS norm of each head, without a weight
   double eps, offset;
 };
 
@@ -123,6 +124,27 @@ void prefetch_token(const RopeStore& op, int64_t token) {
   }
 }
 
+// Stores a value of a KV head, normed in ``scaled`` if values are.
+template <class E>
+INLINE void store_value(const RopeStore& op, int64_t token, int64_t head, const typename E::Value* value, float* scaled) {
+  using Value = typename E::Value;
+  const int64_t dims = op.head_dim;
+  if (op.has_v_norm) {
+    convert<E, Fp32>(value, scaled, dims);
+    multiply_head(scaled, inverse_rms(op, sum_of_squares<E>(value, dims), dims), dims);
+  }
+  if (op.kv_is_int8) {
+    uint8_t* target = int8_head(op, op.v_cache, token, head);
+    const int64_t cell = op.cells[token] % op.page_size;
+    if (op.has_v_norm) store_int8_value<Fp32>(scaled, target, cell, op.page_size, dims);
+    else store_int8_value<E>(value, target, cell, op.page_size, dims);
+    return;
+  }
+  Value* target = static_cast<Value*>(op.v_cache) + cell_offset(op, token, head);
+  if (op.has_v_norm) convert<Fp32, E>(scaled, target, dims);
+  else std::memcpy(target, value, dims * sizeof(Value));
+}
+
 template <class E, class W>
 void run_token(const RopeStore& op, int64_t token) {
   using Value = typename E::Value;
@@ -144,12 +166,10 @@ void run_token(const RopeStore& op, int64_t token) {
     if (op.kv_is_int8) {
       const int64_t cell = op.cells[token] % op.page_size;
       store_int8_key<Fp32>(turned, int8_head(op, op.k_cache, token, head), cell, op.page_size, op.head_dim);
-      store_int8_value<E>(values, int8_head(op, op.v_cache, token, head), cell, op.page_size, op.head_dim);
     } else {
-      const int64_t target = cell_offset(op, token, head);
-      convert<Fp32, E>(turned, static_cast<Value*>(op.k_cache) + target, op.head_dim);
-      std::memcpy(static_cast<Value*>(op.v_cache) + target, values, op.head_dim * sizeof(Value));
+      convert<Fp32, E>(turned, static_cast<Value*>(op.k_cache) + cell_offset(op, token, head), op.head_dim);
     }
+    store_value<E>(op, token, head, values, turned);
   }
 }
 

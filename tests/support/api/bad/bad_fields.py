@@ -12,6 +12,7 @@ Case = tuple[str, dict[str, Any], str | None, str | None]
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 DECISIONS, SYSTEM_ONE, SCORE = "/v1/decisions", "/v1/systemone", "/v1/score"
 EMBEDDINGS, CLASSIFY, RERANK = "/v1/embeddings", "/v1/classify", "/v1/rerank"
+POOLING, PAIRS = "/pooling", "/score"
 RESPONSES, LOAD, UNLOAD = "/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -25,6 +26,8 @@ GOOD: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"input": "ab"},
     CLASSIFY: {"input": ["ab", "c"]},
     RERANK: {"query": "ab", "documents": ["c", {"text": "d"}]},
+    POOLING: {"input": ["ab", "c"]},
+    PAIRS: {"text_1": "ab", "text_2": ["c", "d"]},
     TOKENIZE: {"prompt": "ab"},
     DETOKENIZE: {"tokens": [97]},
     LOAD: {"lora_name": "new", "lora_path": "new"},
@@ -111,6 +114,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "cache_salt": ("string",),
     },
     CLASSIFY: {"model": ("string",), "cache_salt": ("string",)},
+    POOLING: {"model": ("string",), "normalize": ("boolean",), "cache_salt": ("string",)},
+    PAIRS: {"model": ("string",), "cache_salt": ("string",), "instruction": ("string",)},
     RERANK: {
         "model": ("string",),
         "query": ("string",),
@@ -280,6 +285,14 @@ POOLED: list[Case] = [
     *((EMBEDDINGS, {"dimensions": wrong}, "dimensions", "invalid_value") for wrong in (0, -1, 5, 1 << 62)),
     (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "invalid_value"),
     (EMBEDDINGS, {"prompt_name": "nobody"}, "prompt_name", "invalid_value"),
+    (POOLING, {"task": "poem"}, "task", "invalid_value"),
+    (POOLING, {"encoding_format": "hex"}, "encoding_format", "invalid_value"),
+    *((POOLING, {"dimensions": wrong}, "dimensions", "invalid_value") for wrong in (0, -1, 5, 1 << 62)),
+    (POOLING, {"input": ["a"] * 2049}, "input", "invalid_value"),
+    *((PAIRS, {"text_2": wrong}, "text_2", "invalid_value") for wrong in ("", [], {}, 5, ["a"] * 2049)),
+    (PAIRS, {"text_1": ["a", "b", "c"]}, "text_1", "invalid_value"),
+    (PAIRS, {"text_1": None}, "text_1", "missing_required_parameter"),
+    (PAIRS, {"instruction": " "}, "instruction", "invalid_value"),
     (RERANK, {"query": None}, "query", "missing_required_parameter"),
     (RERANK, {"query": ""}, "query", "invalid_value"),
     (RERANK, {"documents": []}, "documents", "invalid_value"),

@@ -1,0 +1,106 @@
+"""Read what of a layer's attention and MLP has a size of its own, and whose K and V it reads (Gemma 4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import quoted
+from .config_fields import Fields
+from .families.family import Family
+from .model_config import KvShape, PerLayerInputs
+
+FULL = "full_attention"
+_MOST = 1 << 16
+_LISTED, _GLOBAL_DIM, _GLOBAL_HEADS = "per_layer_config", "global_head_dim", "num_global_key_value_heads"
+_OWN_KEYS = ("head_dim", "num_key_value_heads")
+_SAME_VALUES, _SHARED = "attention_k_eq_v", "num_kv_shared_layers"
+
+
+class LayerHeads(NamedTuple):
+    """Fields of ``LayerConfig`` by the same names."""
+
+    kv_heads: KvShape | None = None
+    kv_source: int | None = None
+    shares_values: bool = False
+    mlp_size: int | None = None
+
+
+def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerHeads, ...]:
+    """Return what is a layer's own; nothing in families whose layers are all of one size.
+
+    Args:
+        kinds: of the layers, of which those with full attention may have other heads.
+
+    Raises:
+        ModelError: a value is invalid, or a layer would read K and V of a kind that no earlier layer stores.
+    """
+    if not family.sized_layers:
+        return (LayerHeads(),) * len(kinds)
+    full = _full_heads(fields, kinds)
+    model = KvShape(*(fields.integer(key, high=_MOST) for key in ("num_key_value_heads", "head_dim")))
+    sources = _sources(fields, kinds)
+    is_wide, size = fields.flag("use_double_wide_mlp"), fields.integer(family.mlp_size_key)
+    same = fields.flag(_SAME_VALUES)
+    return tuple(
+        LayerHeads(
+            kv_heads=full if kind == FULL and full != model else None,
+            kv_source=source,
+            shares_values=same and kind == FULL and source is None,
+            mlp_size=2 * size if is_wide and source is not None else None,
+        )
+        for kind, source in zip(kinds, sources, strict=True)
+    )
+
+
+def full_head_dim(heads: tuple[LayerHeads, ...], head_dim: int) -> int:
+    """Return the dimensions of heads in layers with full attention, whose own size is the same in all."""
+    return next((own.kv_heads.dim for own in heads if own.kv_heads is not None), head_dim)
+
+
+def read_layer_inputs(fields: Fields, family: Family) -> PerLayerInputs | None:
+    """Return the sizes of what each layer gets of a token beside the residual stream, None for nothing."""
+    key = "hidden_size_per_layer_input"
+    if not family.layer_inputs or not (size := fields.integer(key, low=0, high=_MOST, default=0)):
+        return None
+    return PerLayerInputs(size, fields.integer("vocab_size_per_layer_input"))
+
+
+def _full_heads(fields: Fields, kinds: list[str]) -> KvShape:
+    """Return the heads of layers with full attention. Raises ModelError."""
+    heads = fields.integer("num_attention_heads", high=_MOST)
+    kv_heads, dim = (fields.integer(key, high=_MOST) for key in ("num_key_value_heads", "head_dim"))
+    if fields.has(_LISTED):
+        own = _listed(fields, kinds)
+        shape = KvShape(own.get("num_key_value_heads", kv_heads), own.get("head_dim", dim))
+    else:
+        is_own = fields.flag(_SAME_VALUES) and fields.has(_GLOBAL_HEADS)
+        count = fields.integer(_GLOBAL_HEADS, high=_MOST) if is_own else kv_heads
+        shape = KvShape(count, fields.integer(_GLOBAL_DIM, high=_MOST))
+    if heads % shape.heads:
+        raise fields.wrong(_GLOBAL_HEADS, f"a divisor of num_attention_heads {heads}")
+    return shape
+
+
+def _listed(fields: Fields, kinds: list[str]) -> dict[str, int]:
+    """Return the sizes of layers with full attention as newer files write them, layer by layer. Raises ModelError."""
+    listed = fields.mapping(_LISTED)
+    full = {index for index, kind in enumerate(kinds) if kind == FULL}
+    if not listed:
+        return {}
+    own = [Fields(each, f"{fields.where}: {_LISTED}") for each in listed.values() if isinstance(each, dict)]
+    is_named = all(key.isdecimal() for key in listed) and {int(key) for key in listed} == full
+    if not is_named or len(own) != len(listed) or any(each.values != own[0].values for each in own):
+        raise fields.wrong(_LISTED, f"an object with the same for each of the layers with {FULL}")
+    if other := next((name for name in own[0].values if name not in _OWN_KEYS), None):
+        raise own[0].wrong(other, f"left out: only {' and '.join(_OWN_KEYS)} may be a layer's own")
+    return {name: own[0].integer(name, high=_MOST) for name in own[0].values}
+
+
+def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
+    """Return the layer whose K and V each layer reads, None for its own: the last of its kind that stores some."""
+    shared = fields.integer(_SHARED, low=0, high=len(kinds), default=0)
+    first = len(kinds) - shared
+    last: dict[str, int] = {kind: index for index, kind in enumerate(kinds[:first])}
+    if missing := set(kinds[first:]) - last.keys():
+        raise fields.wrong(_SHARED, f"so few that an earlier layer has {quoted(min(missing))}")
+    return [None if index < first else last[kind] for index, kind in enumerate(kinds)]

@@ -1,0 +1,175 @@
+"""CUDA graphs of the head and the draw: one launch in place of a dozen, with nothing that the host has to choose.
+
+A graph has a number of lines. A step replays the smallest one that holds its sampling positions; the others are lines
+without a row. What rows ask for (greedy, temperature, top-k, top-p, min-p, top-n-sigma, seeds) is in a table on the
+device, so one graph serves any mix; masks, penalties, logit bias and bans have graphs of their own. Steps with
+logprobs, allowed token ids, or weights of adapters in the head are drawn op by op.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.layouts.logit_edits import MOST_EDITS, Edits, pack_edits
+from ...kernels.layouts.staging import refill
+from ...kernels.ops import largest
+from ...kernels.pass_graphs import Capture
+from ...kernels.sampling_ops import draw_lines, edit_logits, mask_logits
+from ..config import EngineConfig
+from ..models.decoder import DecoderModel
+from ..models.model import Model
+from ..sampling.draft_verify import SamplingPositions
+from ..sampling.sampler import Sampler
+from .cuda_graphs import sizes_up_to
+
+Longs = NDArray[np.int64]
+
+
+class DrawVariant(NamedTuple):
+    """The draws that a graph serves."""
+
+    num_lines: int
+    is_edited: bool  # by masks, or a list of single logits
+
+
+class LineMasks(NamedTuple):
+    """Token masks of some lines: their numbers, [G] int64, and [G, ceil(V / 32)] int32 as in ``DeviceMasks``."""
+
+    lines: Longs
+    words: NDArray[np.int32]
+
+
+class LineEdits(NamedTuple):
+    """What is changed of the logits before a draw: masks and single logits, None for none."""
+
+    masks: LineMasks | None = None
+    edits: Edits | None = None
+
+    def __bool__(self) -> bool:
+        return self.masks is not None or self.edits is not None
+
+
+class DrawGraphs:
+    """Draws a token of each sampling position by replaying a graph.
+
+    Args:
+        model: whose head is computed.
+        table: parameters and seeds of rows on the device, ``DrawTable.rows``.
+        capture: runs a pass and returns its replay. The passes may share memory with those of the model: a draw runs
+            between two of them.
+        max_lines: most sampling positions of a step.
+    """
+
+    def __init__(self, model: DecoderModel, table: Tensor, capture: Capture, max_lines: int) -> None:
+        self._model, self._table, self._capture = model, table, capture
+        self._sizes = sizes_up_to(max_lines)
+        most, device = self._sizes[-1], model.device
+        self._hidden = torch.zeros((most, model.config.hidden_size), dtype=model.dtype, device=device)
+        # Of each size: row and position of each line, the token whose hidden state it has, and the line of each mask.
+        self._numbers = torch.zeros(4 * (most + 1), dtype=torch.int64, device=device)
+        self._words = torch.zeros((most, -(-self.width // 32)), dtype=torch.int32, device=device)
+        self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # which is an empty list
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
+        self._replays: dict[DrawVariant, Callable[[], None]] = {}
+
+    @property
+    def width(self) -> int:
+        """V, the number of logits."""
+        return self._model.config.vocab_size
+
+    @property
+    def variants(self) -> list[DrawVariant]:
+        """All variants, the largest first."""
+        return [DrawVariant(size, is_edited) for size in reversed(self._sizes) for is_edited in (True, False)]
+
+    @torch.inference_mode()
+    def capture(self, variants: Sequence[DrawVariant]) -> None:
+        """Run and capture a draw for each of these variants."""
+        for variant in variants:
+            self._fill(variant.num_lines, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), np.zeros(0, np.int64))
+            self._replays[variant] = self._capture(self._pass(variant))
+
+    def holds(self, num_lines: int, edits: LineEdits) -> bool:
+        """Return whether there is a graph for so many sampling positions and edits."""
+        fits = edits.edits is None or len(edits.edits) <= len(self._edits)
+        return fits and num_lines <= self._sizes[-1] and self._variant(num_lines, edits) in self._replays
+
+    def draw(self, hidden: Tensor, index: Longs, positions: SamplingPositions, edits: LineEdits) -> Tensor:
+        """Draw the tokens of all positions, [S] int64 on the device, -1 where one fails; overwritten by the next draw.
+
+        Args:
+            hidden: [T, H], which may be overwritten afterwards.
+            index: [S], the hidden state of each position. ``holds`` is true of S and edits.
+            edits: of the logits.
+        """
+        count, masks = len(index), edits.masks
+        variant = self._variant(count, edits)
+        lines = np.stack([positions.row, positions.num_generated], 1)
+        self._fill(variant.num_lines, index, lines, np.zeros(0, np.int64) if masks is None else masks.lines)
+        if masks is not None:
+            refill(self._words[: len(masks.words)], masks.words)
+        if variant.is_edited:
+            listed = pack_edits((), (), ()) if edits.edits is None else edits.edits
+            refill(self._edits[: len(listed)], listed)
+        _, tokens, _ = self._views(variant.num_lines)
+        torch.index_select(hidden, 0, tokens, out=self._hidden[: variant.num_lines])
+        self._replays[variant]()
+        return self._tokens[:count]
+
+    def _variant(self, num_lines: int, edits: LineEdits) -> DrawVariant:
+        return DrawVariant(self._sizes[bisect_left(self._sizes, num_lines)], bool(edits))
+
+    def _fill(self, size: int, index: Longs, lines: Longs, masked: Longs) -> None:
+        """Copy a step's numbers to the device. Lines that pad it have no row, and masks that pad it no line."""
+        span = _span(size)
+        numbers = np.full(4 * span, -1, np.int64)
+        numbers[: 2 * len(lines)] = lines.ravel()
+        numbers[2 * span : 3 * span] = 0
+        numbers[2 * span :][: len(index)] = index
+        numbers[3 * span :][: len(masked)] = masked
+        refill(self._numbers[: 4 * span], numbers)
+
+    def _views(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return lines [size, 2], the tokens of hidden states [size], and the lines of masks [size] in the buffer."""
+        span = _span(size)
+        lines, tokens, masked = self._numbers[: 4 * span].split((2 * span, span, span))
+        return lines[: 2 * size].view(size, 2), tokens[:size], masked[:size]
+
+    def _pass(self, variant: DrawVariant) -> Callable[[], None]:
+        """Return a draw over the static inputs."""
+        size = variant.num_lines
+        lines, _, masked = self._views(size)
+        hidden, words, tokens = self._hidden[:size], self._words[:size], self._tokens[:size]
+
+        def run() -> None:
+            logits = self._model.logits(hidden)
+            if not variant.is_edited:
+                tokens.copy_(draw_lines(logits, self._table, lines))
+                return
+            # An edit may hide a value that is not finite.
+            before = largest(logits).value
+            mask_logits(logits, masked, words)
+            edit_logits(logits, self._edits)
+            drawn = draw_lines(logits, self._table, lines)
+            tokens.copy_(torch.where(before - before == 0, drawn, -1))
+
+        return run
+
+
+def _span(size: int) -> int:
+    """An even number of integers, so that each part of the buffer begins at an address that kernels take."""
+    return size + size % 2
+
+
+def draws_for(config: EngineConfig, model: Model, sampler: Sampler, capture: Capture) -> DrawGraphs | None:
+    """Return graphs of draws, none captured yet; None if the sampler does not draw by kernels of a GPU."""
+    if sampler.table is None or not isinstance(model, DecoderModel):
+        return None
+    return DrawGraphs(model, sampler.table, capture, config.most_seqs + config.max_drafts)

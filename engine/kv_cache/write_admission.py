@@ -1,0 +1,59 @@
+"""Write admission: whether a page that no tier has is worth its write.
+
+To write a page takes a fortieth of the time of computing it. So tiers take all that is computed until that has filled
+them once. From then on they take, as long as less than one in forty of the pages was wanted again, only what is seen a
+second time: in the pool, or computed anew after it was evicted. So prompts that never come again cost next to nothing,
+and do not drive out those that do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+_WRITES_OF_A_HIT = 40  # that take as long as the computation of one page
+_MOST_SEEN = 1 << 17  # keys of pages that were not written
+
+
+class WriteAdmission:
+    """Decides by what became of the pages offered before. Called by one thread.
+
+    Args:
+        num_pages: that the largest tier has room for.
+
+    Attributes:
+        is_selective: whether pages that are seen once are left out.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.is_selective = False
+        self._window = max(1, num_pages)  # pages offered from one decision to the next
+        self._num_offered = self._num_wanted = 0
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def admits(self, key: bytes, num_pages: int = 1) -> bool:
+        """Return whether to write a block that no tier has.
+
+        Args:
+            num_pages: that take as many bytes as it.
+        """
+        self._num_offered += num_pages
+        if self._num_offered >= self._window:
+            self.is_selective = self._num_wanted * _WRITES_OF_A_HIT < self._num_offered
+            self._num_offered = self._num_wanted = 0
+        if key in self._seen:
+            del self._seen[key]
+            self.want(num_pages)
+            return True
+        if not self.is_selective:
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        return False
+
+    def want(self, num_pages: int) -> None:
+        """Note that pages were wanted again that were seen before."""
+        self._num_wanted += num_pages
+        if self.is_selective and self._num_wanted * _WRITES_OF_A_HIT >= self._window:
+            self.is_selective = False
+            self._num_offered = self._num_wanted = 0

@@ -1,0 +1,116 @@
+"""A selective state space with a state for each channel, of a layer in place of attention (Mamba, Jamba)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.column_ops import ColumnRuns, take_columns
+from ...kernels.expert_ops import ExpertWeights
+from ...kernels.ops import gated_activation, rms_norm
+from ...kernels.state_ops import ConvParams, SelectiveParams, causal_conv, selective_scan
+from .forward_inputs import ForwardInputs
+from .layers import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveColumns:
+    """Where the results of Mamba's projections are.
+
+    Attributes:
+        step: the inputs of the projection to steps.
+        into: B, behind them.
+        out_of: C, behind B.
+        both: B and C where these have no norms.
+        joined: B and C where they are two matrices.
+        gated: the gate, which is behind x in the first projection, and the results of the scan.
+    """
+
+    step: ColumnRuns
+    into: ColumnRuns
+    out_of: ColumnRuns
+    both: ColumnRuns
+    joined: ColumnRuns
+    gated: ColumnRuns
+
+    @classmethod
+    def of(cls, width: int, rank: int, size: int) -> SelectiveColumns:
+        """Return the record for so many channels, columns of steps' inputs and numbers of a channel's state."""
+        runs = ([(0, 0, rank)], [(0, rank, size)], [(0, rank + size, size)], [(0, rank, 2 * size)])
+        both, gated = [(0, 0, size), (1, 0, size)], [(0, width, width), (1, 0, width)]
+        return cls(*(ColumnRuns.of(each) for each in (*runs, both, gated)))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveNorms:
+    """RMS norms of what steps, B and C are made of, by their weights."""
+
+    step: Tensor
+    into: Tensor
+    out_of: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """``output(scan(conv(x)) * silu(gate))``, whose steps, B and C are made of ``conv(x)``: ``store``, then the call.
+
+    Attributes:
+        input: the projection to x and gate, side by side.
+        selection: of conv(x) to what steps are made of, B and C.
+        steps: to a step for each channel, without the bias that the scan adds.
+        norms: in front of ``steps`` and of B and C, None for none.
+        columns: where all these are.
+    """
+
+    input: Projection
+    selection: Projection
+    steps: Projection
+    output: Projection
+    conv: ConvParams
+    scan: SelectiveParams
+    norms: SelectiveNorms | None
+    columns: SelectiveColumns
+
+    def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """Scan T tokens and write the states of their rows: [T, H] -> [T, width].
+
+        Args:
+            convolved: [slots, taps - 1, width], the last inputs of the convolution.
+            summed: [slots, 1, state_size, width].
+        """
+        assert inputs.states is not None
+        projected = self.input(x, inputs.lora)
+        mixed = causal_conv(projected, convolved, inputs.states, self.conv)
+        selected = self.selection(mixed, inputs.lora)
+        steps = take_columns(self.columns.step, selected)
+        if self.norms is None:
+            both = take_columns(self.columns.both, selected)
+        else:
+            eps, dtype = self.norms.eps, x.dtype
+            steps = rms_norm(steps, self.norms.step, eps, 0.0, dtype)
+            into = rms_norm(take_columns(self.columns.into, selected), self.norms.into, eps, 0.0, dtype)
+            out_of = rms_norm(take_columns(self.columns.out_of, selected), self.norms.out_of, eps, 0.0, dtype)
+            both = take_columns(self.columns.joined, into, out_of)
+        y = selective_scan(mixed, self.steps(steps, inputs.lora), both, summed, inputs.states, self.scan)
+        return gated_activation(take_columns(self.columns.gated, projected, y), "silu")
+
+    def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """The output projection: [S, width] -> [S, H]."""
+        return self.output(y, inputs.lora)
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products in front of the states."""
+        return self.input, self.selection, self.steps
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind the states."""
+        return (self.output,)
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: none."""
+        return ()

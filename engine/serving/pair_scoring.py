@@ -1,0 +1,50 @@
+"""How a model scores pairs of texts: how relevant a document is to a query.
+
+head        a classification head with one class reads both texts in one prompt (a cross-encoder)
+embeddings  the cosine of the two texts' embeddings, of a checkpoint with the files of sentence-transformers
+words       the probability of "yes" beside "no" where a causal model is asked in the form of Qwen3-Reranker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from ..errors import RequestError
+from ..types import Pooler
+from .pooled_values import class_probabilities, pooled_floats
+
+PairScoring = Literal["head", "embeddings", "words"]
+# The names that sentence-transformers looks for.
+QUERY_PROMPTS: Final = ("query",)
+DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
+
+
+def pair_scoring(pooler: Pooler) -> PairScoring:
+    """Return how a model scores pairs. Raises RequestError if it has nothing for it."""
+    num_classes = len(pooler.labels)
+    if num_classes == 1:
+        return "head"
+    if pooler.is_embedder or (not num_classes and not pooler.generates):
+        return "embeddings"
+    if not pooler.generates:
+        raise RequestError(
+            f"This model has a head of {num_classes} classes; one of a single class scores pairs. Ask /v1/classify.",
+            param="model",
+        )
+    return "words"
+
+
+def prompt_name_of(pooler: Pooler, names: Sequence[str]) -> str | None:
+    """Return the first of some names that the checkpoint has a prompt of; None for its default one."""
+    return next((name for name in names if name in dict(pooler.prompts)), None)
+
+
+def head_score(pooled: bytes, pooler: Pooler) -> float:
+    """Return the score by a head of one class: a probability, unless the checkpoint wants the logit.
+
+    Raises:
+        EngineError: the logit is not finite.
+    """
+    [score] = pooled_floats(pooled) if pooler.is_raw_score else class_probabilities(pooled, pooler)
+    return float(score)

@@ -1,0 +1,212 @@
+"""Triton kernels of the gated delta rule: token by token for rows of few tokens, in chunks for others.
+
+A program has a row, a head and a block of its values' dimensions, whose state stays in registers from the row's first
+token to its last. In the chunk form (https://arxiv.org/abs/2412.06464, section 3) each token's correction of the state
+depends on those before it: one triangular system for a chunk. It is solved by elimination within blocks of 16 tokens,
+and among blocks by a product of few factors, in which nothing grows. A chunk ends early at a token whose state is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..layouts.state_arguments import MOST_STATE, DeltaParams, StateBatch
+from .launch import NARROW_TYPES, Launch, is_narrow, is_of, meta
+from .scan_rows import chunk_end, has_indices, meta_batch, narrow_times_wide, row_launches, sigmoid, softplus
+
+CHUNK = 32  # tokens, two blocks of the triangular system
+_SOLVED = tl.constexpr(16)  # tokens of such a block
+_LENGTH_EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def _delta_short(
+    x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
+    first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, of a row of at most MOST tokens."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    if (begin >= end) | (end - begin > MOST):
+        return
+    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    in_size, in_dim = size < SIZE, dim < DIM
+    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
+    in_cell = in_size[:, None] & in_dim[None, :]
+    origin = tl.load(source + row).to(tl.int64)
+    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    bias, rate_of_decay = tl.load(step_bias + head), tl.load(decay + head)
+    of_keys: tl.constexpr = HEADS // EACH * SIZE
+    token = begin
+    while token < end:
+        at = x + token.to(tl.int64) * columns
+        gate = gates + token.to(tl.int64) * gate_columns + head
+        shrink = tl.exp(softplus(tl.load(gate + first_step).to(tl.float32) + bias) * rate_of_decay)
+        rate = sigmoid(tl.load(gate + first_rate).to(tl.float32))
+        query = tl.load(at + (head // EACH) * SIZE + size, in_size, other=0.0).to(tl.float32)
+        key = tl.load(at + of_keys + (head // EACH) * SIZE + size, in_size, other=0.0).to(tl.float32)
+        value = tl.load(at + 2 * of_keys + head * DIM + dim, in_dim, other=0.0).to(tl.float32)
+        query *= tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPS) * scale
+        key *= tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
+        kept *= shrink
+        error = value - tl.sum(key[:, None] * kept, 0)
+        kept += key[:, None] * (rate * error)[None, :]
+        result = tl.sum(query[:, None] * kept, 0)
+        tl.store(out + (token.to(tl.int64) * HEADS + head) * DIM + dim, result.to(out.dtype.element_ty), in_dim)
+        slot = tl.load(checkpoints + token).to(tl.int64)
+        if slot >= 0:
+            tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+        token += 1
+    slot = tl.load(target + row).to(tl.int64)
+    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+
+
+@triton.jit
+def _inverse(lower, turned, CHUNK: tl.constexpr):
+    """The inverse of 1 + ``lower``, strictly lower triangular; ``turned`` is its transpose.
+
+    Of each block on the diagonal by elimination of one row after the other; a series of powers of the whole would add
+    and subtract numbers far larger than the result where keys are alike. Of two blocks that series has two members.
+    """
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    is_block = row // _SOLVED == column // _SOLVED
+    solved = tl.where(row == column, 1.0, 0.0)
+    turned = tl.where(is_block, turned, 0.0)
+    for line in range(1, _SOLVED):
+        factors = tl.sum(tl.where(column % _SOLVED == line, turned, 0.0), 1)
+        known = tl.sum(factors[:, None] * solved, 0)
+        solved = tl.where((row % _SOLVED == line) & is_block, solved - known[None, :], solved)
+    between = -tl.dot(solved, tl.where(is_block, 0.0, lower), input_precision="tf32x3")
+    # 1 + b is all of the series for two blocks.
+    return solved + tl.dot(between, solved, input_precision="tf32x3")
+
+
+@triton.jit
+def _shorten(x):
+    """One over the length of each row of x."""
+    wide = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 1) + _LENGTH_EPS)
+
+
+@triton.jit
+def _delta_chunks(
+    x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
+    first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, in chunks, of a row of more than MOST tokens."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    if end - begin <= MOST:
+        return
+    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    in_size, in_dim = size < SIZE, dim < DIM
+    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
+    in_cell = in_size[:, None] & in_dim[None, :]
+    origin = tl.load(source + row).to(tl.int64)
+    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    bias, rate_of_decay = tl.load(step_bias + head), tl.load(decay + head)
+    of_keys: tl.constexpr = HEADS // EACH * SIZE
+    index = tl.arange(0, CHUNK)
+    is_before, is_after = index[:, None] > index[None, :], index[:, None] < index[None, :]
+    token = begin
+    while token < end:
+        count, slot = chunk_end(checkpoints, token, end, CHUNK)
+        inside = index < count
+        # Addresses within a chunk are 32 bits from its first token.
+        x_chunk, out_chunk = x + token.to(tl.int64) * columns, out + token.to(tl.int64) * HEADS * DIM
+        gate = gates + token.to(tl.int64) * gate_columns + index * gate_columns + head
+        steps = softplus(tl.load(gate + first_step, inside, other=0.0).to(tl.float32) + bias)
+        logs = tl.where(inside, steps * rate_of_decay, 0.0)
+        rates = tl.where(inside, sigmoid(tl.load(gate + first_rate, inside, other=0.0).to(tl.float32)), 0.0)
+        total = tl.cumsum(logs, 0)
+        last = tl.sum(logs, 0)
+        in_chunk = inside[:, None] & in_size[None, :]
+        cells = index[:, None] * columns + (head // EACH) * SIZE + size[None, :]
+        # Keys and queries stay as they are stored, so that their products are exact; lengths are factors of results.
+        keys = tl.load(x_chunk + cells + of_keys, in_chunk, other=0.0)
+        of_key = _shorten(keys)
+        # Triangles of the products of keys: exponents of the other halves are above 0, and might overflow.
+        alike = tl.dot(keys, tl.trans(keys), input_precision="tf32") * of_key[:, None] * of_key[None, :]
+        apart = total[:, None] - total[None, :]
+        lower = tl.where(is_before, alike * tl.exp(tl.where(is_before, apart, 0.0)) * rates[:, None], 0.0)
+        turned = tl.where(is_after, alike * tl.exp(tl.where(is_after, -apart, 0.0)) * rates[None, :], 0.0)
+        inverse = _inverse(lower, turned, CHUNK)
+        in_wide = inside[:, None] & in_dim[None, :]
+        values = index[:, None] * columns + 2 * of_keys + head * DIM + dim[None, :]
+        error = tl.load(x_chunk + values, in_wide, other=0.0).to(tl.float32)
+        known = narrow_times_wide(keys, kept)
+        error -= (tl.exp(total) * of_key)[:, None] * known
+        added = tl.dot(inverse, rates[:, None] * error, input_precision="tf32")
+        queries = tl.load(x_chunk + cells, in_chunk, other=0.0)
+        result = tl.exp(total)[:, None] * narrow_times_wide(queries, kept)
+        seen = tl.dot(queries, tl.trans(keys), input_precision="tf32") * of_key[None, :]
+        seen = tl.where(is_after, 0.0, seen * tl.exp(tl.where(is_after, 0.0, apart)))
+        result += tl.dot(seen, added, input_precision="tf32")
+        result *= (_shorten(queries) * scale)[:, None]
+        place = (index[:, None] * HEADS + head) * DIM + dim[None, :]
+        tl.store(out_chunk + place, result.to(out.dtype.element_ty), in_wide)
+        added *= (of_key * tl.exp(last - total))[:, None]
+        kept = tl.exp(last) * kept + narrow_times_wide(tl.trans(keys), added)
+        if slot >= 0:
+            tl.store(state + slot.to(tl.int64) * HEADS * SIZE * DIM + cell, kept, in_cell)
+        token += count
+    slot = tl.load(target + row).to(tl.int64)
+    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+
+
+def takes(x: Tensor, gates: Tensor, state: Tensor, batch: StateBatch, params: DeltaParams) -> bool:
+    """Return whether the kernels support this."""
+    return (
+        is_narrow(x, gates)
+        and is_of(torch.float32, state, params.decay, params.step_bias)
+        and has_indices(batch)
+        and params.key_dim <= MOST_STATE
+    )
+
+
+def delta_scan(
+    x: Tensor, gates: Tensor, first: tuple[int, int], state: Tensor, batch: StateBatch, params: DeltaParams
+) -> Tensor:
+    """``kernels.state_ops.delta_scan``: [T, columns] -> [T, H * P]."""
+    out = x.new_empty(len(x), params.width)
+    for launch in _launches(x, gates, first, state, batch, params, out):
+        launch.run()
+    return out
+
+
+def _launches(
+    x: Tensor,
+    gates: Tensor,
+    first: tuple[int, int],
+    state: Tensor,
+    batch: StateBatch,
+    params: DeltaParams,
+    out: Tensor,
+) -> Iterator[Launch]:
+    index = batch.query_start, batch.source, batch.target, batch.checkpoints
+    columns = x.shape[1], gates.shape[1]
+    args = (x, gates, state, out, *index, params.decay, params.step_bias, *columns, *first, params.key_dim**-0.5)
+    constants = {
+        "HEADS": params.num_heads,
+        "EACH": params.num_heads // params.num_key_heads,
+        "DIM": params.head_dim,
+        "SIZE": params.key_dim,
+    }
+    return row_launches((_delta_short, _delta_chunks), batch, args, constants, CHUNK)
+
+
+def variants() -> Iterator[tuple[str, Launch]]:
+    """Yield compilations of the op: heads of 128 dimensions."""
+    for name, dtype in NARROW_TYPES.items():
+        params = DeltaParams(8, 128, 4, 128, *(meta(8, dtype=torch.float32) for _ in range(2)))
+        x, gates = meta(64, params.columns, dtype=dtype), meta(64, 32, dtype=dtype)
+        state, out = meta(65, 8, 128, 128, dtype=torch.float32), meta(64, params.width, dtype=dtype)
+        for launch in _launches(x, gates, (16, 0), state, meta_batch(64), params, out):
+            yield f"{launch.kernel.__name__.strip('_')}/{name}-128", launch

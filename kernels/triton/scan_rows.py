@@ -1,0 +1,103 @@
+"""Parts of the scans of recurrent states in Triton: launches over rows, the end of a chunk, the gates' functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..layouts.state_arguments import StateBatch
+from .launch import Launch, cdiv, meta, power_of_two, shared_bytes
+
+SHORT = 8  # tokens of a row up to which it is scanned token by token: a draft and its verification
+_CELLS = 4096  # of a state that a program keeps in registers, on four warps
+_LARGE = 200_000  # bytes of shared memory of a GPU on which chunks have twice as many, on eight
+
+
+@triton.jit
+def softplus(x):
+    """``log(1 + e^x)`` of fp32, exact for small results too."""
+    e = tl.exp(-tl.abs(x))
+    rest = tl.where(e < 1e-3, e * (1.0 - e * (0.5 - e * (1.0 / 3.0))), tl.log(1.0 + e))
+    return tl.maximum(x, 0.0) + rest
+
+
+@triton.jit
+def sigmoid(x):
+    """``1 / (1 + e^-x)`` of fp32, by e^(-|x|), which does not overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def narrow_times_wide(narrow, wide):
+    """The product of a matrix as it is stored and one in fp32, which is the sum of two in bfloat16, to 16 bits."""
+    if narrow.dtype == tl.bfloat16:
+        high = wide.to(tl.bfloat16)
+        low = (wide - high.to(tl.float32)).to(tl.bfloat16)
+        result = tl.dot(narrow, low, tl.dot(narrow, high))
+    else:
+        result = tl.dot(narrow.to(tl.float32), wide, input_precision="tf32")
+    return result
+
+
+@triton.jit
+def wide_times_narrow(wide, narrow):
+    """The same, from the other side."""
+    if narrow.dtype == tl.bfloat16:
+        high = wide.to(tl.bfloat16)
+        low = (wide - high.to(tl.float32)).to(tl.bfloat16)
+        result = tl.dot(low, narrow, tl.dot(high, narrow))
+    else:
+        result = tl.dot(wide, narrow.to(tl.float32), input_precision="tf32")
+    return result
+
+
+@triton.jit
+def chunk_end(checkpoints, token, end, CHUNK: tl.constexpr):
+    """How many tokens from this one on a chunk has, which ends at a token with a checkpoint; and that slot, or -1."""
+    index = tl.arange(0, CHUNK)
+    slots = tl.load(checkpoints + token + index, token + index < end, other=-1)
+    count = tl.min(tl.where(slots >= 0, index + 1, CHUNK), 0)
+    count = tl.minimum(count, end - token)
+    return count, tl.max(tl.where(index == count - 1, slots, -1), 0)
+
+
+def has_indices(batch: StateBatch) -> bool:
+    """Return whether the slots are of the type that kernels read. They may be at any address: rows are read singly."""
+    index = (batch.query_start, batch.source, batch.target, batch.checkpoints)
+    return all(each.dtype is torch.int32 and each.is_contiguous() for each in index)
+
+
+def meta_batch(rows: int) -> StateBatch:
+    """Return a batch without memory of rows of one token each, of which more are not excluded."""
+    starts, source, target, checkpoints = (meta(count, dtype=torch.int32) for count in (rows + 1, rows, rows, rows))
+    return StateBatch(starts, source, target, checkpoints)
+
+
+def row_launches(
+    kernels: tuple[Any, Any], batch: StateBatch, args: tuple[Any, ...], constants: Mapping[str, int], chunk: int
+) -> Iterator[Launch]:
+    """Yield the launches of a scan: for rows of few tokens, then, where a row may have more, for those.
+
+    Args:
+        kernels: for the former and for the latter.
+        args: of both.
+        constants: of both, with the HEADS, and the DIM and SIZE of a head's state.
+    """
+    rows, heads, dim, size = len(batch.source), constants["HEADS"], constants["DIM"], constants["SIZE"]
+    wide = power_of_two(size, 16)
+    shorts, chunks = kernels
+    constants = {**constants, "MOST": SHORT, "WIDE": wide}
+
+    def launch(kernel: Any, constants: Mapping[str, int], scale: int) -> Launch:
+        block = min(power_of_two(dim, 16), max(16, scale * _CELLS // wide))
+        return Launch(kernel, (rows, heads, cdiv(dim, block)), args, {**constants, "BLOCK": block}, 4 * scale)
+
+    yield launch(shorts, constants, 1)
+    if batch.max_query is None or batch.max_query > SHORT:
+        is_large = shared_bytes(batch.query_start.device) > _LARGE
+        yield launch(chunks, {**constants, "CHUNK": chunk}, 2 if is_large else 1)

@@ -1,0 +1,59 @@
+"""The GPU's gated delta rule, interpreted, against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.kernels.ragged_batches import assert_close
+from support.kernels.state_cases import random_state, state_batch
+
+from rootgraft.kernels import state_ops, state_reference
+from rootgraft.kernels.layouts.state_arguments import DeltaParams
+from rootgraft.kernels.triton import delta_scan
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def params_of(heads: int, dim: int, key_heads: int, size: int) -> DeltaParams:
+    decay, bias = torch.rand(heads), torch.rand(heads)
+    return DeltaParams(heads, dim, key_heads, size, -decay, bias)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "dim", "key_heads", "size"),
+    [(torch.float32, 2, 24, 1, 40), (torch.float32, 2, 16, 2, 16), (torch.bfloat16, 2, 16, 1, 32)],
+)
+def test_results_and_states(dtype, heads, dim, key_heads, size) -> None:
+    """Token by token and in chunks, which end where a state is kept."""
+    torch.manual_seed(heads + dim)
+    params, batch = params_of(heads, dim, key_heads, size), state_batch()
+    tokens = len(batch.checkpoints)
+    x, gates = torch.randn(tokens, params.columns).to(dtype), torch.randn(tokens, 3 + 2 * heads).to(dtype)
+    state, where = random_state(heads, size, dim), (3, 3 + heads)
+    expected_state = state.clone()
+    assert delta_scan.takes(x, gates, state, batch, params)
+    found = state_ops.delta_scan(x, gates, where, state, batch, params)
+    assert_close(found, state_reference.delta_scan(x, gates, where, expected_state, batch, params))
+    tolerance = 1e-4 if dtype is torch.float32 else 1e-3
+    torch.testing.assert_close(state[:-1], expected_state[:-1], rtol=tolerance, atol=tolerance)
+
+
+def test_keys_that_are_all_alike() -> None:
+    """A token many times over, which the state forgets little of: the worst case of the triangular system."""
+    torch.manual_seed(1)
+    params, batch = params_of(1, 16, 1, 16), state_batch([96], [-1], [0])
+    params.decay.fill_(-1e-4)
+    x = torch.randn(1, params.columns).expand(96, -1) + 1e-3 * torch.randn(96, params.columns)
+    gates = torch.tensor([-3.0, 8.0]).expand(96, 2).contiguous()
+    state, expected_state = random_state(1, 16, 16), random_state(1, 16, 16)
+    found = delta_scan.delta_scan(x, gates, (0, 1), state, batch, params)
+    assert_close(found, state_reference.delta_scan(x, gates, (0, 1), expected_state, batch, params))
+    torch.testing.assert_close(state[0], expected_state[0], rtol=1e-4, atol=1e-4)
+
+
+def test_keys_without_length() -> None:
+    params, batch = params_of(1, 16, 1, 16), state_batch([20], [-1], [0])
+    x, gates = torch.zeros(20, params.columns), torch.zeros(20, 2)
+    state = random_state(1, 16, 16)
+    assert (delta_scan.delta_scan(x, gates, (0, 1), state, batch, params) == 0).all()
+    assert (state[0] == 0).all()
