@@ -24,8 +24,8 @@ def interrupts(test: Path) -> Iterator[Callable[[float], None]]:
     """Yield a function that has KeyboardInterrupt raised after some seconds; 0 for never.
 
     It is raised in the functions of the test's file and what they call: one that comes after a test that has failed
-    would end pytest. One that comes inside of a callback of the garbage collector, as Hypothesis has them, or of a weak reference reaches
-    no caller. It comes again then.
+    would end pytest. One that comes inside of a callback of the garbage collector, as Hypothesis has them, or of a weak
+    reference reaches no caller. It comes again then.
     """
 
     def interrupt(_: int, frame: FrameType | None) -> None:
