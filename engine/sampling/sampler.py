@@ -160,7 +160,7 @@ class Sampler:
         return is_greedy and not self._wants_logprobs(positions) and not self._has_edits(positions)
 
     def only_draws(self, positions: SamplingPositions) -> bool:
-        """Return whether ``draw`` only masks, makes ``edits`` and draws: no logprobs, no rows limited to some tokens."""
+        """Return whether ``draw`` only masks, makes ``edits`` and draws: no logprobs, no rows limited to tokens."""
         return (
             not self._wants_logprobs(positions)
             and self._allowed_rows.isdisjoint(positions.row.tolist())
