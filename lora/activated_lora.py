@@ -19,7 +19,8 @@ def activation_position(prompt: array[int], invocation: Sequence[int]) -> int | 
     wanted, width = array(prompt.typecode, invocation).tobytes(), prompt.itemsize
     data = prompt.tobytes()
     found = data.rfind(wanted)
-    while found % width > 0:  # match across two tokens; -1 % width > 0 too
+    # The bytes match across a border of tokens, or there is no match: -1 % width is above 0 too.
+    while found % width > 0:
         if found < 0:
             return None
         found = data.rfind(wanted, 0, found + len(wanted) - 1)

@@ -32,9 +32,12 @@ from .sum_parts import SumPart
 
 T = TypeVar("T")
 
-_MOST_LOADS = 2  # that read files at a time
-_MOST_FETCHES = 4  # that read evicted adapters again at a time
-_MOST_UNPOLLED = 4  # loaded adapters that wait for ``poll``; later loads are held back to bound memory
+# So many loads read files at a time.
+_MOST_LOADS = 2
+# So many fetches read evicted adapters again at a time.
+_MOST_FETCHES = 4
+# So many loaded adapters wait for ``poll``. Later loads are held back, which bounds memory.
+_MOST_UNPOLLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,12 @@ class AdapterPool:
         self._shares = TenantShares(max_adapters)
         self._fetcher = TenantThreads(_MOST_FETCHES, "adapter-fetches")
         self._room = Semaphore(_MOST_UNPOLLED)
-        self._loads: list[_Load] = []  # in the order in which they were asked for
+        # Loads are kept in the order in which they were asked for.
+        self._loads: list[_Load] = []
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
         self._broken: list[Broken] = []
-        self._pinned: dict[int, str] = {}  # slot -> digest
+        # Maps a slot to the digest of its adapter.
+        self._pinned: dict[int, str] = {}
 
     @property
     def loading(self) -> list[str]:
@@ -179,7 +184,8 @@ class AdapterPool:
         self._shares.take(load.tenant)
         is_next = load.name not in self.loading
         self._loads.append(load)
-        if is_next:  # those of one name end in order, and what waits for another load takes no turn and no memory
+        # Loads of one name end in order. One that waits for another load takes no turn and no memory.
+        if is_next:
             self._begin(load)
 
     def unload(self, name: str) -> None:
@@ -308,7 +314,8 @@ class AdapterPool:
         assert adapter is not None, f"adapter {load_id} is installed without being in host memory"
         try:
             on_device(self.bank.install, slot, adapter)
-        except DeviceMemoryError:  # nothing is pinned then
+        except DeviceMemoryError:
+            # The slot is emptied, and nothing has been pinned yet.
             self.bank.clear(slot)
             raise
         self.cache.pin(digest)

@@ -140,7 +140,8 @@ class _Sorted:
             raise _unknown(name, trained, config)
         self.trained[module] = trained
         if not is_saved:
-            if not part.startswith("lora_monteclora_sampler."):  # used in training only
+            # The sampler is used in training only.
+            if not part.startswith("lora_monteclora_sampler."):
                 _add(self.parts.setdefault(module, {}), part.removesuffix(".weight"), tensor, name)
         elif part.endswith("weight") and module not in (EMBEDDING, HEAD, *layout.norms):
             _check_base(module, part, tensor, layout)
@@ -169,7 +170,8 @@ def _split(name: str) -> tuple[str, str, bool]:
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
-    if part in parts:  # old and new spelling of the same
+    # The file has the tensor in its old and in its new spelling.
+    if part in parts:
         raise AdapterError(f"The tensor {name} is there twice.", name)
     parts[part] = tensor
 

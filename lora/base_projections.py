@@ -223,7 +223,8 @@ class BaseLayout:
 def _published(trained: str) -> tuple[str, ...]:
     """Names that a module may have in the checkpoint."""
     name = language_model_name(trained)
-    bare = () if name.startswith("model.") else (f"model.{name}",)  # trained on the model without a head
+    # An adapter that was trained on the model without its head leaves out the prefix.
+    bare = () if name.startswith("model.") else (f"model.{name}",)
     return tuple(
         each
         for first in (name, *bare)

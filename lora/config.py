@@ -21,8 +21,10 @@ MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _MOST_PATTERNS = 4096
-_MOST_EXPRESSIONS = 64  # patterns that are more than a name: slow to match
-_MOST_INSTRUCTIONS = 8192  # of all of them; a match takes at most so many for each character of a name
+# At most so many patterns are more than a plain name, as they are slow to match.
+_MOST_EXPRESSIONS = 64
+# All patterns together compile to at most so many instructions, and a match runs at most as many for each character.
+_MOST_INSTRUCTIONS = 8192
 _MOST_INVOCATION_TOKENS = 1024
 _MOST_TRAINED_TOKENS = 65536
 _MOST_VERSION = 100
@@ -33,18 +35,22 @@ _IGNORED = frozenset(
         "auto_mapping",
         "corda_config",
         "eva_config",
-        "fan_in_fan_out",  # of the base's matrices; PEFT ignores it for linear layers
+        # How the base's matrices lie; PEFT ignores it for linear layers.
+        "fan_in_fan_out",
         "inference_mode",
         "layers_pattern",
         "loftq_config",
         "lora_dropout",
         "lora_ga_config",
         "megatron_core",
-        "monteclora_config",  # samples in training only
-        "qalora_group_size",  # read with use_qalora only
+        # It samples in training only.
+        "monteclora_config",
+        # It is read with use_qalora only.
+        "qalora_group_size",
         "revision",
         "runtime_config",
-        "velora_config",  # the backward pass only
+        # It concerns the backward pass only.
+        "velora_config",
     }
 )
 

@@ -41,7 +41,8 @@ class _Slot:
     pins: int = 0
     heir: int = _NONE
     used: int = 0
-    wanted: int = -(1 << 62)  # last step of a request not yet acquired
+    # The last step in which a request wanted the slot and had not acquired it.
+    wanted: int = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ class SlotPool:
             if index == WAIT:
                 return WAIT
             self._give(index, adapter, tenant)
-            index = self._of.get(adapter, WAIT)  # none again if the load failed at once
+            # The adapter has no slot if its load failed at once.
+            index = self._of.get(adapter, WAIT)
         return index
 
     def _slots_for(self, adapter: int) -> list[tuple[int, _Slot]]:

@@ -28,9 +28,11 @@ class HostCache:
         self.hits = 0
         self.misses = 0
         self.num_evicted = 0
-        self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()  # least recently used first
+        # The least recently used adapter comes first.
+        self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()
         self._pins: Counter[str] = Counter()
-        self._matrices: Counter[str] = Counter()  # adapters that bring an embedding or a head, by its key
+        # Counts the adapters that bring an embedding or a head, by its key.
+        self._matrices: Counter[str] = Counter()
 
     def get(self, digest: str) -> PreparedAdapter | None:
         """Return an adapter and mark it most recently used; None if it is not cached."""

@@ -76,7 +76,8 @@ class AdapterBank:
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
-        self._members: dict[str, list[str]] = {}  # projections of a product of experts or heads, in their order
+        # The projections of each product of experts or heads, in their order.
+        self._members: dict[str, list[str]] = {}
         for shape in layout.products:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
@@ -86,10 +87,13 @@ class AdapterBank:
                 name, slots = place.product, num_slots * place.count
             if name not in self._tables:
                 self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
-        self._written: list[frozenset[str]] = [frozenset()] * num_slots  # factors, by the names of projections
-        self._used: list[frozenset[str]] = [frozenset()] * num_slots  # tables
+        # The projections of each slot whose factors are written.
+        self._written: list[frozenset[str]] = [frozenset()] * num_slots
+        # The tables that each slot uses.
+        self._used: list[frozenset[str]] = [frozenset()] * num_slots
         self._own: list[OwnWeights | None] = [None] * num_slots
-        self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()  # on the device, by key
+        # Matrices on the device by their keys.
+        self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use."""

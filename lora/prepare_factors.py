@@ -18,7 +18,8 @@ from .published.absorbed_heads import head_factors
 from .published.module_weights import ModuleWeights
 
 _ROWS = 4096
-_ALIGNMENT = 64  # bytes: a cache line
+# Factors begin at whole cache lines; in bytes.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)

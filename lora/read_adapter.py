@@ -133,7 +133,8 @@ def _as_limit() -> Iterator[None]:
     """Turn a lack of memory into ``AdapterLimit``."""
     try:
         yield
-    except (MemoryError, RuntimeError, OSError) as error:  # torch's allocator and mappings raise the latter
+    except (MemoryError, RuntimeError, OSError) as error:
+        # Torch's allocator raises RuntimeError when memory runs out, and mappings raise OSError.
         if not is_out_of_memory(error):
             raise
         raise AdapterLimit("The server has no memory to load the adapter now: ask again later.") from None

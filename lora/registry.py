@@ -95,9 +95,11 @@ class AdapterRegistry:
         self.max_adapters = max_adapters
         self._current: dict[str, AdapterVersion] = {}
         self._alive: dict[int, AdapterVersion] = {}
-        self._publics: Counter[str] = Counter()  # of current versions
+        # Counts the current versions of each public name.
+        self._publics: Counter[str] = Counter()
         self._digests: Counter[str] = Counter()
-        self._sums: OrderedDict[str, str] = OrderedDict()  # name -> tenant; the one used last at the end
+        # Maps a name to its tenant. The name used last is at the end.
+        self._sums: OrderedDict[str, str] = OrderedDict()
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
 

@@ -50,7 +50,8 @@ def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             head, size = _read_head(file, path.name, most_bytes)
-            entries, start = _layout(head, size, path.name)  # before memory is taken for the tensors
+            # The layout is checked before memory is taken for the tensors.
+            entries, start = _layout(head, size, path.name)
             data = bytearray(size)
             data[: len(head)] = head
             if file.readinto(memoryview(data)[len(head) :]) != size - len(head) or file.read(1):
@@ -191,5 +192,6 @@ def _flat(entry: _Entry, data: bytearray, start: int) -> Tensor:
     begin = start + entry.begin
     if begin % entry.dtype.itemsize == 0:
         return torch.frombuffer(data, dtype=entry.dtype, count=math.prod(entry.shape), offset=begin)
-    aligned = bytearray(data[begin : start + entry.end])  # older writers did not align the header
+    # Older writers did not align the header, so the tensor is copied.
+    aligned = bytearray(data[begin : start + entry.end])
     return torch.frombuffer(aligned, dtype=entry.dtype)

@@ -212,7 +212,8 @@ class Branch:
             raise ValueError("adapter must be the name of one, or None for the model of the session")
         messages = self.messages
         if messages[-1:] == [_EMPTY_ANSWER]:
-            messages = messages[:-1]  # there is nothing to continue
+            # An empty answer at the end is nothing to continue.
+            messages = messages[:-1]
         if not messages:
             raise ValueError("the conversation is empty: begin it with system or user")
         return Prompt(tuple(messages), adapter, self.path)
@@ -274,7 +275,8 @@ class Fork(Sequence[Branch]):
             futures = [pool.submit(function, *each) for each in arguments]
             wait(futures)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt no further branch begins
+            # After an interrupt no further branch begins.
+            pool.shutdown(wait=False, cancel_futures=True)
         failed = [error for future in futures if (error := future.exception()) is not None]
         for other in failed[1:]:
             failed[0].add_note(f"and: {other}")

@@ -224,7 +224,8 @@ def _json_schema(schema: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise ValueError(f"schema is no JSON: {error}") from error
     wanted = "must be a type that pydantic supports, or a JSON Schema as a dict"
-    if isinstance(schema, str):  # pydantic would evaluate it as an annotation
+    # Pydantic would evaluate a text as an annotation.
+    if isinstance(schema, str):
         raise ValueError(f"schema {wanted}, not str")
     try:
         return TypeAdapter(schema).json_schema()

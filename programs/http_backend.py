@@ -31,7 +31,8 @@ from .errors import CallFailed
 from .token_report import Report
 
 _ATTEMPTS = 6
-_LONGEST_PAUSE = 30.0  # seconds
+# In seconds.
+_LONGEST_PAUSE = 30.0
 _RETRIED = (429, 503)
 _CONNECT_SECONDS = 10.0
 
@@ -58,7 +59,8 @@ class HttpBackend:
         self._timeout = timeout
         self._session = uuid4().hex
         self._closed = Event()
-        self._closing = Lock()  # so that no socket is added behind the last one that ``close`` shuts
+        # The lock keeps others from adding a socket after ``close`` has shut the last one.
+        self._closing = Lock()
         self._sockets: set[socket] = set()
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
@@ -116,8 +118,10 @@ class HttpBackend:
         with self._closing:
             self._closed.set()
             for each in self._sockets:
-                with suppress(OSError):  # of one that the server has closed
-                    socket.shutdown(each, SHUT_RDWR)  # past TLS, which its reader still uses
+                # The server may have closed the socket.
+                with suppress(OSError):
+                    # The TLS layer is left alone, as the socket's reader still uses it.
+                    socket.shutdown(each, SHUT_RDWR)
 
     def _model_of(self, prompt: Prompt) -> str:
         return self._default_model if prompt.adapter is None else prompt.adapter

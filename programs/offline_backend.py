@@ -83,9 +83,11 @@ class OfflineBackend:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._calls: list[_Call] = []  # unfinished; used only by the stepping thread
+        # The unfinished calls. Only the stepping thread uses them.
+        self._calls: list[_Call] = []
         self._session = uuid4().hex
-        self._closing = threading.Lock()  # so that no call is sent behind the end of the jobs
+        # The lock keeps others from sending a call after the end of the jobs.
+        self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._drive, name="llm", daemon=True)
         self._thread.start()
@@ -210,7 +212,8 @@ class OfflineBackend:
         for call in calls:
             call.deltas.put(error)
         for call in calls:
-            with suppress(Exception):  # of an engine that is closed or broken: each call has its error already
+            # The engine may be closed or broken, and each call has its error already.
+            with suppress(Exception):
                 self._abort(call)
 
 

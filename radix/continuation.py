@@ -5,7 +5,8 @@ from __future__ import annotations
 from .namespace import Path
 from .node import TOKEN_BYTES, Node
 
-_CHOICES = 8  # branches considered where a path forks
+# So many branches are considered where a path forks.
+_CHOICES = 8
 
 
 def continuation(node: Node, path: Path, position: int, head: bytes, limit: int, page_size: int) -> bytes:

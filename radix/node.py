@@ -177,7 +177,8 @@ def common_prefix(left: array[int], right: array[int], limit: int) -> int:
     """Return how many of the first ``limit`` tokens are equal, by bisection: each byte is compared at most twice."""
     high = min(len(left), len(right), limit)
     width = left.itemsize
-    tokens = left.tobytes()  # bytes.startswith compares memory; == of memoryviews goes item by item
+    # ``bytes.startswith`` compares memory, where ``==`` of memoryviews goes item by item.
+    tokens = left.tobytes()
     with memoryview(right) as view:
         if tokens.startswith(view[:high]):
             return high

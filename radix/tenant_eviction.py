@@ -20,7 +20,8 @@ from itertools import count
 from .node import Node
 
 IDLE_SECONDS = 300.0
-_SLACK = 64  # sizes are compared to within 1/64, so that not every page changes the order
+# Sizes are compared to within 1/64, so that not every page changes the order.
+_SLACK = 64
 
 
 LeafEntry = tuple[int, int, int, Node]
@@ -106,7 +107,8 @@ class TenantEviction:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._shares: dict[str, TenantShare] = {}
-        self._active: OrderedDict[TenantShare, None] = OrderedDict()  # in the order of their last use
+        # Shares are kept in the order of their last use.
+        self._active: OrderedDict[TenantShare, None] = OrderedDict()
         self._changed: dict[TenantShare, None] = {}
         self._order: list[Entry] = []
         self._serial = count()

@@ -134,7 +134,8 @@ class RadixTree:
         if node is not None:
             below = node.only_child()
             whole = below is not None and len(below.tokens) == len(below.pages) * self._page_bytes
-            self._join(below if below and whole else node)  # a tail stays by itself
+            # A node that ends with a part of a page stays a node of its own.
+            self._join(below if below and whole else node)
 
     def _end(self, match: Match) -> Node:
         """Return the node that ends with the whole pages of a match, after a split if need be."""

@@ -51,7 +51,8 @@ class TenantSlots:
         self._held = TenantShares(count)
         self._queued = TenantShares(most_waiting) if most_waiting else None
         self._waiting: dict[str, deque[Turn]] = {}
-        self._served: Counter[str] = Counter()  # which of all slots given a waiting tenant got last
+        # The number of the last slot that each waiting tenant was given, among all slots given.
+        self._served: Counter[str] = Counter()
         self._num_given = 0
 
     @property
@@ -134,7 +135,8 @@ class TenantSlots:
         if self._queued is not None:
             self._queued.give_back(turn.tenant)
         if not self._waiting:
-            self._served.clear()  # nobody's order depends on it
+            # The numbers order tenants that wait, and nobody waits.
+            self._served.clear()
 
 
 def _tell(granted: list[Turn]) -> None:

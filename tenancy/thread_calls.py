@@ -23,7 +23,8 @@ def call_on(pool: ThreadPoolExecutor, call: Callable[[], T], result: Future[T] |
         result: the future to use; None for a new one.
     """
     made: Future[T] = Future() if result is None else result
-    taken = Lock()  # by the thread that makes the call, or by the failure to start one: whichever is first
+    # Whoever is first takes the lock: the thread that makes the call, or the failure to start one.
+    taken = Lock()
 
     def make() -> None:
         if taken.acquire(blocking=False) and made.set_running_or_notify_cancel():

@@ -165,9 +165,9 @@ def closed_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
+def alarm(request: pytest.FixtureRequest) -> Iterator[Callable[[float], None]]:
     """Has KeyboardInterrupt raised after some seconds, by a real signal; see `support.engine.interrupts`."""
-    with interrupts() as set_alarm:
+    with interrupts(request.path) as set_alarm:
         yield set_alarm
 
 

@@ -170,7 +170,7 @@ class SamplingParams:
     @classmethod
     def of(cls, params: EngineParams) -> SamplingParams:
         """Return the parameters of the engine in this form, without what only servers and other methods ask for."""
-        own = {each.name for each in fields(params)} - {"pooling", "allowed_logprobs"}
+        own = {each.name for each in fields(params)} - {"pooling", "pooled_from", "allowed_logprobs"}
         values = {name: getattr(params, name) for name in own}
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
         more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}

@@ -57,7 +57,8 @@ class _Rules:
         if kind == _REPEAT:
             rule, least, most = operands
             return self._ref(rule) if least else optional(self._ref(rule)) if most else TEXT
-        if kind == _DISPATCH:  # pairs of tag and rule, then two options
+        # A dispatch holds pairs of a tag and a rule, and then two options.
+        if kind == _DISPATCH:
             return AllOf(tuple(optional(self._ref(rule)) for rule in operands[1:-2:2]))
         is_empty_class = kind == _CLASS and operands == [0]
         return OneOf() if is_empty_class else TEXT

@@ -23,9 +23,12 @@ from ..schema.constraints import Arrays
 # number and a semicolon. A part of a text that is JSON begins with the number `JSON_PART`.
 ENTRIES = b"\x03"
 JSON_PART = 0
-MAX_SPELLINGS = 50_000  # of numbers, tried one after the other
-MAX_TEXTS = 200  # of one length that are followed further in the search for short strings
-MAX_SHORT = 300  # characters of such a string
+# At most so many spellings of numbers are tried, one after the other.
+MAX_SPELLINGS = 50_000
+# The search for short strings follows at most so many texts of one length further.
+MAX_TEXTS = 200
+# A string is short if it has at most so many characters.
+MAX_SHORT = 300
 _LIKELY = [*"0123456789abcdefghijklmnopqrstuvwxyz"]
 _Spelled = tuple[StringAutomaton, int, str]
 

@@ -17,7 +17,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-_Token = tuple[str, str, bool, bool]  # kind, text; of a repeat, whether it may be none and whether it must be none
+# Kind and text. The flags are those of a repeat: whether it may be empty, and whether it must be.
+_Token = tuple[str, str, bool, bool]
 
 
 class _Unread(Exception):
@@ -91,7 +92,8 @@ class _Reader:
                     raise _Unread
                 parts.append(inner if text == "(" else optional(inner))
             elif (kind, text) == ("sign", "..") and parts:
-                continue  # a range of two texts
+                # The sign stands between the two texts of a range, which are parts already.
+                continue
             elif parts and (kind == "repeat" or (kind == "sign" and text in "?*+")):
                 if must_skip:
                     parts[-1] = TEXT

@@ -71,7 +71,8 @@ def _of_alternative(rules: LarkRules, each: Alternative) -> Iterator[_Listed]:
         for text in _strings(each.strings):
             yield ("string", text), rules.literal_string(text)
     if each.types & (ARRAY | OBJECT) and rules.literal_string is not literal_string:
-        raise _TooMany  # in another style than JSON's
+        # Arrays and objects are listed in the style of JSON only.
+        raise _TooMany
     if each.types & ARRAY and rules.satisfiability.array_is_satisfiable(each.arrays):
         yield from _arrays(rules, each.arrays)
     if each.types & OBJECT and rules.satisfiability.object_is_satisfiable(each.objects):

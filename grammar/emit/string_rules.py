@@ -42,7 +42,8 @@ MAX_SMALL_WEIGHT = 200
 MAX_TOTAL = 10_000
 MAX_RULES = 400
 MAX_VALUE_CHARS = 2_000
-MAX_POSITIONS = 3_000  # of values in a document that are told apart
+# At most so many positions of values in a document are told apart.
+MAX_POSITIONS = 3_000
 # Sizes of a pattern with its repeats written out, between which its states are counted: smaller ones have few, and of
 # larger ones the automaton would not be tried.
 MIN_BLOWUP, MAX_BLOWUP = 12, 4_000

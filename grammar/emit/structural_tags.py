@@ -32,10 +32,12 @@ from .lark_writer import LarkGrammar, to_lark
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
 
-MAX_END_BYTES = 32 << 10  # in all ends together; each is tried in a search
+# All ends together have at most so many bytes, as a search tries each of them.
+MAX_END_BYTES = 32 << 10
 # Stands for any text in rules while they are written: without the markers of string rules, if there are any.
 _ANY_TEXT = "\0"
-_BLANKS = " \t\r\n"  # may stand before a JSON value
+# These characters may stand before a JSON value.
+_BLANKS = " \t\r\n"
 
 
 def structural_tag_grammar(
@@ -231,7 +233,8 @@ class _TagWriter:
                 else:
                     lark, texts = gemma_arguments(analysis, self.parts_of)
                 start = self._grammar(lark)
-                if style == GEMMA:  # in a string any other text goes on
+                # Within a string of Gemma's style, all text but the closing quote continues the string.
+                if style == GEMMA:
                     self.closing.ends[GEMMA_QUOTE] = None
             else:
                 prefix = f"a{len(self.rules)}_"

@@ -53,7 +53,8 @@ class OwnWeightsMaker:
     def _part(self, name: str, rows: TokenRows) -> TokenPart:
         values = self._cast(rows.rows)
         assert values is not None
-        panels = name == HEAD and self._layout.device.type == "cpu"  # elsewhere a head's rows are as the embedding's
+        # Only the CPU wants panels for a head. On other devices its rows lie as the embedding's do.
+        panels = name == HEAD and self._layout.device.type == "cpu"
         digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
         key = f"{digest}:{'panels' if panels else 'rows'}"
         own = self._shared.get(key)

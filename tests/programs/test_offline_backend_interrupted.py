@@ -31,12 +31,12 @@ def test_an_interrupt_that_reaches_no_caller_comes_again(alarm: Callable[[float]
 
     def callback(_: object) -> None:
         nonlocal ended
+        alarm(0.01)
         time.sleep(60)
         ended = True
 
     kept = weakref.ref(gone, callback)
     with pytest.raises(KeyboardInterrupt):
-        alarm(0.01)
         del gone
         time.sleep(60)
     assert kept() is None and not ended

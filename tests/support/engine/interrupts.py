@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from support.machine.waits import wait_until
@@ -18,13 +20,21 @@ AGAIN_SECONDS = 0.001
 
 
 @contextmanager
-def interrupts() -> Iterator[Callable[[float], None]]:
+def interrupts(test: Path) -> Iterator[Callable[[float], None]]:
     """Yield a function that has KeyboardInterrupt raised after some seconds; 0 for never.
 
-    One that comes inside of a callback of the garbage collector, as Hypothesis has them, or of a weak reference reaches
-    no caller. It comes again then.
+    It is raised in the functions of the test's file and what they call: one that comes after a test that has failed
+    would end pytest. One that comes inside of a callback of the garbage collector, as Hypothesis has them, or of a weak
+    reference reaches no caller. It comes again then.
     """
-    before, unraisable = signal.signal(signal.SIGALRM, signal.default_int_handler), sys.unraisablehook
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename == str(test):
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    before, unraisable = signal.signal(signal.SIGALRM, interrupt), sys.unraisablehook
     is_set = False
 
     def set_alarm(seconds: float) -> None:
