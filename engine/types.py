@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from .sampling_options import SamplingNumbers
 
@@ -21,6 +21,8 @@ MAX_ALLOWED_LOGPROBS = 2048
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
 MAX_PREFIX_PINS = 4
+CALIBRATION_NAME: Final = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
+"""Names of calibrations, which are names of files as well."""
 
 
 class FinishReason(StrEnum):

@@ -126,6 +126,7 @@ def rope_store_kv(
     num_heads, num_kv_heads = params.num_heads, params.num_kv_heads
     tokens, head_dim, page_size = qkv.shape[0], kv_forms.head_dim(k_cache), k_cache.shape[2]
     heads = qkv.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
+    q: Tensor
     q, k, v = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if not params.is_normed_last:
         q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)

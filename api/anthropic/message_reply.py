@@ -70,7 +70,7 @@ class MessageReply(ReplyEnd):
         self._finish = delta.finish
         events += self._blocks.finish()
         if self.failure is None:
-            end = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+            end: dict[str, Any] = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
             if told := self._fields[self._num_told :]:
                 end["field_probabilities"] = field_probabilities(told)
             events += [end, {"type": "message_stop"}]

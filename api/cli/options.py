@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from ...engine.config import check_options, option
 from ...engine.errors import ConfigError
-from ...engine.serving.calibration_folder import CALIBRATION_NAME
-from ...engine.types import MAX_SEED, MIN_SEED
+from ...engine.types import CALIBRATION_NAME, MAX_SEED, MIN_SEED
 
 _DEFAULT_URL = (
     "Default: the variable ROOTGRAFT_URL, else the only server that you run on this machine, else port 8000 of it."

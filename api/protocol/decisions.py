@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from ...engine.serving.calibration_folder import CALIBRATION_NAME
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from ...engine.types import CALIBRATION_NAME
 from .adapter_parts import AdapterFields, ModelName
 from .base import StrictModel, rejected, string_or_list, typed_by
 from .chat_messages import MAX_NAME, MAX_PARTS, CacheBreakpoint, ChatMessage, FunctionCall, ToolCall

@@ -90,9 +90,9 @@ def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projectio
     """Return Mamba with these projections of hidden states."""
     rank, size = layer.step_rank, layer.state_size
     if layer.norms == "weighted":
-        norms = [weights.exact(f"{block}.{name}.weight") for name in SELECTION_NORMS]
+        step, into_state, out_of_state = (weights.exact(f"{block}.{name}.weight") for name in SELECTION_NORMS)
     else:
-        norms = [torch.ones(each, device=weights.device) for each in (rank, size, size)]
+        step, into_state, out_of_state = (torch.ones(each, device=weights.device) for each in (rank, size, size))
     return Mamba(
         input=into,
         selection=_projection(weights, block, {SELECTION: rank + 2 * size}, biased=False),
@@ -104,7 +104,7 @@ def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projectio
             step_bias=weights.exact(f"{block}.{STEPS}.bias"),
             skip=weights.exact(f"{block}.D"),
         ),
-        norms=None if layer.norms == "none" else SelectiveNorms(*norms, eps=layer.norm_eps),
+        norms=None if layer.norms == "none" else SelectiveNorms(step, into_state, out_of_state, layer.norm_eps),
         columns=SelectiveColumns.of(layer.width, rank, size),
     )
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from ..errors import ContextTooLong, RequestError
 from ..serving.calibration import content_digest, question_digest
-from ..serving.calibration_folder import CALIBRATION_NAME, CalibrationFolder
+from ..serving.calibration_folder import CalibrationFolder
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.request import token_array
 from ..text.questions import YES_NO, Labels, Option, QuestionEncoder, QuestionKind, TypedQuestion, asking
+from ..types import CALIBRATION_NAME
 from .ending_logprobs import Run, read_trees
 from .request_inputs import Input, PromptAdapter
 

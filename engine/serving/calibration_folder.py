@@ -13,14 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ..errors import ConfigError, RequestError, quoted
 from .calibration import Calibration
 from .label_shares import LabelShares
-
-CALIBRATION_NAME: Final = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
-"""Names of calibrations, which are names of files as well."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_BYTES = 64 << 10
