@@ -39,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--comparisons", nargs="+", default=[], help="names of comparisons; default: all")
-    parser.add_argument("--output", type=Path, default=Path("docs/speed.svg"))
+    parser.add_argument("--output", type=Path, default=Path("docs/reference/speed.svg"))
     args = parser.parse_args()
     documents = [json.loads(path.read_text()) for path in args.results]
     args.output.write_text(draw(read(documents, args.comparisons)))

@@ -5,7 +5,7 @@
 ``address`` is for accesses outside of tensors, vectors and stacks, and for undefined behaviour; ``thread`` for data
 races. Both watch what the compiler wrote, so neither sees AMX's tiles, nor ``address`` masked loads: for these there is
 ``tests/support/kernels/guarded_memory.py``. The library is compiled first, which takes minutes. A finding ends the run
-with a stack, or with ``thread`` is told and ends in exit code 66. Results: ``docs/notebook/sanitizers.md``.
+with a stack, or with ``thread`` is told and ends in exit code 66. Results: ``docs/internals/notebook/sanitizers.md``.
 """
 
 from __future__ import annotations

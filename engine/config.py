@@ -100,7 +100,7 @@ class EngineConfig:
     tensor_parallel_size: int = option(
         1,
         "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. For "
-        "dense models; see docs/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
+        "dense models; see docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
         low=1,
         high=64,
     )

@@ -1,7 +1,7 @@
 """Options of vLLM and SGLang: which of ours each one is, which values are accepted, what to do instead of the others.
 
 The tables are ``vllm_options.toml`` and ``sglang_options.toml``; the head of the first explains their fields. The
-command line, the keywords of ``LLM`` and ``docs/options.md`` are made from them.
+command line, the keywords of ``LLM`` and ``docs/reference/options.md`` are made from them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What follows from a row: its field in ``SamplingParams`` and ``SamplingDefaults``, and in every protocol that generates;
 the check of its bounds; the key by which a model's publisher may recommend a value; its rows in
-``docs/api.md``. A new option is a row here and its kernel (``engine.sampling.top_k_top_p``), with a column of
+``docs/reference/api.md``. A new option is a row here and its kernel (``engine.sampling.top_k_top_p``), with a column of
 ``kernels.layouts.draw_params``.
 """
 

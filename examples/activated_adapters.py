@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rootgraft.programs import Branch, Session
 
-CONTEXT = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+CONTEXT = (Path(__file__).parents[1] / "docs" / "guide" / "adapters.md").read_text()
 
 
 def ask(branch: Branch, adapter: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rootgraft.programs import Branch, Session
 
-TEXT = Path(__file__).parents[1] / "docs" / "keys-and-limits.md"
+TEXT = Path(__file__).parents[1] / "docs" / "guide" / "keys-and-limits.md"
 INSTRUCTIONS = (
     "You sum up technical texts for busy readers. Keep names of options as they are, leave out examples, and never add "
     "what the text does not say. One short sentence, in plain words. "

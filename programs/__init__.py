@@ -1,6 +1,6 @@
 """Programs of many model calls over shared prompts: conversations that fork, generate, select and join.
 
-A program begins with a ``Session``, over HTTP or on the offline ``LLM``; see ``docs/programs.md``.
+A program begins with a ``Session``, over HTTP or on the offline ``LLM``; see ``docs/guide/programs.md``.
 """
 
 from .branch import Branch, Fork

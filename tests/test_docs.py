@@ -19,12 +19,12 @@ MOST_WORDS = 1_200
 MOST_README_WORDS = 700
 # Pages of more words, a ratchet: an entry may go or become smaller; none may grow or be added.
 LONG_PAGES = {
-    "docs/adapters.md": 3007,
-    "docs/fleet.md": 4005,
-    "docs/keys-and-limits.md": 1887,
-    "docs/operation.md": 2498,
-    "docs/programs.md": 1425,
-    "docs/structured-outputs.md": 2318,
+    "docs/guide/adapters.md": 3007,
+    "docs/guide/fleet.md": 4005,
+    "docs/guide/keys-and-limits.md": 1887,
+    "docs/guide/operation.md": 2498,
+    "docs/guide/programs.md": 1425,
+    "docs/guide/structured-outputs.md": 2318,
 }
 FOLDERS = (*PACKAGES, "tests", "docs", "benchmarks", "examples", "deploy")
 # With a slash before it a name is that of a route, such as /api/chat.
@@ -37,8 +37,8 @@ def name_of(path: Path) -> str:
 
 
 def test_the_map_of_modules_is_current() -> None:
-    made = (ROOT / "docs" / "modules.md").read_text("utf-8")
-    assert made == page(), "run python tests/support/module_map.py > docs/modules.md"
+    made = (ROOT / "docs" / "internals" / "modules.md").read_text("utf-8")
+    assert made == page(), "run python tests/support/module_map.py > docs/internals/modules.md"
 
 
 def test_each_module_has_a_line_in_the_map() -> None:
@@ -100,7 +100,7 @@ def test_user_pages_keep_to_their_number_of_words() -> None:
 
 def test_the_glossary_names_a_module_for_each_word() -> None:
     rows = re.findall(
-        r"^\| (?!word|-)([^|]+)\|([^|]+)\|([^|]+)\|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M
+        r"^\| (?!word|-)([^|]+)\|([^|]+)\|([^|]+)\|$", (ROOT / "docs/reference/glossary.md").read_text("utf-8"), re.M
     )
     assert 30 <= len(rows) <= 50
     assert all(re.search(r"`[^`]+`", module) for _, _, module in rows)

@@ -10,7 +10,7 @@
     tokens_per_minute = 100000
     priority = "interactive"          # the default and the highest priority class of its requests
 
-See ``docs/keys-and-limits.md``. JSON has the same fields: ``{"keys": [{...}, ...]}``.
+See ``docs/guide/keys-and-limits.md``. JSON has the same fields: ``{"keys": [{...}, ...]}``.
 """
 
 from __future__ import annotations

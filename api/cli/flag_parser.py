@@ -31,7 +31,7 @@ _PEER = "peer "
 # Options of several words, none of which can be a model's name.
 _NO_MODELS = ("lora-modules", "adapter-sources")
 
-_EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do: see docs/options.md."
+_EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do: see docs/reference/options.md."
 
 
 def parse(

@@ -2,7 +2,7 @@
 
 Gauges and counters of the engine are read from its last heartbeat at a scrape, and its histograms arrive with each
 heartbeat. What the engine measures of a sequence comes with the sequence's end. Other latencies are measured in the API
-process. No label's value is made up by a client. ``docs/metrics.md`` lists all metrics.
+process. No label's value is made up by a client. ``docs/reference/metrics.md`` lists all metrics.
 """
 
 from __future__ import annotations

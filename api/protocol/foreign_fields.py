@@ -1,7 +1,7 @@
 """Fields of other servers and of clients as data: which are mapped, taken without effect or refused.
 
 The table is ``foreign_fields.toml``, whose head explains it. Request models are made from it, and a section of
-``docs/api.md``.
+``docs/reference/api.md``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Growth curves, measured, compared with what their algorithms say, and drawn.
 
-    python -m benchmarks.growth [--curves context batch ...] [--output growth.json] [--chart docs/growth.svg]
+    python -m benchmarks.growth [--curves context batch ...] [--output growth.json] [--chart docs/internals/growth.svg]
     python -m benchmarks.growth --quick
 
 context       decode step and time to first token, 1k to 32k tokens     about 4 minutes on two cores

@@ -320,7 +320,7 @@ def _read_tensor(reader: _Reader) -> GgufTensor:
     kind, offset = reader.u32(what), reader.u64(what)
     if kind not in TENSOR_TYPES:
         kind_name = _OTHER_TENSOR_TYPES.get(kind, str(kind))
-        known = "docs/models.md lists those that are"
+        known = "docs/reference/models.md lists those that are"
         raise ModelError(f"{what} is of type {kind_name}, which is not supported; {known}")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     if dims[0] % block:

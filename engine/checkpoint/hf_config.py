@@ -220,7 +220,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return a sentence that names the known architectures most like an unknown one, and where all of them are."""
     found = get_close_matches(name[:_LONGEST_NAME], known, n=2, cutoff=0.6)
     like = f"The nearest that is: {' and '.join(found)}. " if found else ""
-    return f"{like}All that are: docs/models.md."
+    return f"{like}All that are: docs/reference/models.md."
 
 
 def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, float]:

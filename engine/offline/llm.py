@@ -62,7 +62,7 @@ class LLM:
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
         options: of ``EngineConfig``, or vLLM's: translated, accepted without effect or refused
-            (``docs/options.md``).
+            (``docs/reference/options.md``).
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.

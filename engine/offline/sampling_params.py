@@ -101,7 +101,7 @@ GuidedDecodingParams = StructuredOutputsParams
 class SamplingParams:
     """Parameters of a request, by vLLM's names; ``vllm_classes.toml`` says what becomes of each.
 
-    Bounds are those of the server's requests (docs/api.md), and are checked when a request begins.
+    Bounds are those of the server's requests (docs/reference/api.md), and are checked when a request begins.
 
     Attributes:
         n: answers to each prompt.

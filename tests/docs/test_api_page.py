@@ -1,4 +1,4 @@
-"""``docs/api.md`` against the routes and the models of requests: nothing is missing, nothing is made up."""
+"""``docs/reference/api.md`` against the routes and the models of requests: nothing is missing, nothing is made up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rootgraft.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from rootgraft.api.protocol.tools import Tool
 from rootgraft.api.routes.routers import ROUTERS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 MODELS: dict[str, type[StrictModel]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/completions": CompletionRequest,

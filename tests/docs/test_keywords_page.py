@@ -14,7 +14,7 @@ from support.keywords_page import page
 from rootgraft.grammar.regex.string_formats import FORMATS
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 
-PAGE = Path(__file__).parents[2] / "docs" / "schema-keywords.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "schema-keywords.md"
 
 
 def keywords_in(schema: Any) -> Iterator[str]:
@@ -29,7 +29,7 @@ def keywords_in(schema: Any) -> Iterator[str]:
 
 
 def test_the_page_is_made_from_the_tables():
-    made = "run python tests/support/keywords_page.py > docs/schema-keywords.md"
+    made = "run python tests/support/keywords_page.py > docs/reference/schema-keywords.md"
     assert PAGE.read_text("utf-8") == page(), made
 
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_what_the_tables_say() -> None:
-    made = "run PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md"
-    assert (ROOT / "docs" / "models.md").read_text("utf-8") == page(), made
+    made = "run PYTHONPATH=tests python tests/support/models/models_page.py > docs/reference/models.md"
+    assert (ROOT / "docs" / "reference" / "models.md").read_text("utf-8") == page(), made
 
 
 def test_every_class_has_a_tiny_model() -> None:

@@ -1,4 +1,4 @@
-"""``docs/programs.md`` against the code: every method and every example is in it, and its first program runs."""
+"""``docs/guide/programs.md`` against the code: every method and every example is in it, and its first program runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rootgraft.api.cli.options import RunBatchOptions
 from rootgraft.programs import Branch, Fork, Report, Session
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "programs.md").read_text()
+TEXT = (ROOT / "docs" / "guide" / "programs.md").read_text()
 
 
 def test_every_method_is_told_of() -> None:

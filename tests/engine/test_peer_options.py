@@ -70,8 +70,8 @@ def test_no_short_spelling_is_given_twice() -> None:
 
 
 def test_the_page_of_options_is_current() -> None:
-    made = (ROOT / "docs" / "options.md").read_text("utf-8")
-    assert made == page(), "run python tests/support/options_page.py > docs/options.md"
+    made = (ROOT / "docs" / "reference" / "options.md").read_text("utf-8")
+    assert made == page(), "run python tests/support/options_page.py > docs/reference/options.md"
 
 
 @pytest.mark.parametrize("name", [name for name, option in WHOLE.items() if option.status == "refused"])

@@ -25,13 +25,13 @@ from rootgraft.engine.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    "docs/from-vllm.md",
-    "docs/from-ollama.md",
-    "docs/from-openai.md",
-    "docs/agents.md",
-    "docs/adapters-per-customer.md",
+    "docs/guide/from-vllm.md",
+    "docs/guide/from-ollama.md",
+    "docs/guide/from-openai.md",
+    "docs/guide/agents.md",
+    "docs/guide/adapters-per-customer.md",
 )
-WITH_PYTHON = ("README.md", "docs/structured-outputs.md", "docs/adapters.md")
+WITH_PYTHON = ("README.md", "docs/guide/structured-outputs.md", "docs/guide/adapters.md")
 ADDRESS = "http://127.0.0.1:8000"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVE = "rootgraft serve "

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (a paragraph of the page)
-"""Writes the section of ``docs/api.md`` on fields of other servers and of clients, from the table that requests use.
+"""Writes the section of ``docs/reference/api.md`` on fields of other servers and of clients, from the table that requests use.
 
 python tests/support/foreign_fields_page.py
 """

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (paragraphs of the page)
 """Writes the documentation's page on keywords from the tables that the analysis uses.
 
-python tests/support/keywords_page.py > docs/schema-keywords.md
+python tests/support/keywords_page.py > docs/reference/schema-keywords.md
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (paragraphs of the page)
 """Writes the documentation's page on options from the options themselves and the tables of vLLM's and SGLang's.
 
-python tests/support/options_page.py > docs/options.md
+python tests/support/options_page.py > docs/reference/options.md
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _ours() -> Iterator[str]:
         switch = f"`--{name}`, `--no-{name}`" if isinstance(spec.default, bool) else f"`--{name}`"
         text = " ".join(filter(None, (_choices(spec.metadata["choices"]), _safe(spec.metadata["help"]))))
         groups.setdefault(spec.metadata["group"], []).append(f"| {switch} | {_default(spec.default)} | {text} |")
-    yield "`--config FILE` names a file of options, or of [several base models](fleet.md#several-base-models).\n"
+    yield "`--config FILE` names a file of options, or of [several base models](../guide/fleet.md#several-base-models).\n"
     for title, rows in groups.items():
         yield "\n".join([f"### {title.capitalize()}\n", "| option | default | |", "|---|---|---|", *rows, ""])
 

@@ -1,4 +1,4 @@
-"""Writes the rows of ``docs/api.md`` on sampling options, from the table that requests are checked by.
+"""Writes the rows of ``docs/reference/api.md`` on sampling options, from the table that requests are checked by.
 
 PYTHONPATH=tests python tests/support/sampling_options_page.py
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rootgraft.engine.sampling_options import OPTIONS, SamplingOption
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 HEADING = "## Sampling options\n"
 _INTRODUCTION = """
 Fields of chats, completions, responses and messages, and of the `SamplingParams` of `LLM`. Values beyond the bounds are

@@ -133,7 +133,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
 
 def _notice(name: str, error: float) -> str:
     """Return the line of the start that says what computes, and why that is slow."""
-    untested = "" if name in LIBRARY_CLASSES else "; not compared by tests as those in docs/models.md are"
+    untested = "" if name in LIBRARY_CLASSES else "; not compared by tests as those in docs/reference/models.md are"
     return (
         f"Implementation: {name} of transformers {transformers.__version__}, slower than ours: its modules run one op "
         "after another in PyTorch, without our fused kernels and recorded steps. Checked: logits over "

@@ -22,9 +22,9 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "compression_config": ((), "quantised weights are not read there"),
     "is_encoder_decoder": ((False,), "encoders are not computed"),
     "add_cross_attention": ((False,), "cross attention is not computed"),
-    "text_config": ((), "of multimodal models only those in docs/models.md are served"),
-    "vision_config": ((), "of multimodal models only those in docs/models.md are served"),
-    "audio_config": ((), "of multimodal models only those in docs/models.md are served"),
+    "text_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
+    "vision_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
+    "audio_config": ((), "of multimodal models only those in docs/reference/models.md are served"),
     "alibi": ((False,), "biases of attention are not computed"),
 }
 # Kinds of layers that transformers' attention interface covers, as ``layer_types`` names them.

@@ -20,7 +20,7 @@ from rootgraft.api.observe.engine_facts import EngineFacts
 from rootgraft.api.observe.replica_view import GatewaysStatus, GatewayStatus
 from rootgraft.engine.serving.replica_status import FleetStatus, ReplicaStatus
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 BUSY = {"running": 3.0, "waiting": 2.0, "waiting_deferred": 1.0, "pages": 100.0, "pages_available": 60.0}
 COUNTED = {"prompt_tokens": 200.0, "prompt_tokens_cached": 150.0, "generation_tokens": 30.0}
 

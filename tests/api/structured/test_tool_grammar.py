@@ -184,7 +184,7 @@ def test_the_option_knows_the_formats() -> None:
 
 
 def test_the_page_has_a_row_for_each_format() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "structured-outputs.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "structured-outputs.md").read_text()
     for form in FORMATS.values():
         assert f"| `{form.option}` | {form.models} |" in page, form.name
 

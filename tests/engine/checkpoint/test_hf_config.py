@@ -376,7 +376,7 @@ def test_layers_without_window_are_not_rotated_where_there_are_windows() -> None
 def test_an_unknown_class_is_refused_with_the_nearest() -> None:
     with pytest.raises(ModelError) as caught:
         model_config(LLAMA | {"architectures": ["Olmo4ForCausalLM"]})
-    assert "The nearest that is: OlmoeForCausalLM and Olmo3ForCausalLM. All that are: docs/models.md." in str(
+    assert "The nearest that is: OlmoeForCausalLM and Olmo3ForCausalLM. All that are: docs/reference/models.md." in str(
         caught.value
     )
 

@@ -50,7 +50,7 @@ class Machine:
 
 
 AMX = Machine(9, 0.3, 1.64, 0.165, 0.022)
-ZEN_4 = Machine(9, 0.9, 1.2, 0.45, 0.3)  # SmolLM2-135M in bfloat16: docs/notebook/steps.md
+ZEN_4 = Machine(9, 0.9, 1.2, 0.45, 0.3)  # SmolLM2-135M in bfloat16: docs/internals/notebook/steps.md
 MACHINES = st.builds(
     Machine,
     step=st.floats(0.1, 20),

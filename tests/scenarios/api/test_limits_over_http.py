@@ -207,7 +207,7 @@ def test_the_document_says_what_the_code_does() -> None:
         MIN_SEED,
     )
 
-    text = (Path(__file__).parents[3] / "docs" / "keys-and-limits.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "guide" / "keys-and-limits.md").read_text("utf-8")
     rows = dict(
         line.strip("| ").split(" | ", 1) for line in text.split("## Limits on input")[1].splitlines() if " | " in line
     )
@@ -245,7 +245,7 @@ def test_the_document_says_what_the_code_does() -> None:
     assert rows.keys() == expected.keys()
     for name, numbers in expected.items():
         assert all(str(number) in rows[name] for number in numbers), name
-    text += (Path(__file__).parents[3] / "docs" / "overload.md").read_text("utf-8")
+    text += (Path(__file__).parents[3] / "docs" / "guide" / "overload.md").read_text("utf-8")
     for word in (*Rejection.REASONS, *KeyEntry.model_fields, "x-ratelimit-remaining-requests", "x-request-timeout"):
         assert f"`{word}`" in text or f"{word} =" in text, word
     for name in ("api_key_file", "share_cache_between_keys", "max_queued_requests", "max_queued_tokens"):

@@ -31,7 +31,7 @@ from rootgraft.api.protocol.responses import (
 from rootgraft.engine.errors import EngineDead
 
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(sdk.ResponseStreamEvent)
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text()
 
 # Fields of parts that mean something with tools on OpenAI's servers alone: they are unknown here, and named in the 400.
 UNKNOWN = {

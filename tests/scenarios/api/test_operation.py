@@ -168,8 +168,8 @@ def test_open_metrics_format(live: Live) -> None:
 
 
 def test_the_page_of_metrics_is_complete(live: Live) -> None:
-    """``docs/metrics.md`` and a live /metrics have the same names, types and labels."""
-    page = (DOCS / "metrics.md").read_text()
+    """``docs/reference/metrics.md`` and a live /metrics have the same names, types and labels."""
+    page = (DOCS / "reference" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+?)` \| (\w+) \|([^|]*)\|", page.partition("\n## ")[0], re.MULTILINE)
     documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     served = {}

@@ -379,5 +379,5 @@ def test_tables_sizes_and_times() -> None:
 
 
 def test_the_page_of_commands_names_every_one() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "commands.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "commands.md").read_text("utf-8")
     assert not [name for name in COMMANDS if f"`{name}`" not in page]

@@ -73,8 +73,8 @@ def test_the_source_archive_has_all_files_of_a_build_and_a_page_for_an_index(rel
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(archive)], check=True)
     page = (source / "PKG-INFO").read_text("utf-8")
     assert re.findall(r"\]\((?![a-z]+:|#)", page) == [], "links of a package index lead to no file"
-    assert f"]({PROJECT['urls']['Source']}/blob/v{PROJECT['version']}/docs/options.md)" in page
-    assert f"]({PROJECT['urls']['Source']}/raw/v{PROJECT['version']}/docs/ui.png)" in page
+    assert f"]({PROJECT['urls']['Source']}/blob/v{PROJECT['version']}/docs/reference/options.md)" in page
+    assert f"]({PROJECT['urls']['Source']}/raw/v{PROJECT['version']}/docs/guide/ui.png)" in page
 
 
 def test_kustomizations_name_files_that_exist() -> None:

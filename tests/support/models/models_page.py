@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (paragraphs of the page)
 """Writes the documentation's page on models from the tables of families.
 
-PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md
+PYTHONPATH=tests python tests/support/models/models_page.py > docs/reference/models.md
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from support.models.forms_table import forms_table
 
 _INTRODUCTION = """# What loads
 
-This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
+This page is written from the tables that the engine loads models by: `PYTHONPATH=tests python tests/support/models/models_page.py > docs/reference/models.md`. A test compares them, and others load a tiny random checkpoint of each class and compare all its logits with transformers, in fp32 to 1e-4: whole prompts, chunks, batches, and adapters on every linear module with PEFT.
 
-`config.json` names a class under `architectures`, or else `model_type` does. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed; words without effect on a class pass. How to add a class: [adding a model](adding-a-model.md).
+`config.json` names a class under `architectures`, or else `model_type` does. The classes of the first two tables are computed by our own decoder; others [by the transformers library](#by-the-transformers-library), if that has them. What neither has is refused, with the nearest that loads; so is every key that would change the answers and is not computed; words without effect on a class pass. How to add a class: [adding a model](../internals/adding-a-model.md).
 """
 _FORMS = """## Weights, adapters, devices
 
@@ -30,7 +30,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, IQ4_NL, MXFP4), or both ([which](weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q4_K, Q6_K) | as stored, those of fewer than 4 bits in 4 |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, IQ4_NL, MXFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q4_K, Q6_K) | as stored, those of fewer than 4 bits in 4 |
 | `--kv-cache-dtype int8` | yes | yes |
 | `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
@@ -41,7 +41,7 @@ The same for all classes above, as each is one decoder over the same ops:
 
 Activations are not quantised, whatever a config says.
 
-How weights are kept, by storage and device: [weight forms](weight-forms.md). Below, bits of a value, and processor time of a row's product, in multiples of bfloat16's ([measured](../benchmarks/results/README.md)):
+How weights are kept, by storage and device: [weight forms](../guide/weight-forms.md). Below, bits of a value, and processor time of a row's product, in multiples of bfloat16's ([measured](../../benchmarks/results/README.md)):
 
 {forms}
 
@@ -79,7 +79,7 @@ Adapters change linear modules, the embedding and the head; those on experts are
 
 _VOCABULARIES = """## Vocabularies
 
-Folders need a `tokenizer.json`, Kimi's `tiktoken.model`, or a SentencePiece model of the kind BPE (`tokenizer.model` of Llama 2, Mistral, Yi, InternLM 2). GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
+Folders need a `tokenizer.json`, Kimi's `tiktoken.model`, or a SentencePiece model of the kind BPE (`tokenizer.model` of Llama 2, Mistral, Yi, InternLM 2). GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
 """
 _WINDOWS = {
     "never": "full",
@@ -186,7 +186,7 @@ def _layer(family: Family) -> str:
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
     if family.recurrent is not None:
-        parts.append(f"{_RECURRENT[family.recurrent]} ([hybrid](hybrid-models.md))")
+        parts.append(f"{_RECURRENT[family.recurrent]} ([hybrid](../internals/hybrid-models.md))")
     return ", ".join(parts)
 
 
