@@ -21,7 +21,7 @@ from rootgraft.kernels.quantised_weights import BLOCK_SIZES
 from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix
 
 _ROOT: Final = Path(__file__).parents[3]
-_TIMES: Final = _ROOT / "benchmarks/results/2026-11-28-weight-forms.json"
+_TIMES: Final = _ROOT / "benchmarks/results/2026-11-29-weight-forms.json"
 _MEASURED: Final = {"8 bits": "8 bits of rows", "FP8": "FP8 of rows"}
 _CPU: Final = torch.device("cpu")
 _HEAD: Final = """| stored as | bits | kept on a CPU | time of a row there | kept on a GPU, bits | adapters |
