@@ -185,6 +185,8 @@ constexpr int kDirectRows = 4, kDirectPairRows = 2;
 #endif
 constexpr int64_t kMostDirectRows = 2 * kDirectRows;  // above which they are widened once, in memory
 constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; }
+// Panels from the sums of a row to those of the next one.
+constexpr int kSumPanels = std::max(kTilePanels, direct_panels(1));
 
 template <class E, int MR, int NV, bool kFloat8>
 void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_to) {
@@ -230,13 +232,13 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; v++) store(sums_to + (m * kTilePanels + v) * kWidth, sums[m][v]);
+    for (int v = 0; v < NV; v++) store(sums_to + (m * kSumPanels + v) * kWidth, sums[m][v]);
   }
 }
 
 template <class E, class To>
 void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int rows, int64_t column, int columns) {
-  for (int m = 0; m < rows; m++, sums += kTilePanels * kWidth) {
+  for (int m = 0; m < rows; m++, sums += kSumPanels * kWidth) {
     auto* out = static_cast<typename To::Value*>(op.out) + (row + m) * op.columns + column;
     const float *scales = op.scales + column, *bias = op.bias + column;
     int i = 0;
@@ -255,9 +257,9 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
 template <class E, class To>
 void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
-  alignas(64) float sums[kMostRows * kTilePanels * kWidth];
+  alignas(64) float sums[kMostRows * kSumPanels * kWidth];
   const auto product = [&](int row, int p) {
-    return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kTilePanels * kWidth}, nullptr};
+    return Product{op.x + row * steps, steps, wide + p * words, words, steps, {sums, kSumPanels * kWidth}, nullptr};
   };
   const auto put = [&](int row, int rows, int p, int count) {
     const int64_t column = (panel + p) * kWidth;
@@ -301,7 +303,7 @@ void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
 template <class E, class To>
 void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   constexpr int kMostPanels = direct_panels(1);
-  alignas(64) float sums[kDirectRows * kTilePanels * kWidth];
+  alignas(64) float sums[kDirectRows * kSumPanels * kWidth];
   for (int64_t count; panel < panel_end; panel += count) {
     count = std::min<int64_t>(op.rows <= kDirectPairRows ? kMostPanels : 1, panel_end - panel);
     const int64_t column = panel * kWidth;
