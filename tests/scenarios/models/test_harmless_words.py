@@ -82,7 +82,7 @@ def test_a_type_names_the_class_that_transformers_has_for_it() -> None:
         for kind, family in BY_MODEL_TYPE.items()
         if kind in NAMES and NAMES[kind] not in (family.architecture, "LlamaForCausalLM")
     }
-    assert wrong == {"gemma3": "Gemma3ForConditionalGeneration"}
+    assert wrong == {f"gemma{number}": f"Gemma{number}ForConditionalGeneration" for number in (3, 4)}
 
 
 def with_cache_scales(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -159,7 +159,9 @@ def latent_attention(guard: Guard, dtype: torch.dtype) -> None:
 
 
 def experts(guard: Guard, dtype: torch.dtype) -> None:
-    params = expert_ops.RouterParams(2, "sigmoid", True, 2.5, guard(torch.randn(6)), 3, 2, 2)
+    params = expert_ops.RouterParams(
+        2, "sigmoid", True, 2.5, guard(torch.randn(6)), guard(torch.rand(6)), groups=3, top_groups=2, best_of_group=2
+    )
     plain = [guard(torch.randn(40, 48).to(dtype)) for _ in range(6)]
     kinds = (
         [ops.pack_linear(each) for each in plain],
