@@ -96,7 +96,12 @@ class ProcessGroup:
             timeout=timedelta(seconds=seconds),
             device_id=device if device.type == "cuda" else None,
         )
-        self.least(rank)  # a topology that cannot work fails here and not in the first step
+        self._is_open = True
+        try:
+            self.least(rank)  # a topology that cannot work fails here and not in the first step
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, part: Tensor) -> Tensor:
         """All-reduce in place: the sum over all ranks, on each of them."""
@@ -118,5 +123,7 @@ class ProcessGroup:
         return int(value.item())
 
     def close(self) -> None:
-        if self._dist.is_initialized():
+        """Leave the group. Has no effect the second time."""
+        if self._is_open:  # a later group of this process is another one's
+            self._is_open = False
             self._dist.destroy_process_group()

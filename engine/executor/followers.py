@@ -147,7 +147,7 @@ class Followers:
         self.kill()
 
     def close(self) -> None:
-        """End the followers, between two steps."""
+        """End the followers, between two steps or after the last, and leave the group, so that another may begin."""
         if self._signs is not None:
             self._signs.close()
         if not self._reason:
@@ -157,8 +157,8 @@ class Followers:
             for process in self._processes.values():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_END_SECONDS)
-            with suppress(RuntimeError):
-                self.group.close()
+        with suppress(RuntimeError):
+            self.group.close()
         self.kill()
 
     def kill(self) -> None:

@@ -40,6 +40,7 @@ def load_worker(
         worker = LeadWorker(config, model_path, followers)
     except BaseException as error:
         followers.fail(f"Rank 0 could not start: {error}")
+        followers.close()
         if isinstance(error, RuntimeError | EngineDead):
             raise ConfigError(followers.reason) from error
         raise

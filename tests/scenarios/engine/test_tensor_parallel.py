@@ -129,6 +129,7 @@ def test_a_silent_follower_fails_the_requests_and_nothing_is_left(ranks: LLM) ->
         ranks.generate(["ab"], use_tqdm=False)
     ranks.close()
     assert not followers_of(os.getpid())
+    assert not torch.distributed.is_initialized(), "what else computes here would take itself for one of two ranks"
 
 
 RANK_0 = """
