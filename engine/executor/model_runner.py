@@ -215,7 +215,7 @@ class ModelRunner:
             Those of the prompts that end in this step, by index of their row in the batch.
         """
         found: dict[int, HostCopy] = {}
-        for index, row in enumerate(step.batch.rows):
+        for index, row in enumerate(step.batch.rows if self._pooling.is_used else ()):
             if not self._pooling.pools(row.row) or not row.num_kept:
                 continue
             end, position = int(step.inputs.query_start[index + 1]), row.start + len(row.tokens)

@@ -107,11 +107,16 @@ class PromptPooling:
         """Return the sampling positions of pooled rows, each with a token that is forced there: any will do."""
         found: dict[int, int] = {}
         position = 0
-        for row in batch.rows if self._params else ():
+        for row in batch.rows if self.is_used else ():
             if row.draws and row.row in self._params:
                 found[position] = 0
             position += row.num_positions
         return found
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the prompt of any row is pooled."""
+        return bool(self._params)
 
     def pools(self, row: int) -> bool:
         """Return whether the prompt of a row is pooled."""

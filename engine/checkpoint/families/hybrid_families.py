@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from .family import ATTENTION, MLP, Family
 from .mixture import ExpertNames, MixtureFamily
+from .mixture_families import GRANITE_SHARED
 from .norm_layout import LayerNorms
 
 _DELTA = {
@@ -242,22 +243,7 @@ HYBRID_FAMILIES = (
         mlp_modules=("input_linear", "output_linear"),
         mlp_block="shared_mlp",
         no_rope="asked",
-        mixture=MixtureFamily(
-            names=ExpertNames(
-                block="block_sparse_moe",
-                router="router.layer",
-                gate="input_linear",
-                down="output_linear",
-                storage="stacked",
-                shared="shared_mlp",
-                shared_modules=("input_linear", "output_linear"),
-                shared_in_layer=True,
-            ),
-            count_keys=("num_local_experts", "num_experts"),
-            size_key="intermediate_size",
-            shared_size_key="shared_intermediate_size",
-            optional=True,
-        ),
+        mixture=replace(GRANITE_SHARED, optional=True),
         recurrent="mamba2",
         gguf_name="granitehybrid",
         permuted_gguf=True,

@@ -58,6 +58,29 @@ def _deepseek_code(version: str) -> tuple[str, ...]:
     return (*classes, f"modeling_deepseek.Deepseek{version}ForCausalLM")
 
 
+_GRANITE = MixtureFamily(
+    names=ExpertNames(
+        block="block_sparse_moe",
+        router="router.layer",
+        gate="input_linear",
+        down="output_linear",
+        storage="stacked",
+    ),
+    count_keys=("num_local_experts", "num_experts"),
+    size_key="intermediate_size",
+)
+GRANITE_SHARED = replace(
+    _GRANITE,
+    names=replace(
+        _GRANITE.names,
+        shared="shared_mlp",
+        shared_modules=("input_linear", "output_linear"),
+        shared_in_layer=True,
+    ),
+    shared_size_key="shared_intermediate_size",
+)
+"""Granite's mixture with an expert that all tokens pass."""
+
 _GRANITE_MOE = Family(
     name="granitemoe",
     models="Granite 3 1B-A400M and 3B-A800M",
@@ -66,35 +89,9 @@ _GRANITE_MOE = Family(
     defaults={"bos_token_id": 1, "eos_token_id": 2, "num_experts_per_tok": 2},
     optional_biases={"attention_bias": ATTENTION},
     multipliers=True,
-    mixture=MixtureFamily(
-        names=ExpertNames(
-            block="block_sparse_moe",
-            router="router.layer",
-            gate="input_linear",
-            down="output_linear",
-            storage="stacked",
-        ),
-        count_keys=("num_local_experts", "num_experts"),
-        size_key="intermediate_size",
-    ),
+    mixture=_GRANITE,
     gguf_name="granitemoe",
     permuted_gguf=True,
-)
-_GRANITE_NAMES = ExpertNames(
-    block="block_sparse_moe",
-    router="router.layer",
-    gate="input_linear",
-    down="output_linear",
-    storage="stacked",
-    shared="shared_mlp",
-    shared_modules=("input_linear", "output_linear"),
-    shared_in_layer=True,
-)
-_GRANITE_SHARED = MixtureFamily(
-    names=_GRANITE_NAMES,
-    count_keys=("num_local_experts", "num_experts"),
-    size_key="intermediate_size",
-    shared_size_key="shared_intermediate_size",
 )
 
 MIXTURE_FAMILIES = (
@@ -258,7 +255,7 @@ MIXTURE_FAMILIES = (
         models="Granite MoE 7B-A1B",
         architecture="GraniteMoeSharedForCausalLM",
         defaults={**_GRANITE_MOE.defaults, "shared_intermediate_size": 0},
-        mixture=_GRANITE_SHARED,
+        mixture=GRANITE_SHARED,
         gguf_name=None,
     ),
     Family(

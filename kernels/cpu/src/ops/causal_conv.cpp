@@ -1,6 +1,7 @@
 // Causal convolution of a few taps over each channel, with the last inputs of a row as its state.
 #include <algorithm>
 
+#include "ops/state_rows.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -20,19 +21,6 @@ struct CausalConv {
   void* out;                             // [tokens][width]
   int64_t tokens, rows, width, taps, slots, first, columns, is_gated, is_bf16, threads;
 };
-
-bool in_bounds(const CausalConv& op) {
-  if (op.starts[0] != 0 || op.starts[op.rows] != op.tokens) return false;
-  for (int64_t row = 0; row < op.rows; row++) {
-    if (op.starts[row] > op.starts[row + 1]) return false;
-    if (op.source[row] < -1 || op.source[row] >= op.slots) return false;
-    if (op.target[row] < 0 || op.target[row] >= op.slots) return false;
-  }
-  for (int64_t token = 0; token < op.tokens; token++) {
-    if (op.checkpoints[token] < -1 || op.checkpoints[token] >= op.slots) return false;
-  }
-  return true;
-}
 
 template <class E>
 struct Conv {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/state_rows.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -24,19 +25,6 @@ struct SelectiveScan {
   void* out;                            // [tokens][width]
   int64_t tokens, rows, width, state_size, slots, is_bf16, threads;
 };
-
-bool in_bounds(const SelectiveScan& op) {
-  if (op.starts[0] != 0 || op.starts[op.rows] != op.tokens) return false;
-  for (int64_t row = 0; row < op.rows; row++) {
-    if (op.starts[row] > op.starts[row + 1]) return false;
-    if (op.source[row] < -1 || op.source[row] >= op.slots) return false;
-    if (op.target[row] < 0 || op.target[row] >= op.slots) return false;
-  }
-  for (int64_t token = 0; token < op.tokens; token++) {
-    if (op.checkpoints[token] < -1 || op.checkpoints[token] >= op.slots) return false;
-  }
-  return true;
-}
 
 template <class E>
 struct Scan {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/state_rows.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -22,19 +23,6 @@ struct SsmScan {
   void* out;                            // [tokens][heads * head_dim]
   int64_t tokens, rows, heads, head_dim, groups, state_size, slots, first_step, step_columns, is_bf16, threads;
 };
-
-bool in_bounds(const SsmScan& op) {
-  if (op.starts[0] != 0 || op.starts[op.rows] != op.tokens) return false;
-  for (int64_t row = 0; row < op.rows; row++) {
-    if (op.starts[row] > op.starts[row + 1]) return false;
-    if (op.source[row] < -1 || op.source[row] >= op.slots) return false;
-    if (op.target[row] < 0 || op.target[row] >= op.slots) return false;
-  }
-  for (int64_t token = 0; token < op.tokens; token++) {
-    if (op.checkpoints[token] < -1 || op.checkpoints[token] >= op.slots) return false;
-  }
-  return true;
-}
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
