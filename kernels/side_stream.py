@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,6 +32,12 @@ class SideStream:
             event = torch.cuda.Event()
             event.record(self._stream)
         return SideMark(event)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """Return a stream of a device for all that is computed beside its steps."""
+    return SideStream(device)
 
 
 class SideMark:
