@@ -73,9 +73,13 @@ class AdapterBank:
         layout: the base model.
         num_slots: most adapters of a step.
         side: where adapters are copied beside the steps; None for a stream of the layout's device.
+
+    Attributes:
+        num_slots: most adapters of a step.
     """
 
     def __init__(self, layout: BaseLayout, num_slots: int, side: SideStream | None = None) -> None:
+        self.num_slots = num_slots
         self._device = layout.device
         self._side = side or SideStream(layout.device)
         self._arriving: dict[str, _Arrival] = {}  # by digest
