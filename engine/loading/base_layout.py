@@ -58,9 +58,10 @@ def held_weights(model: DecoderModel) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for part in model.projections:
         packed = part.packed
+        if not isinstance(packed, PackedLinear) or packed.kernels is not None:
+            continue
         # A shard of a tensor-parallel rank has other sizes than its modules.
-        is_plain = isinstance(packed, PackedLinear) and packed.kernels is None and packed.weight.dtype is model.dtype
-        if is_plain and sum(part.sizes) == len(packed.weight):
+        if packed.weight.dtype is model.dtype and sum(part.sizes) == len(packed.weight):
             found |= zip(part.modules, packed.weight.split(part.sizes), strict=True)
     return found
 
