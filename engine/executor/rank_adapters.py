@@ -64,6 +64,10 @@ class SplitBank(AdapterBank):
         self._whole = whole
         self._splits = [dict(module_splits(model, rank, ranks.size)) for rank in range(ranks.size)]
 
+    def bring(self, adapter: PreparedAdapter) -> bool:
+        """Return true: shards are copied when they are put into a slot, on all ranks before the same step."""
+        return True
+
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Put an adapter into a slot: each rank gets the part of its shard."""
         first, *others = (split_adapter(adapter, self._whole, splits, rank) for rank, splits in enumerate(self._splits))
