@@ -10,7 +10,7 @@ import torch
 from support.models.lockstep_ranks import run_ranks
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import COMMON, LONGROPE, MODELS, VOCAB, save
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ConfigError
@@ -53,6 +53,16 @@ def test_three_ranks_of_three_kv_heads(tmp_path: Path) -> None:
     found = run_ranks(3, lambda ranks: run_whole(load(tmp_path, ranks), TOKENS))
     torch.testing.assert_close(found[0], expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
     assert sorted(part.shape[1] for part in found[1:]) == [44, 44]
+
+
+def test_attention_and_a_state_space_side_by_side(tmp_path: Path) -> None:
+    """Both are split: Falcon H1 with as many heads of either as ranks divide; B and C are on each rank."""
+    torch.manual_seed(5)
+    fields = MODELS["falcon_h1"][2] | {"mamba_n_heads": 6, "mamba_d_ssm": 96, "vocab_size": VOCAB}
+    FalconH1ForCausalLM(FalconH1Config(**COMMON | fields)).save_pretrained(tmp_path)
+    expected = run_whole(load(tmp_path), TOKENS)
+    found = run_ranks(2, lambda ranks: run_whole(load(tmp_path, ranks), TOKENS))[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
 def splits(config, size: int) -> bool:
