@@ -99,8 +99,8 @@ class EngineConfig:
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
     tensor_parallel_size: int = option(
         1,
-        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. For "
-        "dense models; see docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
+        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. "
+        "See docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
         low=1,
         high=64,
     )

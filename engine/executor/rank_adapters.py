@@ -13,7 +13,7 @@ from ...lora.prepare_factors import PreparedAdapter
 from ...lora.split_factors import split_adapter
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.read_config import read_model_config
-from ..loading.shards import module_splits
+from ..loading.rank_splits import module_splits
 from .model_runner import StepMirror
 
 
