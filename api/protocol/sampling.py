@@ -215,7 +215,7 @@ class SamplingFields(AdapterFields, OptionFields):
     @property
     def session_seconds(self) -> float:
         """How long the session's KV is kept after the answer, 0 for a release."""
-        asked = self.kv_hints and self.kv_hints.seconds
+        asked = None if self.kv_hints is None else self.kv_hints.seconds
         return SESSION_SECONDS if asked is None else asked
 
     @property
