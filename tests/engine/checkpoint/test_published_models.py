@@ -42,6 +42,7 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
         ("google/gemma-4-26B-A4B", "yyyyn"),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "ynnny"),
         ("zai-org/GLM-5.2", "nnnnn"),
+        ("Qwen/Qwen3.5-27B", "yyyyy"),
         ("MiniMaxAI/MiniMax-M2.5", "y"),
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "y"),
         ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "yyyyn"),
