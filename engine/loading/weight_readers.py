@@ -384,8 +384,8 @@ class GgufWeights:
         if name.endswith(".A_log"):  # the file holds -exp of it
             out.copy_(torch.log(-out))
         self._order_rows(name, out)
-        for part, order in self._columns.items():
-            if part in name:
+        for words, order in self._columns.items():
+            if words in name:
                 order(out.t())
 
     def part_rows(self, name: str, part: int) -> None:
