@@ -103,7 +103,7 @@ setup(
         "rootgraft.api.protocol": ["*.toml"],
         "rootgraft.api.rpc": ["*.binpb", "*.proto"],
         "rootgraft.engine": ["*.toml"],
-        "rootgraft.engine.checkpoint": ["*.toml"],
+        "rootgraft.engine.checkpoint": ["*.toml", "*.jsonl"],
         "rootgraft.engine.offline": ["*.toml"],
     },
     distclass=KernelDistribution,

@@ -1,7 +1,7 @@
-"""Error responses in the shape of their route's protocol: OpenAI's, Anthropic's, Ollama's or TGI's.
+"""Error responses in the shape of their route's protocol: OpenAI's, Anthropic's, Ollama's, TGI's or Triton's.
 
 {"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}    Anthropic
-{"error": "...", "code": ..., "param": ...}                                                         Ollama
+{"error": "...", "code": ..., "param": ...}                                                         Ollama, Triton
 {"error": "...", "error_type": "validation", "code": ..., "param": ...}                             TGI
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
@@ -22,6 +23,7 @@ from .errors import ErrorReply, HTTPError, reply_to
 
 MESSAGES_PATH = "/v1/messages"
 OLLAMA_FOLDER = "/api/"
+INFERENCE_FOLDERS = ("/v2/health/", "/v2/models/", "/v2/repository/")
 TGI_PATHS = ("/generate", "/generate_stream", "/", "/info")
 
 HANDLED = (EngineError, RequestValidationError, HTTPException)
@@ -59,8 +61,21 @@ def speaks_tgi(path: str) -> bool:
     return path in TGI_PATHS
 
 
-def ollama_body(reply: ErrorReply) -> bytes:
-    """Serialize an error as Ollama does, with code and field of ours beside it."""
+def speaks_inference(path: str) -> bool:
+    """Whether the path belongs to the Open Inference Protocol."""
+    return path == "/v2" or path.startswith(INFERENCE_FOLDERS)
+
+
+class TextErrorBody(BaseModel):
+    """Body of an error of Ollama's and Triton's routes."""
+
+    error: str
+    code: str | None
+    param: str | None
+
+
+def text_body(reply: ErrorReply) -> bytes:
+    """Serialize an error as Ollama and Triton do, with code and field of ours beside its text."""
     return orjson.dumps({"error": reply.message, "code": reply.code, "param": reply.param, **reply.details})
 
 
@@ -93,8 +108,8 @@ def error_response(reply: ErrorReply, scope: Scope) -> Response:
     """Return the response to a request with this scope, and note the error's code for the log and the metrics."""
     scope["state"]["facts"].error = reply.word
     path = scope["path"]
-    if speaks_ollama(path):
-        return Response(ollama_body(reply), reply.status, dict(reply.headers), "application/json")
+    if speaks_ollama(path) or speaks_inference(path):
+        return Response(text_body(reply), reply.status, dict(reply.headers), "application/json")
     if speaks_tgi(path):
         status = 422 if reply.status == 400 else reply.status
         return Response(tgi_body(reply), status, dict(reply.headers), "application/json")

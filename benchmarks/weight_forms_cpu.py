@@ -36,7 +36,10 @@ PEERS: Final = {
     "8 bits of rows, x too": "int8_dynamic",
 }
 """Forms of folders, and those that they are compared with."""
-_BLOCKS: Final[tuple[BlockType, ...]] = ("Q4_0", "Q4_1", "U4_ZERO_POINT", "Q8_0")
+_BLOCKS: Final[tuple[BlockType, ...]] = (
+    *("Q4_0", "Q4_1", "U4_ZERO_POINT", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "E2M1"),
+)
 _GROUP: Final = 128
 
 

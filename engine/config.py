@@ -82,8 +82,8 @@ class EngineConfig:
         "How weights are kept. Default on a GPU: as the checkpoint stores them. Default on a CPU: in --dtype, and "
         "blocks of a GGUF file, GPTQ, AWQ or compressed-tensors as they are beside that or alone, where that is "
         "faster, with the same answers; on CPUs without products of bfloat16 gguf_dynamic for Q4_0, Q4_1, Q8_0, "
-        "Q4_K and Q6_K, llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they are, "
-        "activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, "
+        "Q2_K to Q6_K and IQ4_XS, llama.cpp's arithmetic. widened: in --dtype. On a CPU alone: gguf: blocks as they "
+        "are, activations of 15 bits. int8_weight_only: rounded to 8 bits, a scale for each output. gguf_dynamic, "
         "int8_dynamic: as these, and activations rounded to 8 bits: faster, but answers change.",
         choices=QUANTIZATIONS,
         group="model",
@@ -99,8 +99,8 @@ class EngineConfig:
     device: str = option("auto", "auto: cuda if there is one, else cpu.", choices=("auto", "cpu", "cuda"))
     tensor_parallel_size: int = option(
         1,
-        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. For "
-        "dense models; see docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
+        "Devices that compute one model together, each with a shard of its weights and KV; on a CPU processes. "
+        "See docs/guide/tensor-parallel.md. Memory, threads and adapter slots are those of each.",
         low=1,
         high=64,
     )

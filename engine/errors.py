@@ -11,7 +11,8 @@
     ├── DeadlineExceeded      no token within the time given                       HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
-    │   └── UnknownArchitecture   no family of ours is of this class                 stops the start
+    │   ├── UnknownArchitecture   no family of ours is of this class                 stops the start
+    │   └── NotDownloaded     a model of the hub that is not on this machine         stops the command
     └── ConfigError           options that contradict each other                     stops the start
 
 A message names the field, quotes the value given and says what is allowed; it holds no path, address or traceback. Any
@@ -144,6 +145,10 @@ class UnknownArchitecture(ModelError):
     def __init__(self, message: str, architecture: str) -> None:
         super().__init__(message)
         self.architecture = architecture
+
+
+class NotDownloaded(ModelError):
+    """A model of the hub that is not on this machine, where nothing may be downloaded."""
 
 
 class ConfigError(EngineError):

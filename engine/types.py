@@ -20,6 +20,8 @@ MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_ALLOWED_LOGPROBS = 2048
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
+SESSION_SECONDS = 300.0
+"""For which a session's KV is kept after its last call, where that says nothing else."""
 MAX_PREFIX_PINS = 4
 CALIBRATION_NAME: Final = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
 """Names of calibrations, which are names of files as well."""

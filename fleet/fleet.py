@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.errors import EngineDead, EngineError
 from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
@@ -27,6 +27,8 @@ from .replica_client import ReplicaClient, send
 from .replica_launcher import ReplicaLauncher, start_beside
 from .replica_roster import Member, ReplicaRoster, mute
 from .scaling.autoscaling import AutoscalePolicy, Autoscaler, FleetLoad
+
+T = TypeVar("T")
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 30.0
@@ -235,12 +237,31 @@ class Fleet:
 
     async def reset_cache(self) -> None:
         """Remove the cached KV of all replicas that run; one that is lost meanwhile has none."""
-        outcomes = await asyncio.gather(
-            *(client.reset_cache() for client in self.replicas.values()), return_exceptions=True
-        )
+        await self._ask_all(lambda client: client.reset_cache())
+
+    async def release_session(self, tenant: str, session: str) -> bool:
+        """End a session on all replicas. Returns whether one held it."""
+        return any(await self._ask_all(lambda client: client.release_session(tenant, session)))
+
+    async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
+        """Return the tokens and the file of a session of the replica that holds the most of it; 0 and nothing."""
+        found = await self._ask_all(lambda client: client.export_session(tenant, session))
+        return max(found, key=lambda each: each[0], default=(0, b""))
+
+    async def import_session(self, data: bytes) -> int:
+        """Take a session from a file on all replicas, any of which may get its next call. Returns the fewest tokens."""
+        return min(await self._ask_all(lambda client: client.import_session(data)), default=0)
+
+    async def _ask_all(self, ask: Callable[[ReplicaClient], Awaitable[T]]) -> list[T]:
+        """Return the answers of all replicas that run; one that is lost meanwhile has none."""
+        outcomes = await asyncio.gather(*map(ask, self.replicas.values()), return_exceptions=True)
+        answers: list[T] = []
         for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineDead):
+            if not isinstance(outcome, BaseException):
+                answers.append(outcome)
+            elif not isinstance(outcome, EngineDead):
                 raise outcome
+        return answers
 
     def kill(self) -> None:
         """Kill all replicas."""

@@ -1,4 +1,4 @@
-"""Quantised linear layers on the CPU: packing weights of 4 and 8 bits for ``kernels.ops.linear``.
+"""Quantised linear layers on the CPU: packing weights of 2 to 8 bits for ``kernels.ops.linear``.
 
 A weight w [N, K] is stored as integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or
 for each row. Rows of x are quantised on the fly, each block of 32, or, for weights with row scales, as a whole, to
@@ -49,15 +49,32 @@ __all__ = [
     "with_widened",
 ]
 
-BlockType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "U4_ZERO_POINT", "E2M1"]
+BlockType = Literal[
+    "Q4_0",
+    "Q4_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "U4_ZERO_POINT",
+    "E2M1",
+]
 
 BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
     "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
     "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
     "U4_ZERO_POINT": (32, 20),
     "E2M1": (32, 18),
 }
@@ -74,7 +91,14 @@ _PLAIN: dict[BlockType, Format] = {
     "IQ4_NL": Format.TABLE,
     "E2M1": Format.FLOAT4,
 }
-_SUPER: dict[BlockType, Format] = {"Q4_K": Format.SUPER_NIBBLES, "Q6_K": Format.SUPER_BYTES}
+_SUPER: dict[BlockType, Format] = {
+    "Q2_K": Format.SUPER_2_BITS,
+    "Q3_K": Format.SUPER_3_BITS,
+    "Q4_K": Format.SUPER_NIBBLES,
+    "Q5_K": Format.SUPER_5_BITS,
+    "Q6_K": Format.SUPER_BYTES,
+    "IQ4_XS": Format.SUPER_TABLE,
+}
 
 
 def available() -> bool:

@@ -129,6 +129,8 @@ class AdapterPool:
         # Loads are kept in the order in which they were asked for.
         self._loads: list[_Load] = []
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
+        # Adapters on their way from host memory to the device, by load id; their slots wait.
+        self._arriving: dict[int, PreparedAdapter] = {}
         self._broken: list[Broken] = []
         # Maps a slot to the digest of its adapter.
         self._pinned: dict[int, str] = {}
@@ -205,6 +207,8 @@ class AdapterPool:
         self.slots.tick()
         for load_id in [load_id for load_id, future in self._fetches.items() if future.done()]:
             self._finish_fetch(load_id, self._fetches.pop(load_id))
+        for load_id in list(self._arriving):
+            self._finish_arrival(load_id)
         results = []
         for load in [load for load in self._loads if load.future.done()]:
             self._loads.remove(load)
@@ -223,6 +227,8 @@ class AdapterPool:
         ended = self.registry.take_ended()
         for version in ended:
             self.slots.drop(version.load_id)
+            if version.load_id in self._arriving:
+                self._finish_arrival(version.load_id)
         dead = dict.fromkeys(version.digest for version in ended if not self.registry.is_alive(version.digest))
         for digest in dead:
             self.cache.drop(digest)
@@ -274,8 +280,10 @@ class AdapterPool:
     def _fetch(self, load_id: int, tenant: str) -> None:
         """Bring a version to the host cache for a waiting slot, as soon as the tenant that waits has a turn."""
         version = self._version(load_id)
-        if self.cache.get(version.digest) is not None:
-            self._fill_slot(load_id, version)
+        if load_id in self._arriving:
+            return
+        if (adapter := self.cache.get(version.digest)) is not None:
+            self._fill_slot(load_id, version, adapter)
         elif load_id not in self._fetches:
             read = partial(self._reader.read_again, version.path, version.digest, trusted=version.trusted)
             if version.parts:
@@ -293,13 +301,34 @@ class AdapterPool:
             return
         if version is not None:
             self.cache.put(adapter)
-            self._fill_slot(load_id, version)
+            if self.slots.is_loading(load_id):
+                self._fill_slot(load_id, version, adapter)
 
-    def _fill_slot(self, load_id: int, version: AdapterVersion) -> None:
-        """Install a version that is in host memory; where the device has no room for it, it alone fails."""
+    def _finish_arrival(self, load_id: int) -> None:
+        """Install an adapter that is on the device by now, if its slot still waits for it."""
+        adapter = self._arriving.pop(load_id)
+        version = self.registry.version(load_id)
         try:
+            if version is not None and self.slots.is_loading(load_id):
+                self._fill_slot(load_id, version, adapter)
+            else:
+                self.bank.forget(adapter.digest)
+        finally:
+            self.cache.unpin(adapter.digest)
+
+    def _fill_slot(self, load_id: int, version: AdapterVersion, adapter: PreparedAdapter) -> None:
+        """Bring a version from host memory to the device, and install it once it is there.
+
+        Where the device has no room for it, it alone fails.
+        """
+        try:
+            if not on_device(self.bank.bring, adapter):
+                self.cache.pin(adapter.digest)
+                self._arriving[load_id] = adapter
+                return
             self.slots.loaded(load_id)
         except DeviceMemoryError:
+            self.bank.forget(adapter.digest)
             self.slots.failed(load_id)
             self._break(version, AdapterError("The device has no memory for the adapter. Ask again later."))
 

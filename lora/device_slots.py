@@ -120,6 +120,11 @@ class SlotPool:
         index = self._of.get(adapter)
         return index is not None and self._slots[index].ready
 
+    def is_loading(self, adapter: int) -> bool:
+        """Return whether a slot waits for ``loaded`` or ``failed`` of an adapter."""
+        index = self._of.get(adapter)
+        return index is not None and not self._slots[index].ready
+
     def states(self) -> list[SlotState]:
         return [SlotState(slot.adapter, slot.ready, slot.pins, slot.heir != _NONE) for slot in self._slots]
 

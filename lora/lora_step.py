@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.layouts.lora_arguments import ROW_FIELDS
 from ..kernels.layouts.staging import to_device
 from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_heads, lora_shrink_expand
-from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace
+from ..kernels.side_stream import SideMark, SideStream
+from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace, ProjectionShape
 from .own.own_weights import OwnRows, OwnStep, OwnWeights
 from .prepare_factors import PreparedAdapter
 from .segments import BASE, make_segments
@@ -69,15 +72,23 @@ class AdapterBank:
     Args:
         layout: the base model.
         num_slots: most adapters of a step.
+        side: where adapters are copied beside the steps; None for a stream of the layout's device.
+
+    Attributes:
+        num_slots: most adapters of a step.
     """
 
-    def __init__(self, layout: BaseLayout, num_slots: int) -> None:
+    def __init__(self, layout: BaseLayout, num_slots: int, side: SideStream | None = None) -> None:
+        self.num_slots = num_slots
         self._device = layout.device
+        self._side = side or SideStream(layout.device)
+        self._arriving: dict[str, _Arrival] = {}  # by digest
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
         # The projections of each product of experts or heads, in their order.
         self._members: dict[str, list[str]] = {}
+        sizes: dict[str, tuple[ProjectionShape, int]] = {}  # slots of each table
         for shape in layout.products:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:
@@ -85,8 +96,15 @@ class AdapterBank:
                 self._experts[place.product] = place.count
                 self._members.setdefault(place.product, []).append(shape.name)
                 name, slots = place.product, num_slots * place.count
-            if name not in self._tables:
-                self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device)
+            sizes.setdefault(name, (shape, slots))
+        # The rows of all tables in one tensor, so that one copy writes those of an adapter.
+        total = sum(slots for _, slots in sizes.values())
+        self._rows = torch.zeros(total, ROW_FIELDS, dtype=torch.int64, device=layout.device)
+        self._first: dict[str, int] = {}  # of each table's rows there
+        for name, (shape, slots) in sizes.items():
+            first = self._first[name] = sum(len(table.rows) for table in self._tables.values())
+            rows = self._rows[first : first + slots]
+            self._tables[name] = SlotTable(shape.sizes, shape.width, slots, layout.dtype, layout.device, rows)
         # The projections of each slot whose factors are written.
         self._written: list[frozenset[str]] = [frozenset()] * num_slots
         # The tables that each slot uses.
@@ -95,9 +113,30 @@ class AdapterBank:
         # Matrices on the device by their keys.
         self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
+    def bring(self, adapter: PreparedAdapter) -> bool:
+        """Begin to copy an adapter to the device, beside the steps, if that has not begun; returns whether it is there.
+
+        It is kept until ``install`` puts it into a slot, or ``forget``.
+        """
+        if adapter.digest not in self._arriving:
+            with self._side.work():
+                block = adapter.block.to(self._device, non_blocking=True)
+                own = adapter.own and adapter.own.map(partial(_to_device, self._device), self._on_device)
+            self._arriving[adapter.digest] = _Arrival(block, own, self._side.mark())
+        return self._arriving[adapter.digest].mark.is_reached
+
+    def forget(self, digest: str) -> None:
+        """Release an adapter that was brought and not installed, if it was."""
+        self._arriving.pop(digest, None)
+
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
-        """Write an adapter into a slot, which no step in flight may use."""
-        block = adapter.block.to(self._device, non_blocking=True)
+        """Write an adapter into a slot, which no step in flight may use.
+
+        Steps that are launched later wait on the device until it is there, if ``bring`` did not say so before.
+        """
+        AdapterBank.bring(self, adapter)
+        block, own, mark = self._arriving.pop(adapter.digest)
+        mark.hand_over(block, *(own.tensors if own else ()))
 
         def moved(tensor: Tensor) -> Tensor:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
@@ -111,8 +150,7 @@ class AdapterBank:
         factors = {name: each.map(moved) for name, each in adapter.factors.items()}
         self._put(slot, self._written[slot], factors)
         self._written[slot] = frozenset(factors)
-        own = adapter.own
-        self._own[slot] = own and own.map(partial(_to_device, self._device), self._on_device)
+        self._own[slot] = own
 
     def _on_device(self, rows: OwnRows) -> OwnRows:
         """Return rows on the device: the same for all adapters that bring equal ones."""
@@ -129,11 +167,17 @@ class AdapterBank:
 
     def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
         """Set a slot's factors in these projections, or empty them; the experts of a product together."""
-        for name in names - self._places.keys():
-            self._tables[name].put(slot, factors.get(name))
+        runs = {name: (slot, [factors.get(name)]) for name in names - self._places.keys()}
         for product in {self._places[name].product for name in names & self._places.keys()}:
             members = self._members[product]
-            self._tables[product].put_run(slot * len(members), [factors.get(name) for name in members])
+            runs[product] = slot * len(members), [factors.get(name) for name in members]
+        if not runs:
+            return
+        rows = np.concatenate([self._tables[name].hold(first, run) for name, (first, run) in runs.items()])
+        places = [np.arange(first, first + len(run)) + self._first[name] for name, (first, run) in runs.items()]
+        # One copy: places first, then rows.
+        staged = to_device(np.concatenate([*places, rows.ravel()]), self._device)
+        self._rows.index_copy_(0, staged[: len(rows)], staged[len(rows) :].view(rows.shape))
 
     def step(self, of_tokens: NDArray[np.int32]) -> LoraStep | None:
         """Return the LoRA part of a step, or None if no token has an adapter.
@@ -201,6 +245,14 @@ class AdapterBank:
     def _step(self, of_tokens: NDArray[np.int32], names: frozenset[str]) -> LoraStep | None:
         segments = make_segments(of_tokens, self._device) if names else None
         return None if segments is None else self.recorded_step(names, segments)
+
+
+class _Arrival(NamedTuple):
+    """An adapter on the device from ``mark`` on: the block of its factors, and its own weights."""
+
+    block: Tensor
+    own: OwnWeights | None
+    mark: SideMark
 
 
 def _to_device(device: torch.device, tensor: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from ..kernels.lora_ops import Factors, pack_expansion
 from ..kernels.memory import lazy_zeros
+from ..kernels.side_stream import side_stream
 from .adapter_weights import AdapterWeights
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ProjectionShape
 from .errors import AdapterError
@@ -18,6 +20,11 @@ from .published.absorbed_heads import head_factors
 from .published.module_weights import ModuleWeights
 
 _ROWS = 4096
+_DEVICE_CELLS = 1 << 22
+_ON_GPU = Lock()
+
+NORM_BYTES = 5 * 4 * _DEVICE_CELLS
+"""What norms of DoRA take of a GPU's memory: some blocks in fp32, and the factors."""
 # Factors begin at whole cache lines; in bytes.
 _ALIGNMENT = 64
 
@@ -155,24 +162,33 @@ def _epilogue(
 
 
 def _norm(name: str, module: ModuleWeights, layout: BaseLayout) -> Tensor:
-    """Norm of each row of ``W + s B A``, [N] fp32; of each column for the embedding, which is stored transposed."""
+    """``row_norms`` of a module, computed on the device of the layout, on a GPU beside the steps."""
     weight = layout.read_weight(name)
-    a, b = module.a.float(), module.scale * module.b.float()
-    if name == EMBEDDING:
-        squares = sum(_rows(weight, rows, a.T[rows] @ b.T).square().sum(0) for rows in _blocks(weight))
-        norm = torch.as_tensor(squares).sqrt()
+    if layout.device.type == "cuda":
+        block = max(1, _DEVICE_CELLS // weight.shape[1])
+        # One at a time: what they take of memory is reserved once.
+        with _ON_GPU, side_stream(layout.device).work():
+            norm = row_norms(weight, module, layout.device, block, transposed=name == EMBEDDING).cpu()
     else:
-        parts = [torch.linalg.vector_norm(_rows(weight, rows, b[rows] @ a), dim=1) for rows in _blocks(weight)]
-        norm = torch.cat(parts)
+        norm = row_norms(weight, module, layout.device, _ROWS, transposed=name == EMBEDDING)
     if not (norm > 0).all():
         raise AdapterError(f"DoRA of {name} divides by the norm of a row that is zero.", name)
     return norm
 
 
-def _blocks(weight: Tensor) -> list[slice]:
-    """Slices of a matrix's rows, since a whole head in fp32 would take gigabytes."""
-    return [slice(first, first + _ROWS) for first in range(0, weight.shape[0], _ROWS)]
+def row_norms(weight: Tensor, module: ModuleWeights, device: torch.device, block: int, *, transposed: bool) -> Tensor:
+    """Return the norm of each row of ``W + s B A``, [N] fp32, computed on ``device``.
 
-
-def _rows(weight: Tensor, rows: slice, delta: Tensor) -> Tensor:
-    return weight[rows].float().cpu() + delta
+    Args:
+        weight: W [N, K] on any device; [V, N] if ``transposed``, as an embedding is stored.
+        block: rows of ``weight`` in one sum, since a whole head in fp32 would take gigabytes.
+    """
+    a, b = module.a.to(device).float(), module.scale * module.b.to(device).float()
+    left, right = (a.T, b.T) if transposed else (b, a)
+    sums = (
+        weight[first : first + block].to(device).float() + left[first : first + block] @ right
+        for first in range(0, weight.shape[0], block)
+    )
+    if transposed:
+        return torch.as_tensor(sum(each.square().sum(0) for each in sums)).sqrt()
+    return torch.cat([torch.linalg.vector_norm(each, dim=1) for each in sums])

@@ -68,12 +68,14 @@ class StaticSegments:
     Args:
         num_tokens: the most of a forward.
         device: of the segments. For devices with tiled kernels, tiles take the place of slots and starts.
+        num_slots: the most slots of a forward; None for as many as tokens.
     """
 
-    def __init__(self, num_tokens: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, device: torch.device, num_slots: int | None = None) -> None:
         self._num_tokens = num_tokens
+        self._num_slots = num_tokens if num_slots is None else num_slots
         self._tiled = ops.on_triton(device)
-        size = 4 * num_tokens if self._tiled else 3 * num_tokens + 1
+        size = num_tokens + 3 * self._most_tiles(num_tokens) if self._tiled else 3 * num_tokens + 1
         self._room = torch.zeros(size, dtype=torch.int32, device=device)
 
     def segments(self, num_tokens: int) -> Segments:
@@ -81,8 +83,14 @@ class StaticSegments:
         most = self._num_tokens
         tokens, rest = self._room[:num_tokens], self._room[most:]
         if self._tiled:
-            return Segments(tokens, tokens[:0], tokens[:0], Tiles(rest.view(-1, 3)[:num_tokens], SHORT))
+            lines = rest.view(-1, 3)[: self._most_tiles(num_tokens)]
+            return Segments(tokens, tokens[:0], tokens[:0], Tiles(lines, SHORT))
         return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
+
+    def _most_tiles(self, num_tokens: int) -> int:
+        """Most tiles of so many tokens: each segment may fill its last one with a single token."""
+        segments = min(num_tokens, self._num_slots)
+        return (num_tokens + (SHORT - 1) * segments) // SHORT
 
     def fill(self, of_tokens: Ints) -> None:
         """Fill the buffers for the next replay from ``token_slots``, [T] int32, without waiting."""

@@ -7,7 +7,7 @@ adapter too. The gain of DoRA multiplies each part of such a sum; what is added 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -51,10 +51,28 @@ def split_adapter(
         layout: of the whole base model.
         splits: by module; those that it lacks are whole on each rank.
     """
-    shapes = {shape.name: shape for shape in layout.projections}
-    parts = {name: _part(factors, shapes[name], splits, rank) for name, factors in adapter.factors.items()}
+    shapes = {shape.name: shape for shape in layout.projections if shape.heads is None}
+    heads = dict(_own_heads(layout, splits))
+    parts = {
+        heads.get(name, name): _part(factors, shapes[name], splits, rank) if name in shapes else factors
+        for name, factors in adapter.factors.items()
+        if name in shapes or name in heads
+    }
     block, factors = join_factors(parts, pinned=layout.device.type == "cuda")
     return replace(adapter, factors=factors, block=block, num_bytes=block.nbytes)
+
+
+def _own_heads(layout: BaseLayout, splits: Mapping[str, ModuleSplit]) -> Iterator[tuple[str, str]]:
+    """Return the products of a rank's heads: their names in the whole model, and on the rank."""
+    for shape in layout.projections:
+        if shape.heads is None:
+            continue
+        split, rows = splits.get(shape.name), shape.heads.plain + shape.heads.value
+        first, end = (0, shape.heads.count * rows) if split is None else split.runs[0]
+        for product in shape.products:
+            place = product.place
+            if place is not None and first <= place.expert * rows < end:
+                yield product.name, f"{place.product}.{place.expert - first // rows}"
 
 
 def _part(factors: Factors, shape: ProjectionShape, splits: Mapping[str, ModuleSplit], rank: int) -> Factors:

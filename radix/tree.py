@@ -137,6 +137,22 @@ class RadixTree:
             # A node that ends with a part of a page stays a node of its own.
             self._join(below if below and whole else node)
 
+    def demote(self, node: Node) -> None:
+        """Make the end of a path the least recently used, and each node above it without other child, lease or pin.
+
+        The part of a page below it counts as its end.
+        """
+        below = node.only_child()
+        leaf = node = below if below and len(below.tokens) < len(below.pages) * self._page_bytes else node
+        if not leaf.evictable:
+            return
+        while node.parent is not None and not node.lock and not any(node.pins):
+            node.last_use = 0
+            if node.parent.only_child() is None:
+                break
+            node = node.parent
+        self.tenant_eviction.push(leaf)
+
     def _end(self, match: Match) -> Node:
         """Return the node that ends with the whole pages of a match, after a split if need be."""
         inside = match.inside < len(match.node.pages)

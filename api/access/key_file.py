@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import orjson
 import tomlkit
 
 from ...engine.errors import ConfigError
+from ...engine.whole_file import write_whole
 from .api_keys import check_entries, new_secret, read_entries
 
 Entries = Any
@@ -99,7 +99,8 @@ def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool =
             change(document["keys"])
             check_entries(document.unwrap() if is_toml else document)
             options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-            _write(path, tomlkit.dumps(document).encode() if is_toml else orjson.dumps(document, option=options))
+            content = tomlkit.dumps(document).encode() if is_toml else orjson.dumps(document, option=options)
+            write_whole(path, content, 0o600)
     except OSError as error:
         raise ConfigError(f"--api-key-file: {path} cannot be written: {error.strerror}.") from error
 
@@ -113,23 +114,3 @@ def _only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Replace a file by one of the same mode and owner, or make one that only its owner can read. Raises OSError."""
-    target = path.resolve()  # a symbolic link stays one
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)  # mode 600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(FileNotFoundError):
-                before = target.stat()
-                os.fchmod(handle, before.st_mode & 0o777)
-                with suppress(PermissionError):
-                    os.fchown(handle, before.st_uid, before.st_gid)
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        os.replace(name, target)
-    except OSError:
-        os.unlink(name)
-        raise

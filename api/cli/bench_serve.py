@@ -23,6 +23,7 @@ import uvloop
 from tqdm import tqdm
 
 from ...engine.errors import ConfigError
+from ...engine.whole_file import write_whole
 from .bench_report import summarise, table
 from .bench_requests import BenchRequest, TokenScale, body_for, dataset_requests, extra_fields, mixed_requests, words
 from .options import BenchOptions, RemoteOptions
@@ -167,7 +168,7 @@ def write_json(path: Path, server: RemoteServer, options: BenchOptions, seed: in
     """Write the file of ``--output-json``: options without the key, the seed in use, then ``content``."""
     shown = {"url": server.url, "model": server.model, **asdict(options), "seed": seed}
     try:
-        path.write_bytes(orjson.dumps({"options": shown, **content}, option=orjson.OPT_INDENT_2))
+        write_whole(path, orjson.dumps({"options": shown, **content}, option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--output-json: {path} cannot be written: {error.strerror}.") from error
 

@@ -13,6 +13,7 @@ from ...engine.checkpoint.locate import resolve_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
 from ...engine.profiling.step_report import Part, StepLoad, StepTimes
+from ...engine.whole_file import write_whole
 from .options import StepOptions
 
 
@@ -71,6 +72,6 @@ def _write(path: Path, load: StepLoad, times: StepTimes) -> None:
     """The file of ``--output-json``."""
     document = {"load": asdict(load), "times": asdict(times), "limit": limit(times)}
     try:
-        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        write_whole(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"--output-json: {path} cannot be written: {error.strerror}.") from error

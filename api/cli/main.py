@@ -27,9 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # The reader of our output has closed it: discard the buffered rest silently.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:  # Output goes to a file on a full disk, for one.
+        _discard_output()
+        return _print_error("rootgraft", f"standard output cannot be written: {_of_system(error)}", 1)
     return code
+
+
+def _discard_output() -> None:
+    """Let the buffered rest of standard output go nowhere, as the interpreter would fail to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_standard_descriptors() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...engine.errors import ConfigError
+from ...engine.whole_file import write_whole
 from .sweep_report import PERCENTILES, Level
 
 _WIDTH, _HEIGHT = 960, 340
@@ -55,7 +56,7 @@ def write_chart(path: Path, levels: Sequence[Level], knee: int | None, subject: 
     if path.suffix.lower() == ".png":
         content = _png(content)
     try:
-        path.write_bytes(content)
+        write_whole(path, content)
     except OSError as error:
         raise ConfigError(f"--output-chart: {path} cannot be written: {error.strerror}.") from error
 

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...engine.messages.session_calls import MAX_IMPORT_BYTES
 from ...engine.serving.request import MAX_TIMEOUT
 from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.api_keys import Key, needed_scope
@@ -35,6 +36,7 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 BODY_TIMEOUT = 30.0
 FILES_PATH = "/v1/files"
+IMPORT_PATH = "/v1/cache/sessions/import"
 FILE_TIMEOUT = 600.0
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -195,6 +197,8 @@ class Guard:
         options = self._state.options
         if scope["path"] == FILES_PATH and options.batch_dir is not None:
             return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
+        if scope["path"] == IMPORT_PATH:
+            return MAX_IMPORT_BYTES, FILE_TIMEOUT
         return options.max_request_bytes, BODY_TIMEOUT
 
     def _check_headers(self, scope: Scope) -> None:

@@ -16,7 +16,7 @@ import orjson
 
 from ...engine.types import FinishReason
 from ..access.caller import RequestFacts
-from ..error_responses import ollama_body
+from ..error_responses import text_body
 from ..errors import ErrorReply, reply_to
 from ..generate.logprob_formats import chat_logprobs, field_probabilities
 from ..generate.sse import EventStream
@@ -188,7 +188,7 @@ async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[byte
 
 def error_line(reply: ErrorReply) -> bytes:
     """Serialize an error as the last line of a stream."""
-    return ollama_body(reply) + b"\n"
+    return text_body(reply) + b"\n"
 
 
 async def one_line(body: dict[str, Any]) -> AsyncGenerator[bytes, None]:

@@ -144,6 +144,9 @@ class ChatRequest(ReasoningFields):
 
     @property
     def max_new_tokens(self) -> int | None:
+        """Tokens that are asked for, None for as many as fit."""
+        if self.is_prefetch:
+            return 0
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def asked_length(self) -> tuple[int | None, str]:

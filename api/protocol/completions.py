@@ -64,6 +64,8 @@ class CompletionRequest(StructuredFields):
 
     @model_validator(mode="after")
     def _check_scoring(self) -> CompletionRequest:
+        if self.is_prefetch:
+            self.max_tokens = 0
         if self.max_tokens == 0 and self.min_tokens > 0:
             raise rejected("contradicts 'max_tokens'", "min_tokens")
         return self

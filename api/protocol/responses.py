@@ -13,6 +13,7 @@ from .base import FormatName, Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .chat import TemplateKwargs
 from .foreign_fields import foreign_rules
+from .kv_hints import KvHints
 from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
 from .sampling import CacheKey, OptionFields, PriorityName, Salt, Stop
@@ -227,6 +228,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     user: Annotated[str, Field(max_length=MAX_USER)] | None = None
     safety_identifier: Annotated[str, Field(max_length=MAX_SAFETY_IDENTIFIER)] | None = None
     cache_control: CacheControl | None = None
+    kv_hints: KvHints | None = None
     seed: int | None = None
     field_probabilities: bool = False
     stop: Stop = Field(default_factory=list)
@@ -241,6 +243,9 @@ class ResponseRequest(ResponsePrompt, OptionFields):
             raise rejected("needs 'store': it is how the response is found again", "background")
         if self.field_probabilities and self.text.format.type != "json_schema":
             raise rejected("needs the form of the answer as a JSON Schema in 'text.format'", "field_probabilities")
+        if self.kv_hints is not None:
+            self.kv_hints.check_session(self.prompt_cache_key or "")
+            self.generate = self.generate and not self.kv_hints.prefetch
         if not self.generate and self.background:
             raise rejected("has nothing to make while 'generate' is false", "background")
         _check_input(self, self.input)

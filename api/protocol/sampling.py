@@ -16,6 +16,7 @@ from ...engine.types import (
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_SESSION_NAME,
+    SESSION_SECONDS,
     Priority,
     SamplingDefaults,
     SamplingParams,
@@ -24,6 +25,7 @@ from .adapter_parts import AdapterFields, ModelName
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
+from .kv_hints import KvHints
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
@@ -156,6 +158,7 @@ class SamplingFields(AdapterFields, OptionFields):
     session_id: CacheKey | None = None
     lora_path: ModelName | None = None
     cache_control: CacheControl | None = None
+    kv_hints: KvHints | None = None
     priority: PriorityName | None = None
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] = 1.0
@@ -176,6 +179,12 @@ class SamplingFields(AdapterFields, OptionFields):
             raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
             raise rejected("contradicts 'echo': it is for the tokens of the answer", "logprob_token_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _check_hints(self) -> SamplingFields:
+        if self.kv_hints is not None:
+            self.kv_hints.check_session(self.session)
         return self
 
     @model_validator(mode="after")
@@ -203,6 +212,17 @@ class SamplingFields(AdapterFields, OptionFields):
         """The name of the request's session, empty for none."""
         return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
+    @property
+    def session_seconds(self) -> float:
+        """How long the session's KV is kept after the answer, 0 for a release."""
+        asked = None if self.kv_hints is None else self.kv_hints.seconds
+        return SESSION_SECONDS if asked is None else asked
+
+    @property
+    def is_prefetch(self) -> bool:
+        """Whether the prompt alone is to be computed, before it is asked."""
+        return self.kv_hints is not None and self.kv_hints.prefetch
+
     def request_fields(self) -> dict[str, Any]:
         """Return the fields of ``TextRequest`` that the body says, but for prompt, parameters and form."""
         return {
@@ -212,6 +232,7 @@ class SamplingFields(AdapterFields, OptionFields):
             "salt": self.cache_salt or "",
             "skip_special_tokens": self.skip_special_tokens,
             "session": self.session,
+            "session_seconds": self.session_seconds,
             "pin_seconds": 0.0 if self.cache_control is None else self.cache_control.seconds,
         }
 

@@ -48,6 +48,7 @@ def chat_request_of(body: ResponsePrompt, messages: list[ChatMessage]) -> ChatRe
         fields |= {name: getattr(body, name) for name in _SAMPLING_FIELDS}
         fields |= {
             "cache_control": None if body.cache_control is None else body.cache_control.model_dump(),
+            "kv_hints": None if body.kv_hints is None else body.kv_hints.model_dump(exclude_none=True),
             "max_completion_tokens": body.max_output_tokens if body.generate else 0,
             "logprobs": body.num_logprobs is not None,
             "top_logprobs": body.num_logprobs,

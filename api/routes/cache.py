@@ -1,23 +1,25 @@
-"""``GET /v1/cache`` and ``POST /v1/cache/reset``: what is cached of KV, by tier, and its removal."""
+"""What is cached of KV, by tier, its removal, and the KV of sessions between their calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 
-from ...engine.errors import CapacityError
+from ...engine.errors import CapacityError, RequestError
 from ...engine.serving.engine_like import EngineLike
+from ..errors import HTTPError
 from ..generate.server_state import ServerState
 from ..observe.metric_tables import KV_TIER_COUNTERS, KV_TIER_GAUGES, KV_TIERS
-from .dependencies import State
+from ..protocol.session_bodies import ExportSessionRequest, ReleaseSessionRequest
+from .dependencies import CallerOf, JsonRoute, State
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 _DEVICE = {"pages": "pages", "pages_cached": "pages_cached", "pages_free": "pages_free"}
 
 
-def _client(state: ServerState) -> EngineLike:
+def client_of(state: ServerState) -> EngineLike:
     """Return the engine's client. Raises CapacityError while the model is loaded, EngineDead if the engine is gone."""
     state.engine.serving()
     if state.engine.client is None:
@@ -28,7 +30,7 @@ def _client(state: ServerState) -> EngineLike:
 @router.get("/v1/cache")
 async def cache(state: State) -> dict[str, Any]:
     """Pages of the KV pool (``device``), and what the tiers beside it hold and have counted, of all replicas."""
-    stats = _client(state).stats
+    stats = client_of(state).stats
     tiers: dict[str, dict[str, float]] = {"device": {name: stats.get(key, 0.0) for name, key in _DEVICE.items()}}
     for tier in KV_TIERS:
         names = [key for key, _, _ in (*KV_TIER_GAUGES, *KV_TIER_COUNTERS)]
@@ -40,5 +42,30 @@ async def cache(state: State) -> dict[str, Any]:
 @router.post("/v1/cache/reset")
 async def reset(state: State) -> dict[str, Any]:
     """Remove all cached KV that no running request uses, of all tenants, replicas and tiers. No answer changes."""
-    await _client(state).reset_cache()
+    await client_of(state).reset_cache()
     return {"object": "cache.reset", "model": state.models.names[0]}
+
+
+@router.post("/v1/sessions/release")
+async def release(body: ReleaseSessionRequest, state: State, caller: CallerOf) -> dict[str, Any]:
+    """End a session of the caller's: KV that only it has used is evicted first. Nothing is computed."""
+    released = await client_of(state).release_session(caller.key.tenant, body.prompt_cache_key)
+    return {"object": "session.release", "prompt_cache_key": body.prompt_cache_key, "released": released}
+
+
+@router.post("/v1/cache/sessions/export", response_class=Response)
+async def export(body: ExportSessionRequest, state: State) -> Response:
+    """Return a session's KV as a file, which ``import`` takes on another server. 404 where none is cached."""
+    tokens, data = await client_of(state).export_session(body.tenant, body.prompt_cache_key)
+    if not tokens:
+        raise HTTPError(404, "No KV of this session is cached: its last call was too long ago, or another tenant's.")
+    return Response(data, media_type="application/octet-stream", headers={"x-session-tokens": str(tokens)})
+
+
+@router.post("/v1/cache/sessions/import")
+async def import_file(request: Request, state: State) -> dict[str, Any]:
+    """Take a file of ``export``, the body. ``cached_tokens`` is 0, and nothing changed, where it is no match here."""
+    data = await request.body()
+    if not data:
+        raise RequestError("The body must be a file of /v1/cache/sessions/export, and is empty.")
+    return {"object": "session.import", "cached_tokens": await client_of(state).import_session(data)}

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ...engine.errors import UnknownModel
 from ..access.caller import Caller
+from ..error_responses import TextErrorBody
 from ..generate.build_request import completion_requests, echoed_prompts
 from ..generate.completion_answers import completion_body
 from ..generate.envelope import Envelope, json_response
@@ -27,9 +28,13 @@ from .adapters import load_lora_adapter, unload_lora_adapter
 from .dependencies import CallerOf, JsonRoute, Models
 from .models import folders_for, names_for
 
-EXTENSIONS = ("model_repository", "generate")
+EXTENSIONS = ("model_repository",)
 NAMES = FieldNames(parts={})
-router = APIRouter(route_class=JsonRoute, tags=["Open Inference Protocol"])
+router = APIRouter(
+    route_class=JsonRoute,
+    tags=["Open Inference Protocol"],
+    responses={"default": {"model": TextErrorBody, "description": "Error"}},
+)
 
 Name = Annotated[str, Path(max_length=256)]
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from ...engine.errors import UnknownModel
 from ...engine.serving.pooled_values import embedding, prompt_of
 from ..access.caller import Caller
+from ..error_responses import TextErrorBody
 from ..generate.build_request import PreparedChat, chat_request, completion_requests
 from ..generate.envelope import json_response
 from ..generate.field_names import FieldNames
@@ -45,18 +45,10 @@ _EMBED_ONE = FieldNames((r"^input\[0\]$", "input"), parts={})
 _EMBEDDINGS = FieldNames((r"^input(\[0\])?$", "prompt"), parts={"input": "prompt"})
 
 
-class OllamaErrorBody(BaseModel):
-    """Body of every error response of these routes."""
-
-    error: str
-    code: str | None
-    param: str | None
-
-
 router = APIRouter(
     route_class=JsonRoute,
     tags=["Ollama"],
-    responses={"default": {"model": OllamaErrorBody, "description": "Error"}},
+    responses={"default": {"model": TextErrorBody, "description": "Error"}},
 )
 
 

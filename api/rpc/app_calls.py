@@ -73,7 +73,9 @@ class RouteAnswer:
     def _error(self, data: bytes) -> CallError:
         status = _STATUS.get(self.status, grpc.StatusCode.INTERNAL)
         try:
-            error = orjson.loads(data)["error"]
+            answer = orjson.loads(data)
+            # Routes of the Open Inference Protocol tell the text alone, and code and field beside it.
+            error = answer["error"] if isinstance(answer["error"], dict) else {**answer, "message": answer["error"]}
             message, told = error["message"], {"error-code": error.get("code"), "error-param": error.get("param")}
         except (orjson.JSONDecodeError, KeyError, TypeError):
             message, told = data.decode(errors="replace") or f"HTTP {self.status}", {}

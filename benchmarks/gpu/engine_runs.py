@@ -92,6 +92,7 @@ class Shape:
 
 
 LLAMA_8B = Shape(layers=32, hidden=4096, inner=14336, heads=32, kv_heads=8, dim=128, vocab=128256)
+LLAMA_1B = Shape(layers=16, hidden=2048, inner=8192, heads=32, kv_heads=8, dim=64, vocab=128256)
 SMALL = Shape(layers=4, hidden=256, inner=512, heads=8, kv_heads=2, dim=64, vocab=1024)
 TINY = Shape(layers=1, hidden=64, inner=96, heads=2, kv_heads=1, dim=32, vocab=300)
 

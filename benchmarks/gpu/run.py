@@ -33,6 +33,7 @@ from benchmarks.gpu import (
     lora_times,
     quantised_times,
     sampling_times,
+    server_times,
     state_times,
 )
 from benchmarks.gpu.measure import Line, Machine
@@ -63,6 +64,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
     "states": (_under_ceilings(state_times.run),),
     "sampling": (_under_ceilings(sampling_times.run),),
     "end_to_end": (_under_ceilings(end_to_end.run),),
+    "server": (server_times.run,),
 }
 
 CHECKS = ("correctness", "engine")
@@ -84,8 +86,12 @@ TARGETS: dict[tuple[str, str], float] = {
     ("end_to_end", "decode step, 64 rows of 1024"): 6.35,
     ("end_to_end", "decode step, 64 rows of 1024, 8 adapters"): 7.8,
     ("end_to_end", "decode step, 64 rows that share 4096"): 5.45,
+    ("server", "32 clients: p99 of it against p50"): 2.0,
+    ("server", "32 clients, 64 adapters in 8 slots: p99 of it against p50"): 2.0,
+    ("server", "32 clients, 64 adapters in 8 slots: requests that failed"): 0.0,
+    ("server", "memory lost by the last rounds"): 64.0,
 }
-"""The most that decides for what was built, by part and line, of 8B on an H200, in the unit of the line."""
+"""The most that decides for what was built, by part and line, of 8B (the server: 1B) on an H200, in the line's unit."""
 
 
 class Results:

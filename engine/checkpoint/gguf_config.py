@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ModelError, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
-from .families.family_table import BY_GGUF_NAME
+from .families.family_table import BY_GGUF_NAME, BY_NAME
 from .families.mixture import Mixture, MixtureFamily
 from .families.prediction import COUNT_KEY
 from .gguf import GgufFile
@@ -66,6 +66,15 @@ _STATE_SPACE = {
     "ssm.group_count": "mamba_n_groups",
     "ssm.time_step_rank": "mamba_n_heads",
 }
+_DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_RECURRENT_LAYERS = "attention.recurrent_layers"
+_PREDICTING = "nextn_predict_layers"
+_READ_WITH_DELTA = {"ssm.inner_size", "full_attention_interval", _RECURRENT_LAYERS, _PREDICTING}
 _READ_WITH_STATE_SPACE = {"ssm.inner_size"}
 # Translated one by one below, or without effect on the result.
 _READ = {
@@ -83,7 +92,7 @@ _HARMLESS = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "rop
 _DIVISORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({_DIVISORS, _LONG, _SHORT})
 """Tensors that are read with the config."""
-# A tensor of the first layer for each part that may have a bias.
+# A tensor of a layer for each part that may have a bias.
 _BIASES = {"qkv": ("attn_q", "attn_qkv"), "output": ("attn_output",), "mlp": ("ffn_down",)}
 
 
@@ -132,6 +141,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own |= _LOGIT_SCALE if family.logit_scale else {}
     own |= _LATENT if family.latent else {}
     own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
+    own |= _DELTA if family.recurrent == "delta" else {}
     own |= _STATE_SPACE if family.recurrent == "mamba2" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
     own |= {"nextn_predict_layers": COUNT_KEY} if family.prediction else {}
@@ -159,6 +169,7 @@ def _read_by(family: Family) -> frozenset[str]:
     experts = _READ_WITH_EXPERTS if family.mixture else set()
     latent = _READ_WITH_LATENT if family.latent else set()
     latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
+    latent = latent | (_READ_WITH_DELTA if family.recurrent == "delta" else set())
     return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
 
 
@@ -208,7 +219,9 @@ def _split_experts(config: ModelConfig) -> ModelConfig:
 
 def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
     """Return what follows from the tensors that are there: biases, and norms of q and k that a config may turn off."""
-    found = {part for part, names in _BIASES.items() if any(f"blk.0.{name}.bias" in file.tensors for name in names)}
+    # In a hybrid model the first layer may have no attention.
+    biased = {name.split(".")[2] for name in file.tensors if name.startswith("blk.") and name.endswith(".bias")}
+    found = {part for part, names in _BIASES.items() if not biased.isdisjoint(names)}
     flags = {key: parts <= found for key, parts in family.optional_biases.items()}
     if family.qk_norm_flag is not None and family.head_norms is not None:
         flags[family.qk_norm_flag] = "blk.0.attn_q_norm.weight" in file.tensors
@@ -279,6 +292,8 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
     """Return the layers with attention, and what else of a recurrent layer the file says."""
     if family.recurrent is None:
         return {}
+    if family.recurrent == "delta":
+        return _delta(fields)
     of_layers = fields.values.get("attention.head_count_kv")
     if not isinstance(of_layers, np.ndarray):
         raise fields.wrong("attention.head_count_kv", "a list, with 0 for layers without attention")
@@ -290,6 +305,35 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
         "block_auto_adjust_ff_dim": False,
     }
+
+
+def _delta(fields: Fields) -> dict[str, Any]:
+    """Return the layers of a file of Qwen 3.5 without those that predict further tokens, and the size of its values."""
+    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
+    if inner % heads:
+        raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank {heads}")
+    behind = fields.integer(_PREDICTING, low=0, high=64, default=0)
+    count = fields.integer("block_count", low=behind + 1) - behind
+    found = {
+        "linear_value_head_dim": inner // heads,
+        "num_hidden_layers": count,
+        "full_attention_interval": fields.integer("full_attention_interval", default=4),
+    }
+    recurrent = fields.values.get(_RECURRENT_LAYERS)
+    if recurrent is None:
+        return found
+    if not isinstance(recurrent, np.ndarray) or len(recurrent) < count:
+        raise fields.wrong(_RECURRENT_LAYERS, "a list with a flag for each layer")
+    return found | {"layer_types": ["linear_attention" if flag else FULL for flag in recurrent[:count].tolist()]}
+
+
+def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
+    """Return the layers of a file of Qwen 3.5 that predict further tokens, which are no part of the model."""
+    family = BY_NAME[config.family]
+    if family.recurrent != "delta":
+        return range(0)
+    count = file.metadata.get(f"{family.gguf_name}.{_PREDICTING}", 0)
+    return range(config.num_layers, config.num_layers + int(count))
 
 
 def _state_space(file: GgufFile, fields: Fields) -> dict[str, Any]:

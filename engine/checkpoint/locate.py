@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import ConfigError, ModelError, shortened
+from ..errors import ConfigError, ModelError, NotDownloaded, shortened
 from .bucket_model import fetch_from_bucket, is_in_bucket
 from .catalogue import catalogue
 from .hub_errors import hub_fault
@@ -214,7 +214,7 @@ def _snapshot(
     # The client's exceptions have no common base class.
     except Exception as error:
         if on_machine:
-            raise ModelError(
+            raise NotDownloaded(
                 f"--model: {repository} is not on this machine. Try: rootgraft pull {repository}"
             ) from error
         raise ModelError(f"--model: {hub_fault(repository, revision, error)}") from error

@@ -122,7 +122,8 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     fields = Fields(found, _WHERE)
     method = found.get("quant_method")
     if method is None and "config_groups" in found:
-        method = "compressed-tensors"
+        # ModelOpt's own name of the scheme tells its files from those of compressed-tensors, which may lack targets.
+        method = "modelopt" if "quant_algo" in found else "compressed-tensors"
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
         raise ModelError(
@@ -228,7 +229,7 @@ def _awq(fields: Fields) -> tuple[_Rule, ...]:
 
 def _fp8(fields: Fields) -> tuple[_Rule, ...]:
     """Read FP8 as DeepSeek V3 and transformers publish it, in blocks, or as vLLM writes it, a scale for each tensor."""
-    _only(fields, "fmt", "e4m3")
+    _only(fields, "fmt", "e4m3", "float8_e4m3fn")
     _only(fields, "activation_scheme", "dynamic", "static")
     _only(fields, "weight_block_size", [128, 128])
     return _everywhere(Scheme("float8_blocks" if fields.has("weight_block_size") else "float8"))

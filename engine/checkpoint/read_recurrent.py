@@ -46,6 +46,7 @@ _INTERVAL = "full_attention_interval"
 _PERIOD, _OFFSET = "attn_layer_period", "attn_layer_offset"  # of Jamba
 MAX_PERIOD = 2048
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
+_LARGEST_FLOAT32 = 3.4028234e38
 _MOST_TAPS = 8
 _MOST_HEADS = 1 << 16
 
@@ -136,7 +137,7 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
     groups = fields.integer("mamba_n_groups", high=heads)
     if heads % groups:
         raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads {heads}")
-    if fields.values.get("time_step_limit") not in (None, [0.0, inf], [0.0, _INFINITY]):
+    if not _is_unlimited(fields.values.get("time_step_limit")):
         raise fields.wrong("time_step_limit", "[0.0, Infinity]")
     activation = "mamba_hidden_act" if fields.has("mamba_hidden_act") else "hidden_act"
     if fields.values.get(activation, "silu") not in ("silu", "swish"):
@@ -152,6 +153,16 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
         normed=not fields.has("mamba_rms_norm") or fields.flag("mamba_rms_norm"),
         is_norm_first=fields.flag("mamba_norm_before_gate"),
     )
+
+
+def _is_unlimited(limit: object) -> bool:
+    """Return whether a limit of time steps changes none: a step is a softplus in float32, which is at most finite."""
+    if limit is None:
+        return True
+    if not isinstance(limit, list) or len(limit) != 2 or limit[0] != 0.0:
+        return False
+    high = inf if limit[1] == _INFINITY else limit[1]
+    return isinstance(high, float) and high >= _LARGEST_FLOAT32
 
 
 def _delta(fields: Fields, *, grouped: bool) -> DeltaLayer:
@@ -183,9 +194,11 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
         interval = fields.integer(_INTERVAL, high=count)
         return [RECURRENT if (index + 1) % interval else ATTENTION for index in range(count)]
     if listed is None:
-        key = next((key for key in _INDICES if fields.has(key)), _INDICES[0])
+        # As in transformers, a convolution model that lists no layer has attention in all, and a Mamba-2 one in none.
+        is_convolution = "conv" in names
+        key = next((key for key in _INDICES if fields.has(key)), _INDICES[0] if is_convolution else "layer_types")
         indices = fields.values.get(key)
-        indices = list(range(count)) if indices is None else indices
+        indices = list(range(count) if is_convolution else ()) if indices is None else indices
         if not isinstance(indices, list) or any(type(each) is not int or not 0 <= each < count for each in indices):
             raise fields.wrong(key, f"a list of layers below {count}")
         if not indices:

@@ -174,6 +174,10 @@ class AdapterManager:
             self._gone(message.name)
         self._reply(message.id)
 
+    def has_content(self, digest: str) -> bool:
+        """Return whether an adapter with this digest is loaded."""
+        return any(version.digest == digest for version in self._pool.registry)
+
     def tell(self, message: ListAdapters) -> None:
         """Reply with all adapters: ready, draining and loading."""
         registry = self._pool.registry

@@ -19,8 +19,10 @@ from ..errors import EngineDead, EngineError, RequestError, UnknownModel
 from ..messages import (
     Abort,
     Done,
+    ExportSession,
     Failed,
     ForgetTokens,
+    ImportSession,
     KvBlocks,
     ListAdapters,
     LoadAdapter,
@@ -28,6 +30,7 @@ from ..messages import (
     PrepareGrammar,
     ReadKv,
     Ready,
+    ReleaseSession,
     Reply,
     ResetCache,
     SnapshotTaken,
@@ -45,7 +48,7 @@ from ..types import FinishReason, Pooler, Usage
 from .adapter_manager import Adaptation, AdapterManager
 from .debug_snapshot import take_snapshot
 from .grammar_vocabularies import GrammarVocabularies
-from .kept_kv import KeptKv, PrefixTransfer
+from .kept_kv import KeptKv, PrefixTransfer, SessionTransfer
 from .step_worker import Launched, StepWorker
 
 if TYPE_CHECKING:
@@ -157,6 +160,8 @@ class EngineCore:
                 elif isinstance(message, ResetCache):
                     self.reset_cache()
                     self._outbox.append(Reply(message.id, None))
+                elif isinstance(message, (ReleaseSession, ExportSession, ImportSession)):
+                    self._outbox.append(self.sessions.reply(message))
                 elif isinstance(message, TakeSnapshot):
                     snapshot = take_snapshot(self._cache, self._scheduler, self._adapters, self.stats())
                     self._outbox.append(SnapshotTaken(message.id, snapshot))
@@ -264,6 +269,12 @@ class EngineCore:
     def reset_cache(self) -> None:
         """Remove all cached KV that no running sequence uses, from the pool and from all tiers."""
         self._kept.clear(self._cache)
+
+    @property
+    def sessions(self) -> SessionTransfer:
+        """What releases, exports and imports sessions, between two steps."""
+        has_adapter = self._adapters.has_content if self._adapters else lambda _: False
+        return self._kept.sessions(self._cache, self._scheduler.session_pins, has_adapter)
 
     def prefix_transfer(self) -> PrefixTransfer:
         """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
@@ -520,6 +531,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         vocab_size=adaptation.vocab_size,
         tenant=submit.tenant,
         session=submit.session,
+        session_seconds=submit.session_seconds,
         pins=(*submit.prefix_pins, (len(submit.tokens), submit.pin_seconds)),
         pooled_from=params.pooled_from if params.pooling == "embed" and worker.pooler.pools_all else ENDLESS,
     )

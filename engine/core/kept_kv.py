@@ -1,28 +1,32 @@
-"""Kept KV: prefix caches with the tiers of the options, and KV of prompts in files. Called on the core's thread."""
+"""Kept KV: prefix caches with the tiers of the options, and KV that comes and goes. Called on the core's thread."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path as FilePath
 
-from ...radix.namespace import ENDLESS, Path
-from ..batch import PageLoad, StateLoad
 from ..config import EngineConfig
-from ..errors import ConfigError
 from ..kv_cache.block_codec import BlockCodec
 from ..kv_cache.block_keys import BlockScheme
 from ..kv_cache.kv_event_publisher import KvEventPublisher
 from ..kv_cache.kv_events import KvEventLog
 from ..kv_cache.kv_tiers import KvTiers
-from ..kv_cache.make_tiers import KvPages, make_tiers, plain_scheme
+from ..kv_cache.make_tiers import make_tiers, plain_scheme
 from ..kv_cache.prefix_cache import PrefixCache
-from ..kv_cache.prefix_files import read_prefix, write_prefix
-from ..messages import KvBlocks, Message, ReadKv, Submit
+from ..messages import (
+    KvBlocks,
+    Message,
+    ReadKv,
+    Submit,
+)
+from ..scheduling.session_pins import SessionPins
 from ..sequence.sequence import Sequence
 from .kv_exports import KvExports
+from .prefix_transfer import PrefixTransfer
+from .session_transfer import SessionTransfer
 from .step_worker import StepWorker
+
+__all__ = ["KeptKv", "PrefixTransfer", "SessionTransfer"]
 
 
 class KeptKv:
@@ -108,9 +112,22 @@ class KeptKv:
         if self.tiers and self.tiers.peers:
             self.tiers.peers.forget(numbers)
 
-    def transfer(self, cache: PrefixCache) -> PrefixTransfer:
-        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
-        return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest)
+    def transfer(self, cache: PrefixCache, *, sealed: bool = False) -> PrefixTransfer:
+        """Return what saves and loads KV of prompts, between two steps.
+
+        Args:
+            sealed: encrypt with the key of ``--kv-disk-key-file``, where there is one.
+
+        Raises:
+            ConfigError: the KV of this model cannot be kept elsewhere.
+        """
+        key_of = self._config if sealed else None
+        return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest, key_of)
+
+    def sessions(self, cache: PrefixCache, pins: SessionPins, has_adapter: Callable[[str], bool]) -> SessionTransfer:
+        """Return what releases, exports and imports sessions, between two steps."""
+        open_transfer = partial(self.transfer, cache, sealed=True)
+        return SessionTransfer(pins, open_transfer, self._worker.base_digest, has_adapter)
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters of the tiers by name."""
@@ -133,54 +150,3 @@ def _events(
     pages, size = worker.kv_pages, config.block_size
     plain = plain_scheme(pages, size) if pages else BlockScheme("", size, 0)
     return KvEventLog(tiers.scheme if tiers else plain), KvEventPublisher(config.kv_events)
-
-
-class PrefixTransfer:
-    """Saves and loads prefixes of one prefix cache and its pool.
-
-    Args:
-        base: digest of the base model.
-
-    Raises:
-        ConfigError: the pages of this model cannot be kept elsewhere.
-    """
-
-    def __init__(self, cache: PrefixCache, pages: KvPages | None, base: str) -> None:
-        if pages is None or pages.refusal:
-            raise ConfigError(f"The KV of this model cannot be kept: {pages.refusal if pages else 'it has no pages'}.")
-        if not cache.sharing:
-            raise ConfigError("Prefixes are saved and loaded with --enable-prefix-caching alone.")
-        self._cache, self._pages, self._base = cache, pages, base
-        self._codec = BlockCodec(plain_scheme(pages, cache.page_size))
-
-    def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
-        """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
-        size, scheme = self._cache.page_size, self._codec.scheme
-        state = self._cache.export_state(scheme, path, tokens)
-        most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
-        blocks, pages = self._cache.export(scheme, path, tokens, most=most)
-        reads = [partial(self._pages.read_page, page) for page in pages]
-        if state:
-            blocks.append(state[0])
-            reads.append(partial(self._pages.read_state, state[1]))
-        write_prefix(file, self._codec, blocks, lambda index: reads[index](), head)
-        return len(pages) * size
-
-    def load(self, file: FilePath, offset: int = 0) -> int:
-        """Enter the pages of a file, which begin at an offset, in the prefix cache. Raises OSError.
-
-        Returns:
-            Tokens whose KV is cached now, as far as the pool has room; 0 for a file of another base model, form of KV
-            or page size, or with no whole page.
-        """
-        stored = read_prefix(file, self._codec, self._base, "", offset=offset)
-        if stored is None:
-            return 0
-        lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)
-        first = lease.num_shared
-        loads = [PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])]
-        states = [StateLoad(slot, stored.state) for slot in lease.pending.values() if stored.state is not None]
-        self._pages.load([*loads, *states])
-        self._cache.commit(lease, stored.tokens, num_tokens)
-        self._cache.release(lease, stored.tokens, num_tokens)
-        return num_tokens

@@ -91,7 +91,12 @@ class CudaGraphs:
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
         has_states = model.config.has_states
         self._static = StaticInputs(
-            self._sizes[-1], self._max_rows, inputs.table_width, model.device, has_states=has_states
+            self._sizes[-1],
+            self._max_rows,
+            inputs.table_width,
+            model.device,
+            has_states=has_states,
+            num_slots=inputs.bank.num_slots if inputs.bank else 0,
         )
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)

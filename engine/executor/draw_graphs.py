@@ -2,14 +2,16 @@
 
 A graph has a number of lines. A step replays the smallest one that holds its sampling positions; the others are lines
 without a row. What rows ask for (greedy, temperature, top-k, top-p, min-p, top-n-sigma, seeds) is in a table on the
-device, so one graph serves any mix; masks, penalties, logit bias and bans have graphs of their own. Steps with
-logprobs, allowed token ids, or weights of adapters in the head are drawn op by op.
+device, so one graph serves any mix; masks, penalties, logit bias and bans have graphs of their own, and so have
+logprobs, which are computed of all lines. Steps with logprobs of named tokens or of all that a mask allows, or with
+weights of adapters in the head, are drawn op by op.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.layouts.logit_edits import MOST_EDITS, Edits, pack_edits
-from ...kernels.layouts.staging import refill
+from ...kernels.layouts.staging import HostCopy, refill
 from ...kernels.ops import largest
 from ...kernels.pass_graphs import Capture
 from ...kernels.sampling_ops import draw_lines, edit_logits, mask_logits
@@ -26,7 +28,9 @@ from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.model import Model
 from ..sampling.draft_verify import SamplingPositions
-from ..sampling.sampler import Sampler
+from ..sampling.logprobs import logprob_columns
+from ..sampling.sampler import Drawing, Sampler, scored_tokens
+from ..types import MAX_LOGPROBS
 from .cuda_graphs import sizes_up_to
 
 Longs = NDArray[np.int64]
@@ -37,6 +41,7 @@ class DrawVariant(NamedTuple):
 
     num_lines: int
     is_edited: bool  # by masks, or a list of single logits
+    has_logprobs: bool = False
 
 
 class LineMasks(NamedTuple):
@@ -44,6 +49,16 @@ class LineMasks(NamedTuple):
 
     lines: Longs
     words: NDArray[np.int32]
+
+
+def joined_masks(masks: LineMasks | None, more: tuple[Longs, NDArray[np.int32]] | None) -> LineMasks | None:
+    """Return the masks of both, one for each line: what both allow where a line has two."""
+    if masks is None or more is None:
+        return masks if more is None else LineMasks(*more)
+    lines, index = np.unique(np.concatenate([masks.lines, more[0]]), return_inverse=True)
+    words = np.full((len(lines), masks.words.shape[1]), -1, np.int32)
+    np.bitwise_and.at(words, index, np.concatenate([masks.words, more[1]]))
+    return LineMasks(lines, words)
 
 
 class LineEdits(NamedTuple):
@@ -77,6 +92,7 @@ class DrawGraphs:
         self._words = torch.zeros((most, -(-self.width // 32)), dtype=torch.int32, device=device)
         self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # which is an empty list
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
+        self._scored = torch.zeros((most, 3 + 2 * self._num_top), dtype=torch.float64, device=device)
         self._replays: dict[DrawVariant, Callable[[], None]] = {}
 
     @property
@@ -85,9 +101,14 @@ class DrawGraphs:
         return self._model.config.vocab_size
 
     @property
+    def _num_top(self) -> int:
+        """Top logprobs that are computed of each line."""
+        return min(MAX_LOGPROBS, self.width)
+
+    @property
     def variants(self) -> list[DrawVariant]:
         """All variants, the largest first."""
-        return [DrawVariant(size, is_edited) for size in reversed(self._sizes) for is_edited in (True, False)]
+        return [DrawVariant(size, *kind) for size in reversed(self._sizes) for kind in product((True, False), repeat=2)]
 
     @torch.inference_mode()
     def capture(self, variants: Sequence[DrawVariant]) -> None:
@@ -96,21 +117,29 @@ class DrawGraphs:
             self._fill(variant.num_lines, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), np.zeros(0, np.int64))
             self._replays[variant] = self._capture(self._pass(variant))
 
-    def holds(self, num_lines: int, edits: LineEdits) -> bool:
-        """Return whether there is a graph for so many sampling positions and edits."""
+    def holds(self, num_lines: int, edits: LineEdits, *, has_logprobs: bool = False) -> bool:
+        """Return whether there is a graph for so many sampling positions and edits, with or without logprobs."""
         fits = edits.edits is None or len(edits.edits) <= len(self._edits)
-        return fits and num_lines <= self._sizes[-1] and self._variant(num_lines, edits) in self._replays
+        return fits and num_lines <= self._sizes[-1] and self._variant(num_lines, edits, has_logprobs) in self._replays
 
-    def draw(self, hidden: Tensor, index: Longs, positions: SamplingPositions, edits: LineEdits) -> Tensor:
-        """Draw the tokens of all positions, [S] int64 on the device, -1 where one fails; overwritten by the next draw.
+    def draw(
+        self,
+        hidden: Tensor,
+        index: Longs,
+        positions: SamplingPositions,
+        edits: LineEdits,
+        num_logprobs: Sequence[int] = (),
+    ) -> Drawing:
+        """Begin to draw a token at each position, overwritten on the device by the next draw.
 
         Args:
             hidden: [T, H], which may be overwritten afterwards.
-            index: [S], the hidden state of each position. ``holds`` is true of S and edits.
+            index: [S], the hidden state of each position. ``holds`` is true of S, edits and logprobs.
             edits: of the logits.
+            num_logprobs: [S], as from ``Sampler.num_logprobs``.
         """
         count, masks = len(index), edits.masks
-        variant = self._variant(count, edits)
+        variant = self._variant(count, edits, bool(num_logprobs))
         lines = np.stack([positions.row, positions.num_generated], 1)
         self._fill(variant.num_lines, index, lines, np.zeros(0, np.int64) if masks is None else masks.lines)
         if masks is not None:
@@ -121,10 +150,11 @@ class DrawGraphs:
         _, tokens, _ = self._views(variant.num_lines)
         torch.index_select(hidden, 0, tokens, out=self._hidden[: variant.num_lines])
         self._replays[variant]()
-        return self._tokens[:count]
+        read = self._scored if variant.has_logprobs else self._tokens
+        return Drawing(positions, self._tokens[:count], HostCopy(read[:count]), num_logprobs)
 
-    def _variant(self, num_lines: int, edits: LineEdits) -> DrawVariant:
-        return DrawVariant(self._sizes[bisect_left(self._sizes, num_lines)], bool(edits))
+    def _variant(self, num_lines: int, edits: LineEdits, has_logprobs: bool) -> DrawVariant:
+        return DrawVariant(self._sizes[bisect_left(self._sizes, num_lines)], bool(edits), has_logprobs)
 
     def _fill(self, size: int, index: Longs, lines: Longs, masked: Longs) -> None:
         """Copy a step's numbers to the device. Lines that pad it have no row, and masks that pad it no line."""
@@ -147,18 +177,22 @@ class DrawGraphs:
         size = variant.num_lines
         lines, _, masked = self._views(size)
         hidden, words, tokens = self._hidden[:size], self._words[:size], self._tokens[:size]
+        scored, num_top = self._scored[:size], self._num_top
 
         def run() -> None:
             logits = self._model.logits(hidden)
+            raw = logits.clone() if variant.is_edited and variant.has_logprobs else logits
             if not variant.is_edited:
                 tokens.copy_(draw_lines(logits, self._table, lines))
-                return
-            # An edit may hide a value that is not finite.
-            before = largest(logits).value
-            mask_logits(logits, masked, words)
-            edit_logits(logits, self._edits)
-            drawn = draw_lines(logits, self._table, lines)
-            tokens.copy_(torch.where(before - before == 0, drawn, -1))
+            else:
+                # An edit may hide a value that is not finite.
+                before = largest(logits).value
+                mask_logits(logits, masked, words)
+                edit_logits(logits, self._edits)
+                drawn = draw_lines(logits, self._table, lines)
+                tokens.copy_(torch.where(before - before == 0, drawn, -1))
+            if variant.has_logprobs:
+                scored.copy_(scored_tokens(tokens, logprob_columns(raw, tokens.clamp(min=0), num_top)))
 
         return run
 

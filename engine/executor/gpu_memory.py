@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ...lora.lora_step import AdapterBank
+from ...lora.prepare_factors import NORM_BYTES
 from ...lora.segments import make_segments
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
@@ -60,7 +61,7 @@ def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) 
     """Run the worst steps on a GPU and capture two graphs, with a small pool that is freed afterwards.
 
     Those are the step with the most tokens, run op by op, with adapters if there may be any, and a draw of the most
-    lines by rows with all options that take memory.
+    lines by rows with all options that take memory. Norms of an adapter with DoRA may be computed beside it.
 
     Returns:
         None if an option tells the size of the KV pool, which does not depend on it then.
@@ -93,7 +94,7 @@ def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> St
     if bank is not None and isinstance(model, DecoderModel):
         _run_adapted(config, model, kv, inputs, bank, batch)
     _draw_worst(config, sampler, model.config.vocab_size, model.device)
-    activations = torch.cuda.max_memory_reserved(model.device) - before
+    activations = torch.cuda.max_memory_reserved(model.device) - before + (NORM_BYTES if bank is not None else 0)
     return StepMemory(activations, _measure_graphs(config, model, kv, inputs, sampler))
 
 

@@ -26,7 +26,7 @@ from ..sampling.logprobs import prompt_logprobs
 from ..sampling.sampler import DeviceMasks, Drawing, Sampler
 from ..step_timer import StepTimer
 from ..types import Logprob
-from .draw_graphs import DrawGraphs, LineEdits, LineMasks
+from .draw_graphs import DrawGraphs, LineEdits, LineMasks, joined_masks
 from .input_builder import DrawnTokens, HostInputs, InputBuilder, last_tokens
 from .prompt_pooling import PromptPooling
 
@@ -166,7 +166,7 @@ class ModelRunner:
         tokens = _logit_tokens(step.batch, step.inputs.query_start, forced)
         if (drawn := self._draw_captured(step, tokens, positions, masks, forced)) is not None:
             step.step_timer.end("sample")
-            return Drawing(positions, drawn, HostCopy(drawn))
+            return drawn
         head = self._model.best if not masks and self._sampler.takes_best(positions) else self._model.logits
         logits = self._logits(head, step, tokens) if len(tokens) else None
         step.step_timer.end("head")
@@ -182,17 +182,19 @@ class ModelRunner:
         positions: SamplingPositions,
         masks: Masks | None,
         forced: Mapping[int, int],
-    ) -> Tensor | None:
-        """Draw by a graph of head and draw; None if none does all that these positions want."""
-        draws = self._draws
-        if draws is None or not len(tokens) or not self._sampler.only_draws(positions):
+    ) -> Drawing | None:
+        """Begin to draw by a graph of head and draw; None if none does all that these positions want."""
+        draws, sampler = self._draws, self._sampler
+        if draws is None or not len(tokens) or not sampler.is_usual(positions):
             return None
         if (masks and masks.checks) or any(part is not None for part in self._of_head(step.inputs.slots, tokens)):
             return None
-        edits = LineEdits(_line_masks(masks, forced, draws.width), self._sampler.edits(positions))
-        if not draws.holds(len(tokens), edits):
+        allowed = sampler.allowed_masks(positions, draws.width)
+        edits = LineEdits(joined_masks(_line_masks(masks, forced, draws.width), allowed), sampler.edits(positions))
+        num_logprobs = sampler.num_logprobs(positions)
+        if not draws.holds(len(tokens), edits, has_logprobs=bool(num_logprobs)):
             return None
-        return draws.draw(step.hidden, step.inputs.hidden_index(tokens), positions, edits)
+        return draws.draw(step.hidden, step.inputs.hidden_index(tokens), positions, edits, num_logprobs)
 
     def collect(self, step: RunnerStep) -> StepResult:
         """Wait for the drawing and the prompt logprobs of a step."""

@@ -13,7 +13,7 @@ from ...lora.prepare_factors import PreparedAdapter
 from ...lora.split_factors import split_adapter
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.read_config import read_model_config
-from ..loading.shards import module_splits
+from ..loading.rank_splits import module_splits
 from .model_runner import StepMirror
 
 
@@ -63,6 +63,10 @@ class SplitBank(AdapterBank):
         self._mirror = mirror
         self._whole = whole
         self._splits = [dict(module_splits(model, rank, ranks.size)) for rank in range(ranks.size)]
+
+    def bring(self, adapter: PreparedAdapter) -> bool:
+        """Return true: shards are copied when they are put into a slot, on all ranks before the same step."""
+        return True
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Put an adapter into a slot: each rank gets the part of its shard."""

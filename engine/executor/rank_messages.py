@@ -73,13 +73,14 @@ def pack_batch(batch: Batch) -> bytes:
         raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
     numbers = [len(batch.starts), len(copies), len(batch.rows)]
     for start in batch.starts:
-        numbers += start.row, start.slot, start.adapted_from, int(start.is_long)
+        numbers += start.row, start.slot, start.adapted_from, int(start.is_long), start.state
     for copy in copies:
         numbers += copy.source, copy.target, copy.num_tokens
     for row in batch.rows:
-        counts = len(row.tokens), len(row.new_pages), len(row.prompt_targets)
-        numbers += row.row, row.start, row.first_new_page, int(row.draws), row.num_drafts, row.num_pooled, *counts
-    numbers += chain.from_iterable(chain(row.tokens, row.new_pages) for row in batch.rows)
+        counts = len(row.tokens), len(row.new_pages), len(row.prompt_targets), len(row.checkpoints)
+        of_pass = row.row, row.start, row.first_new_page, int(row.draws), row.num_drafts, row.num_pooled, row.state
+        numbers += *of_pass, *counts
+    numbers += chain.from_iterable(chain(row.tokens, row.new_pages, *row.checkpoints) for row in batch.rows)
     return pack_numbers(numbers)
 
 
@@ -87,14 +88,14 @@ def unpack_batch(content: bytes) -> Batch:
     """Invert ``pack_batch``."""
     numbers = iter(unpack_numbers(content))
     num_starts, num_copies, num_rows = _take(numbers, 3)
-    starts = tuple(_start(*_take(numbers, 4)) for _ in range(num_starts))
+    starts = tuple(_start(*_take(numbers, 5)) for _ in range(num_starts))
     copies = tuple(PageCopy(*_take(numbers, 3)) for _ in range(num_copies))
-    fields = [_take(numbers, 9) for _ in range(num_rows)]
+    fields = [_take(numbers, 11) for _ in range(num_rows)]
     return Batch(tuple(_row(numbers, *each) for each in fields), starts, copies)
 
 
-def _start(row: int, slot: int, adapted_from: int, is_long: int) -> RowStart:
-    return RowStart(row, _NO_PARAMS, (), 0, (), 0, slot, adapted_from, bool(is_long))
+def _start(row: int, slot: int, adapted_from: int, is_long: int, state: int) -> RowStart:
+    return RowStart(row, _NO_PARAMS, (), 0, (), 0, slot, adapted_from, bool(is_long), state)
 
 
 def _row(
@@ -105,14 +106,28 @@ def _row(
     draws: int,
     num_drafts: int,
     num_pooled: int,
+    state: int,
     num_tokens: int,
     num_pages: int,
     num_targets: int,
+    num_checkpoints: int,
 ) -> Row:
     tokens, pages = _take(numbers, num_tokens), tuple(_take(numbers, num_pages))
-    # Which the targets are, rank 0 alone asks.
-    targets = (0,) * num_targets
-    return Row(row, start, tokens, first_new_page, pages, bool(draws), 0, num_drafts, targets, num_pooled=num_pooled)
+    checkpoints = tuple((position, slot) for position, slot in (_take(numbers, 2) for _ in range(num_checkpoints)))
+    return Row(
+        row=row,
+        start=start,
+        tokens=tokens,
+        first_new_page=first_new_page,
+        new_pages=pages,
+        draws=bool(draws),
+        num_generated=0,
+        num_drafts=num_drafts,
+        prompt_targets=(0,) * num_targets,  # which they are, rank 0 alone asks
+        checkpoints=checkpoints,
+        state=state,
+        num_pooled=num_pooled,
+    )
 
 
 def _take(numbers: Iterator[int], count: int) -> list[int]:

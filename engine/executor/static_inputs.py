@@ -26,10 +26,18 @@ class StaticInputs:
 
     Args:
         has_states: whether the model has recurrent states.
+        num_slots: most adapters of a step.
     """
 
     def __init__(
-        self, num_tokens: int, num_rows: int, table_width: int, device: torch.device, *, has_states: bool = False
+        self,
+        num_tokens: int,
+        num_rows: int,
+        table_width: int,
+        device: torch.device,
+        *,
+        has_states: bool = False,
+        num_slots: int = 0,
     ) -> None:
         self._num_tokens, self._num_rows = num_tokens, num_rows
         self._tokens = torch.zeros((3, num_tokens), dtype=torch.int64, device=device)
@@ -40,7 +48,7 @@ class StaticInputs:
         self._states = torch.full((2 * num_rows + num_tokens,), -1, dtype=torch.int32, device=device)
         self._has_states = has_states
         self.shared = StaticSharedPrefixes(num_rows, device)
-        self.segments = StaticSegments(num_tokens, device)
+        self.segments = StaticSegments(num_tokens, device, num_slots)
 
     def inputs(
         self,

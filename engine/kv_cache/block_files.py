@@ -154,6 +154,5 @@ def slot_folders(folder: Path) -> list[Path]:
 def found_files(folder: Path) -> Iterator[Path]:
     """Yield the files of blocks below one process's folder, unfinished ones too."""
     for tenant in sorted(each for each in folder.iterdir() if each.is_dir()):
-        for entry in os.scandir(tenant):
-            if entry.name.endswith((SUFFIX, _UNFINISHED)):
-                yield Path(entry.path)
+        with os.scandir(tenant) as entries:
+            yield from (Path(entry.path) for entry in entries if entry.name.endswith((SUFFIX, _UNFINISHED)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..whole_file import replacing
 from .block_codec import NotABlock, describe
 from .block_files import SUFFIX, BlockFiles, SlotInUse, found_files, slot_folders
 
@@ -96,9 +97,9 @@ class KvFolder:
         return count
 
     def export(self, file: Path) -> int:
-        """Write all files into one (tar). Returns their number. Raises OSError."""
+        """Write all files into one (tar), which appears as a whole. Returns their number. Raises OSError."""
         seen: set[str] = set()
-        with tarfile.open(file, "w") as out:
+        with replacing(file, 0o600) as whole, tarfile.open(fileobj=whole, mode="w") as out:
             for path in self._files():
                 name = f"{path.parent.name}/{path.name}"
                 if _MEMBER.fullmatch(name) and name not in seen:

@@ -471,6 +471,22 @@ class PrefixCache:
     def unpin(self, pin: SoftPin) -> None:
         self._tree.unpin(pin)
 
+    def tokens_to(self, node: Node) -> array[int]:
+        """Return the tokens of the path that ends at a node, int32."""
+        tokens = array("i")
+        tokens.frombytes(b"".join(bytes(each.tokens) for each in reversed(list(upwards(node)))))
+        return tokens
+
+    def demote(self, path: Path, tokens: array[int]) -> None:
+        """Have those pages of a sequence evicted first among its tenant's that no other one has used."""
+        found = self._tree.match(path, _memory(tokens, 0, len(tokens)))
+        if found.inside == len(found.node.pages):
+            self._tree.demote(found.node)
+
+    def demote_node(self, node: Node) -> None:
+        """Do the same for the path that ends at a node."""
+        self._tree.demote(node)
+
     def num_pinned(self, kind: PinKind) -> int:
         return self._tree.pins.num_pages[kind]
 

@@ -54,47 +54,59 @@ def write_prefix(
     unfinished = file.with_name(file.name + _UNFINISHED)
     try:
         with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            out.write(head)
-            for index, block in enumerate(blocks):
-                for part in codec.encode(block, payload_of(index)):
-                    out.write(part)
+            write_blocks(out, codec, blocks, payload_of, head)
         unfinished.rename(file)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 
 
+def write_blocks(
+    out: BinaryIO,
+    codec: BlockCodec,
+    blocks: Sequence[BlockId],
+    payload_of: Callable[[int], Buffer],
+    head: bytes = b"",
+) -> None:
+    """Write a prefix; arguments as of ``write_prefix``."""
+    out.write(head)
+    for index, block in enumerate(blocks):
+        for part in codec.encode(block, payload_of(index)):
+            out.write(part)
+
+
 def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, offset: int = 0) -> StoredPrefix | None:
-    """Read a prefix; None if there is none of this base model, tenant and form in the file.
+    """Read a prefix of a file, where ``read_blocks`` begins at ``offset``. Raises OSError: it cannot be read."""
+    with open(file, "rb") as source:
+        source.seek(offset)
+        return read_blocks(source, codec, base, tenant)
+
+
+def read_blocks(source: BinaryIO, codec: BlockCodec, base: str, tenant: str) -> StoredPrefix | None:
+    """Read a prefix from where its blocks begin; None if there is none of this base model, tenant and form in the file.
 
     Pages behind the first that is damaged or does not continue the one before are left out. In a model with recurrent
     states all are there or none.
 
     Args:
         base: digest of the base model.
-        offset: where the blocks begin.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     blocks: list[BlockId] = []
     payloads: list[Buffer] = []
     state: Buffer | None = None
-    with open(file, "rb") as source:
-        source.seek(offset)
-        for data in _blocks(source):
-            try:
-                block, payload = codec.read(data, tenant)
-            except NotABlock:
-                break
-            before = blocks[-1].key if blocks else codec.scheme.root
-            if block.is_state:
-                state = payload if blocks and block == codec.scheme.state(blocks[-1]) else None
-                break
-            if block.parent != before or block.position != len(blocks) * codec.scheme.page_size:
-                break
-            blocks.append(block)
-            payloads.append(payload)
+    for data in _blocks(source):
+        try:
+            block, payload = codec.read(data, tenant)
+        except NotABlock:
+            break
+        before = blocks[-1].key if blocks else codec.scheme.root
+        if block.is_state:
+            state = payload if blocks and block == codec.scheme.state(blocks[-1]) else None
+            break
+        if block.parent != before or block.position != len(blocks) * codec.scheme.page_size:
+            break
+        blocks.append(block)
+        payloads.append(payload)
     if codec.scheme.state_bytes and state is None:
         return None
     path = _path_of(blocks)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path as FilePath
 from struct import Struct
+from typing import BinaryIO
 from zlib import crc32
 
 _START = Struct("<8sII")
-_MAGIC = b"RGSESS01"
+PAUSED_MAGIC = b"RGSESS01"
+"""Of a request that was paused."""
+KEPT_MAGIC = b"RGKEPT01"
+"""Of a session between two calls."""
 _MOST_HEAD_BYTES = 1 << 28
 
 
-def pack_head(head: bytes) -> bytes:
+def pack_head(head: bytes, magic: bytes = PAUSED_MAGIC) -> bytes:
     """Return what a session file begins with."""
-    return _START.pack(_MAGIC, len(head), crc32(head)) + head
+    return _START.pack(magic, len(head), crc32(head)) + head
 
 
 def read_head(file: FilePath) -> tuple[bytes, int] | None:
@@ -26,11 +30,17 @@ def read_head(file: FilePath) -> tuple[bytes, int] | None:
         OSError: the file cannot be read.
     """
     with open(file, "rb") as source:
-        start = source.read(_START.size)
-        if len(start) < _START.size:
-            return None
-        magic, length, checksum = _START.unpack(start)
-        if magic != _MAGIC or length > _MOST_HEAD_BYTES:
-            return None
-        head = source.read(length)
-    return (head, _START.size + length) if len(head) == length and crc32(head) == checksum else None
+        head = read_head_of(source, PAUSED_MAGIC)
+        return None if head is None else (head, source.tell())
+
+
+def read_head_of(source: BinaryIO, magic: bytes) -> bytes | None:
+    """Read the head of a session file up to its blocks; None for another or a damaged file."""
+    start = source.read(_START.size)
+    if len(start) < _START.size:
+        return None
+    found, length, checksum = _START.unpack(start)
+    if found != magic or length > _MOST_HEAD_BYTES:
+        return None
+    head = source.read(length)
+    return head if len(head) == length and crc32(head) == checksum else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -10,6 +10,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from ...kernels.layouts.packed_weights import PackedLinear
 from ...lora.base_projections import (
     EMBEDDING,
     HEAD,
@@ -34,9 +35,10 @@ from .weight_readers import WeightSource
 
 def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool) -> BaseLayout:
     """Return the layout of a model, whose files are read again if an adapter needs a weight; ``dummy`` as loaded."""
-    # Random weights depend on their device; all others are read to the CPU, where their norms are computed.
+    # Random weights depend on their device; all others are read to the CPU.
     device = model.device if dummy else torch.device("cpu")
-    weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device)
+    held = held_weights(model) if model.device.type == "cuda" else {}
+    weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device, held)
     return BaseLayout(
         projections=_projections(model) + tuple(_absorbed(model)) + tuple(_expert_shapes(model)),
         dtype=model.dtype,
@@ -49,6 +51,19 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         norms=norm_shapes(model.config),
         tied=model.config.tied_head,
     )
+
+
+def held_weights(model: DecoderModel) -> dict[str, Tensor]:
+    """Return the weights [out, in] that the model holds as they are published, by module, in their own memory."""
+    found: dict[str, Tensor] = {}
+    for part in model.projections:
+        packed = part.packed
+        if not isinstance(packed, PackedLinear) or packed.kernels is not None:
+            continue
+        # A shard of a tensor-parallel rank has other sizes than its modules.
+        if packed.weight.dtype is model.dtype and sum(part.sizes) == len(packed.weight):
+            found |= zip(part.modules, packed.weight.split(part.sizes), strict=True)
+    return found
 
 
 def planned_layout(
@@ -142,10 +157,17 @@ def _experts(model: DecoderModel) -> Iterator[tuple[str, ExpertModules]]:
 
 
 class _Weights:
-    """Reads plain tensors of the checkpoint on demand, from any thread: the model holds them packed."""
+    """Plain tensors of the model, from any thread: ``held`` by it, or read from the checkpoint on demand."""
 
-    def __init__(self, open_checkpoint: Callable[[], WeightSource], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        open_checkpoint: Callable[[], WeightSource],
+        dtype: torch.dtype,
+        device: torch.device,
+        held: Mapping[str, Tensor],
+    ) -> None:
         self._open = open_checkpoint
+        self._held = held
         self._dtype = dtype
         self._device = device
         self._source: WeightSource | None = None
@@ -153,6 +175,8 @@ class _Weights:
 
     def weight(self, module: str) -> Tensor:
         """[out, in]; a tied head's is the embedding."""
+        if (held := self._held.get(module)) is not None:
+            return held
         found = self._read(f"{module}.weight")
         if found is None and f"{module}.weight" == HEAD_WEIGHT:
             found = self._read(EMBEDDING_WEIGHT)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
+from ...kernels.collectives import Ranks
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
@@ -167,7 +168,8 @@ class LayerLoader:
         """Read the MLP of a layer, or its mixture of experts."""
         config = self.config
         if (mixture := config.layers[index].mixture) is not None and not mixture.is_beside_mlp:
-            return load_experts(self.weights, f"{prefix}.{mixture.names.block}", mixture, config.hidden_size)
+            block = f"{prefix}.{mixture.names.block}"
+            return load_experts(self.weights, block, mixture, config.hidden_size, self.ranks)
         block = f"{prefix}.{config.mlp_block}"
         up = self.projection(block, up_modules(config, index), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
@@ -182,7 +184,7 @@ class LayerLoader:
             return None
         block = f"{prefix}.{mixture.names.block}"
         return BesideMlp(
-            experts=load_experts(self.weights, block, mixture, config.hidden_size),
+            experts=load_experts(self.weights, block, mixture, config.hidden_size, self.ranks),
             router_norm=self.weights.exact(f"{block}.{ROUTER_SCALE}") * config.hidden_size**-0.5,
             eps=config.norm_eps,
             before=self.norm(f"{prefix}.{BEFORE_EXPERTS}"),
@@ -197,7 +199,7 @@ class LayerLoader:
         if layer.recurrent is None:
             return attention
         scales, hidden = config.parallel_scales, config.hidden_size
-        state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales)
+        state = load_recurrent(self.weights, prefix, layer.recurrent, hidden, config.norm_eps, scales, self.ranks)
         if attention is None:
             return state
         assert isinstance(attention, Attention)
@@ -209,7 +211,7 @@ class LayerLoader:
         layer = config.layers[index]
         if config.latent is not None and layer.rope is not None:
             table, interleaved = self.table(layer.rope), layer.rope.interleaved
-            return load_latent(self.weights, prefix, config, config.latent, table, interleaved)
+            return load_latent(self.weights, prefix, config, config.latent, table, interleaved, self.ranks)
         q_norm, k_norm = self.head_norms(index, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config, index), config.qkv_bias),
@@ -297,8 +299,13 @@ class LayerLoader:
         bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
         packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
         split = None if self.shard is None else self.shard.splits.get(names[0])
-        added_over = self.shard.ranks if self.shard and split and split.side == "inputs" else None
+        added_over = self.ranks if split is not None and split.side == "inputs" else None
         return Projection(names, tuple(modules.values()), packed, added_over)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The ranks that the model is split over, None where there is one."""
+        return None if self.shard is None else self.shard.ranks
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
 
+from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, takes_together
 from ...kernels.ops import Linear
 from ..checkpoint.families.mixture import Mixture
@@ -18,8 +20,13 @@ from .weight_forms import WeightReader
 STACKED_GATE_UP, STACKED_DOWN = "gate_up_proj", "down_proj"  # names of all experts' weights in transformers 5
 
 
-def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: int) -> Experts:
+def load_experts(
+    weights: WeightReader, prefix: str, mixture: Mixture, hidden: int, ranks: Ranks | None = None
+) -> Experts:
     """Return the mixture whose tensors begin with ``prefix``. Router and the shared expert's gate stay plain.
+
+    Args:
+        ranks: that have the inner columns of ``mixture`` of each expert, and add their results up; None for all.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.
@@ -54,10 +61,11 @@ def load_experts(weights: WeightReader, prefix: str, mixture: Mixture, hidden: i
             weights=reader.together(reader.down(expert) for expert in experts),
         ),
         activation=_activation(mixture),
-        shared=reader.shared(hidden) if mixture.shared_size else None,
+        shared=reader.shared(hidden, ranks if mixture.latent_size else None) if mixture.shared_size else None,
         shared_gate=reader.gate(f"{names.shared}_gate", 1, biased=False) if mixture.gated_sharing else None,
         weighs_input=mixture.weighs_input,
         latent=reader.latent(mixture.latent_size, hidden) if mixture.latent_size else None,
+        added_over=ranks,
     )
 
 
@@ -82,10 +90,10 @@ class _Reader:
         bias = self._weights.tensor(f"{name}.bias") if biased else None
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
-    def shared(self, hidden: int) -> Mlp | PlainMlp:
+    def shared(self, hidden: int, added_over: Ranks | None) -> Mlp | PlainMlp:
         prefix = shared_block(self._prefix, self._mixture)
         up = self._fused(prefix, shared_modules(self._mixture))
-        down = self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden})
+        down = replace(self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden}), added_over=added_over)
         return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
 
     def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
+from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams
 from ...kernels.ops import AttentionParams
@@ -18,13 +21,20 @@ _NORM_EPS = 1e-6  # of the two inner norms, whatever the config says of the othe
 
 
 def load_latent(
-    weights: WeightReader, prefix: str, config: ModelConfig, latent: LatentConfig, table: Tensor, interleaved: bool
+    weights: WeightReader,
+    prefix: str,
+    config: ModelConfig,
+    latent: LatentConfig,
+    table: Tensor,
+    interleaved: bool,
+    ranks: Ranks | None = None,
 ) -> LatentAttention:
     """Return the latent attention whose tensors begin with ``prefix``.
 
     Args:
         table: cosines and sines of the rotary embedding.
         interleaved: it pairs neighbouring dimensions.
+        ranks: that have the heads of ``config`` each, and add their results up; None for all heads.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.
@@ -50,7 +60,7 @@ def load_latent(
         absorb=HeadProjection(f"{up}.queries", absorb),
         values=HeadProjection(f"{up}.values", values),
         up_module=up,
-        output=reader.projection("o_proj", config.hidden_size, config.output_bias),
+        output=replace(reader.projection("o_proj", config.hidden_size, config.output_bias), added_over=ranks),
         params=AttentionParams(config.attention_scale, value_dim=latent.kv_rank),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...kernels.collectives import Ranks
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import on_triton
 from ...kernels.state_ops import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams
@@ -36,8 +37,12 @@ def load_recurrent(
     hidden: int,
     eps: float,
     scales: ParallelScales | None = None,
+    ranks: Ranks | None = None,
 ) -> ShortConv | GatedDelta | Mamba | Mamba2:
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
+
+    Args:
+        ranks: that have the heads or channels of ``layer`` each, and add their results up; None for all.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights, or the device has no kernel for its states.
@@ -47,11 +52,11 @@ def load_recurrent(
     modules = list(recurrent_inputs(layer, hidden).items())
     half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
     into = _projection(weights, block, dict(modules[:half]), biased=biased)
-    out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased)
+    out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased, added_over=ranks)
     if isinstance(layer, ShortConvLayer):
         return ShortConv(into, out_of, _conv(weights, f"{block}.conv", biased=layer.biased, gated=True))
     if isinstance(layer, MambaLayer):
-        return _mamba(weights, block, layer, into, out_of)
+        return _mamba(weights, block, layer, into, out_of, ranks)
     if isinstance(layer, DeltaLayer):
         norm = weights.tensor(f"{block}.norm.weight")
         return GatedDelta(
@@ -86,7 +91,9 @@ def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
         )
 
 
-def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projection, out_of: Projection) -> Mamba:
+def _mamba(
+    weights: WeightReader, block: str, layer: MambaLayer, into: Projection, out_of: Projection, ranks: Ranks | None
+) -> Mamba:
     """Return Mamba with these projections of hidden states."""
     rank, size = layer.step_rank, layer.state_size
     if layer.norms == "weighted":
@@ -95,7 +102,7 @@ def _mamba(weights: WeightReader, block: str, layer: MambaLayer, into: Projectio
         step, into_state, out_of_state = (torch.ones(each, device=weights.device) for each in (rank, size, size))
     return Mamba(
         input=into,
-        selection=_projection(weights, block, {SELECTION: rank + 2 * size}, biased=False),
+        selection=_projection(weights, block, {SELECTION: rank + 2 * size}, biased=False, added_over=ranks),
         steps=_projection(weights, block, {STEPS: layer.width}, biased=False),
         output=out_of,
         conv=_conv(weights, f"{block}.conv1d", biased=layer.conv_biased, gated=False),
@@ -151,11 +158,13 @@ def grouped_runs(layer: DeltaLayer) -> tuple[ColumnRuns, ColumnRuns]:
     )
 
 
-def _projection(weights: WeightReader, block: str, modules: dict[str, int], *, biased: bool) -> Projection:
+def _projection(
+    weights: WeightReader, block: str, modules: dict[str, int], *, biased: bool, added_over: Ranks | None = None
+) -> Projection:
     names = tuple(f"{block}.{module}" for module in modules)
     bias = weights.tensor(*(f"{name}.bias" for name in names)) if biased else None
     packed = weights.packed(*(f"{name}.weight" for name in names), bias=bias)
-    return Projection(names, tuple(modules.values()), packed)
+    return Projection(names, tuple(modules.values()), packed, added_over)
 
 
 def _conv(weights: WeightReader, name: str, *, biased: bool, gated: bool) -> ConvParams:

@@ -54,6 +54,10 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.ZERO_POINTS: "U4_ZERO_POINT",
     Format.TABLE: "IQ4_NL",
     Format.FLOAT4: "E2M1",
+    Format.SUPER_5_BITS: "Q5_K",
+    Format.SUPER_3_BITS: "Q3_K",
+    Format.SUPER_2_BITS: "Q2_K",
+    Format.SUPER_TABLE: "IQ4_XS",
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5

@@ -422,7 +422,8 @@ _GGUF_STATE_NAMES = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 def from_gguf(name: str, config: ModelConfig) -> str:
     """Return the Hugging Face name of a tensor in a GGUF file; a name without counterpart stays as it is."""
     if state := _GGUF_STATE.fullmatch(name):
-        return f"model.layers.{state[1]}.mamba.{_GGUF_STATE_NAMES[state[2]]}"
+        block = "linear_attn" if _has_delta(config) else "mamba"
+        return f"model.layers.{state[1]}.{block}.{_GGUF_STATE_NAMES[state[2]]}"
     if match := _GGUF_LAYER.fullmatch(name):
         index, module, kind = match.groups()
         if module == "attn_sinks" and config.attention_sinks:
@@ -468,6 +469,8 @@ def fused_from_gguf(name: str, config: ModelConfig) -> list[tuple[str, int, int]
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] != "attn_qkv" or len(config.qkv_modules) == 1:
         return None
+    if _has_delta(config) and config.layers[int(match[1])].recurrent is not None:
+        return None
     modules = qkv_modules(config, int(match[1]))
     ends = list(itertools.accumulate(modules.values()))
     prefix = f"model.layers.{match[1]}.self_attn"
@@ -511,6 +514,8 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         "shortconv.in_proj": "conv.in_proj",
         "shortconv.out_proj": "conv.out_proj",
     }
+    if _has_delta(config):
+        names |= _GGUF_DELTA
     if len(mlp) == 3:
         names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"
     if config.head_norms is not None:
@@ -523,6 +528,19 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     return names.get(module)
 
 
+def _has_delta(config: ModelConfig) -> bool:
+    return BY_NAME[config.family].recurrent == "delta"
+
+
+_GGUF_DELTA = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _GGUF_SHARED = {"ffn_gate_shexp": "gate_proj", "ffn_up_shexp": "up_proj", "ffn_down_shexp": "down_proj"}
 _GGUF_LATENT = {
     "attn_q_a": QUERY_DOWN,

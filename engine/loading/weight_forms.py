@@ -65,6 +65,10 @@ _DYNAMIC: Final[dict[BlockType, Format]] = {
     "Q8_0": Format.BYTES,
     "Q4_K": Format.SUPER_NIBBLES,
     "Q6_K": Format.SUPER_BYTES,
+    "Q5_K": Format.SUPER_5_BITS,
+    "Q3_K": Format.SUPER_3_BITS,
+    "Q2_K": Format.SUPER_2_BITS,
+    "IQ4_XS": Format.SUPER_TABLE,
 }
 _KEPT: Final = {"plain": "widened", "stored_widened": "as stored", "stored_both": "as stored and widened"}
 _KEEPS_BYTES: Final = ("stored_widened", "stored_both")

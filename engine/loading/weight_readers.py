@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -23,8 +24,9 @@ from ...kernels.memory import release_mapped
 from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS, BlockType
 from ...lora.base_projections import in_tower, language_model_name, usual_name
 from ..checkpoint.families.family_table import BY_NAME
+from ..checkpoint.families.recurrent import DeltaLayer
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.gguf_config import ROPE_TENSORS
+from ..checkpoint.gguf_config import ROPE_TENSORS, predicting_layers
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import Quantization, Scheme
 from ..checkpoint.safetensors_files import shard_names
@@ -347,10 +349,16 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._norm_offset = config.norm_offset
-        self._interleaved = _interleaved_heads(config)
+        self._orders = _row_orders(config)
+        self._columns = _column_orders(config)
         self._split = _split_matrices(file, config)
         kv_up = {name for parts in self._split.values() for name in parts}
-        stored = [name for name in file.tensors if name not in ROPE_TENSORS and name not in kv_up]
+        behind = tuple(f"blk.{index}." for index in predicting_layers(file, config))
+        stored = [
+            name
+            for name in file.tensors
+            if name not in ROPE_TENSORS and name not in kv_up and not name.startswith(behind)
+        ]
         found = [_stored_tensor(file, name, config) for name in stored]
         self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
         if len(self._tensors) != sum(map(len, found)):
@@ -366,7 +374,7 @@ class GgufWeights:
         if name in self._split:
             self._read_split(self._split[name], out)
             return
-        if self._norm_offset and name.endswith("norm.weight"):
+        if self._norm_offset and name.endswith("norm.weight") and ".linear_attn." not in name:
             # The file holds offset + weight, which loses the weight's last digits in a type of 16 bits.
             exact = torch.empty_like(out, dtype=torch.float32)
             self._decode(name, exact)
@@ -376,12 +384,17 @@ class GgufWeights:
         if name.endswith(".A_log"):  # the file holds -exp of it
             out.copy_(torch.log(-out))
         self._order_rows(name, out)
+        for words, order in self._columns.items():
+            if words in name:
+                order(out.t())
 
     def part_rows(self, name: str, part: int) -> None:
         return None
 
     def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
+        if self._has_other_columns(name):
+            return None
         kind = self._file.tensors[self._tensors[name].stored].type
         if kind != "MXFP4":
             return kind, self._rows(name)
@@ -392,7 +405,7 @@ class GgufWeights:
     def _rows(self, name: str) -> Iterator[Tensor]:
         """Copies of some rows at a time, or of all where they change places; the file's pages go at once."""
         rows = self._data(name).reshape(self.shapes[name][0], -1)
-        is_ordered = any(part in name for part in self._interleaved)
+        is_ordered = any(part in name for part in self._orders)
         step = len(rows) if is_ordered else max(1, _PIECE // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS
         for first in range(0, len(rows), step):
             some = rows[first : first + step]
@@ -402,15 +415,15 @@ class GgufWeights:
             yield copied
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return the type and bytes of a stored tensor; None for one that is put together from two."""
-        if name in self._split:
+        """Return the type and bytes of a stored tensor; None for one that is put together from two or reordered."""
+        if name in self._split or self._has_other_columns(name):
             return None
         kind, num_bytes = self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
         return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix in blocks as numbers and scales; its rows are in the published order."""
-        if name in self._split or part is not None or len(self.shapes[name]) != 2:
+        if name in self._split or part is not None or len(self.shapes[name]) != 2 or self._has_other_columns(name):
             return None
         stored = self._tensors[name].stored
         return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
@@ -444,9 +457,13 @@ class GgufWeights:
         out.copy_(torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1))
 
     def _order_rows(self, name: str, rows: Tensor) -> None:
-        for part, num_heads in self._interleaved.items():
+        for part, order in self._orders.items():
             if part in name:
-                _deinterleave(rows, num_heads)
+                order(rows)
+
+    def _has_other_columns(self, name: str) -> bool:
+        """Return whether the inputs of a matrix have another order, which may cut its blocks."""
+        return any(part in name for part in self._columns)
 
     def _decode(self, name: str, out: Tensor) -> None:
         self._dequantise(self._data(name), self._tensors[name].stored, out)
@@ -511,11 +528,42 @@ def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str
     return {name: _StoredTensor((1, *shape) if is_vector else shape, stored)}
 
 
-def _interleaved_heads(config: ModelConfig) -> dict[str, int]:
-    """Return the name parts of tensors whose rows are permuted in GGUF files, with their numbers of heads."""
-    if not BY_NAME[config.family].permuted_gguf:
+Order = Callable[[Tensor], None]
+"""Puts rows in the order of the published tensor, in place."""
+
+
+def _row_orders(config: ModelConfig) -> dict[str, Order]:
+    """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it."""
+    if BY_NAME[config.family].permuted_gguf:
+        heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
+        return {part: partial(_deinterleave, num_heads=count) for part, count in heads.items()}
+    if (layer := _regrouped(config)) is None:
         return {}
-    return {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
+    untiled = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)
+    behind_keys = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads, first=2 * layer.key_width)
+    names = ("in_proj_z.", "in_proj_a.", "in_proj_b.", "A_log", "dt_bias")
+    orders: dict[str, Order] = {f".linear_attn.{name}": untiled for name in names}
+    return orders | {f".linear_attn.{name}.": behind_keys for name in ("in_proj_qkv", "conv1d")}
+
+
+def _column_orders(config: ModelConfig) -> dict[str, Order]:
+    """Return the same for matrices whose columns are permuted."""
+    if (layer := _regrouped(config)) is None:
+        return {}
+    return {".linear_attn.out_proj.": partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)}
+
+
+def _regrouped(config: ModelConfig) -> DeltaLayer | None:
+    """Return the gated delta nets of a model whose heads of values llama.cpp puts in another order."""
+    found = (layer.recurrent for layer in config.layers)
+    layer = next((each for each in found if isinstance(each, DeltaLayer)), None)
+    return None if layer is None or layer.num_heads == layer.num_key_heads else layer
+
+
+def _untile(rows: Tensor, groups: int, heads: int, first: int = 0) -> None:
+    """Put heads from the order 0 of each group, 1 of each group, ... into that of groups, in place, from a row on."""
+    tiled = rows[first:].reshape(heads // groups, groups, -1)
+    rows[first:] = tiled.transpose(0, 1).reshape(rows[first:].shape)
 
 
 def _deinterleave(rows: Tensor, num_heads: int) -> None:

@@ -1,13 +1,14 @@
 """Messages between the API and the engine process, by subject; users import them from here.
 
     to the engine:    TokenTexts, ForgetTokens, Submit, PrepareGrammar, Abort, LoadAdapter, UnloadAdapter, ListAdapters,
-                      TakeSnapshot, ResetCache, ReadKv, KvBlocks, Shutdown
+                      TakeSnapshot, ResetCache, ReadKv, KvBlocks, ReleaseSession, ExportSession, ImportSession, Shutdown
     from the engine:  Ready, then TokenOut, Done, Failed, AdapterChanged, Reply, Adapters, SnapshotTaken, Heartbeat,
-                      FetchKv, KvBlocks
+                      FetchKv, KvBlocks, SessionReply
 
 Every ``Submit`` ends in exactly one ``Done`` or ``Failed``; an ``Abort`` of a sequence that has ended is ignored.
 ``LoadAdapter``, ``UnloadAdapter`` and ``ResetCache`` are answered by ``Reply``, ``ListAdapters`` by ``Adapters``,
-``TakeSnapshot`` by ``SnapshotTaken``, ``FetchKv`` and ``ReadKv`` by ``KvBlocks``.
+``TakeSnapshot`` by ``SnapshotTaken``, ``FetchKv`` and ``ReadKv`` by ``KvBlocks``; ``ReleaseSession``,
+``ExportSession`` and ``ImportSession`` by ``SessionReply``, or ``Reply`` with their error.
 """
 
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
@@ -15,6 +16,7 @@ from .codec import Message, decode, encode
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
 from .kv_transfers import FetchKv, KvBlocks, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut, failure_of
+from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
 
 __all__ = [
@@ -22,10 +24,12 @@ __all__ = [
     "AdapterChanged",
     "Adapters",
     "Done",
+    "ExportSession",
     "Failed",
     "FetchKv",
     "ForgetTokens",
     "Heartbeat",
+    "ImportSession",
     "KvBlocks",
     "ListAdapters",
     "LoadAdapter",
@@ -33,8 +37,10 @@ __all__ = [
     "PrepareGrammar",
     "ReadKv",
     "Ready",
+    "ReleaseSession",
     "Reply",
     "ResetCache",
+    "SessionReply",
     "Shutdown",
     "SnapshotTaken",
     "Submit",

@@ -31,6 +31,7 @@ from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, 
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
 from .kv_transfers import FetchKv, KvBlocks, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut
+from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
 
 Message = (
@@ -57,6 +58,10 @@ Message = (
     | FetchKv
     | ReadKv
     | KvBlocks
+    | ReleaseSession
+    | ExportSession
+    | ImportSession
+    | SessionReply
 )
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)

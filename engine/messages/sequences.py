@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from ...grammar.thought_rules import ThoughtRules
 from ..errors import EngineError, GrammarRefused, RequestError
-from ..types import AllowedLogprobs, FinishReason, Logprob, Priority, SamplingParams, SequenceStats, Usage
+from ..types import (
+    SESSION_SECONDS,
+    AllowedLogprobs,
+    FinishReason,
+    Logprob,
+    Priority,
+    SamplingParams,
+    SequenceStats,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class Submit:
         cache_tenant: the tenant that may share its KV; "" is a tenant like any other.
         priority: its priority class in the queue.
         session: name of the tenant's session whose call it is; "" for none.
+        session_seconds: how long the session is kept after its end; 0 releases its KV.
         pin_seconds: how long its prompt is to be pinned, 0 for not at all.
         prefix_pins: beginnings of the prompt that are to be pinned: (tokens, seconds).
         reasoning: the thought before the answer, None where there is none or nothing depends on its end.
@@ -44,6 +54,7 @@ class Submit:
     cache_tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     session: str = ""
+    session_seconds: float = SESSION_SECONDS
     pin_seconds: float = 0.0
     prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None

@@ -10,6 +10,7 @@ modules of layers are quantised; the embedding, the head, norms and routers stay
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -250,13 +251,24 @@ def _write_weights(
                 tensors |= _written(name, tensor, scheme, group, largest) if name in modules else {name: tensor}
                 done += 1
                 report(done)
-        save_file(tensors, work / shard, metadata={"format": "pt"})
+        _save(tensors, work / shard)
         after += sum(tensor.nbytes for tensor in tensors.values())
         places |= dict.fromkeys(tensors, shard)
     if len(names) > 1:
         index = {"metadata": {"total_size": after}, "weight_map": places}
         (work / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return Quantised(len(modules), before, after)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a shard. Raises OSError."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # The package tells an error of the system in words alone.
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def _written(

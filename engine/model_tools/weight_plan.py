@@ -14,8 +14,9 @@ import torch
 
 from ...kernels import ops
 from ...kernels.collectives import Alone
+from ..checkpoint.families.recurrent import MambaLayer
 from ..checkpoint.gguf import GgufFile
-from ..checkpoint.model_config import ModelConfig
+from ..checkpoint.model_config import LayerConfig, ModelConfig
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..config import EngineConfig
 from ..executor.device import choose_device, choose_dtype, choose_kv_dtype
@@ -117,8 +118,18 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         ranks=size,
         kv_token_bytes=kv_page // config.block_size,
         kv_tokens=(config.num_gpu_blocks_override or pages) * config.block_size,
-        sums=2 * model.num_layers if size > 1 else 0,
+        sums=sum(map(_sums, model.layers)) if size > 1 else 0,
     )
+
+
+def _sums(layer: LayerConfig) -> int:
+    """Return how often a layer adds up parts of its results over the ranks."""
+    mixture = layer.mixture if layer.has_mlp else None
+    of_mlp = 0 if mixture is None else 1 + bool(mixture.latent_size and mixture.shared_size)
+    if layer.has_mlp and (mixture is None or mixture.is_beside_mlp):
+        of_mlp += 1
+    of_state = 0 if layer.recurrent is None else 1 + isinstance(layer.recurrent, MambaLayer)
+    return layer.has_attention + of_state + of_mlp
 
 
 def _others_head(shard: Shard, dtype: torch.dtype) -> int:

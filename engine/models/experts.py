@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import (
     ExpertActivation,
     ExpertWeights,
@@ -61,6 +62,8 @@ class Experts:
         activation: of gate and up, or "relu2" of up alone.
         weighs_input: the weights are factors of the experts' inputs (Llama 4), not of their results.
         latent: projections in front of the experts and behind their sum, or None.
+        added_over: the ranks that have some inner columns of each expert, whose results are added up together with
+            those of the shared expert (with ``latent`` each has a sum of its own); None for all columns.
     """
 
     router: Projection
@@ -72,6 +75,7 @@ class Experts:
     shared_gate: Projection | None
     weighs_input: bool
     latent: tuple[Projection, Projection] | None = None
+    added_over: Ranks | None = None
 
     def __call__(
         self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, routed: Tensor | None = None
@@ -89,9 +93,12 @@ class Experts:
         shared = None if self.shared is None else self.shared(x, lora)
         gate = None if self.shared_gate is None else self.shared_gate(x, lora, torch.float32)
         if self.latent is None:
-            return sum_experts(y, of_result, shared, gate)
-        y = self.latent[1](sum_experts(y, of_result), lora)
+            return self._added(sum_experts(y, of_result, shared, gate))
+        y = self.latent[1](self._added(sum_experts(y, of_result)), lora)
         return sum_experts(y, None, shared, gate)
+
+    def _added(self, y: Tensor) -> Tensor:
+        return y if self.added_over is None else self.added_over.add(y)
 
     def _activated(self, y: Tensor, weights: Tensor | None) -> Tensor:
         """[T, k, 2 I], or [T, k, I] without gates -> [T, k, I]."""

@@ -387,6 +387,7 @@ class LLM:
         grammar: GrammarSpec | None = None,
         adapter: str | None = None,
         session: str = "",
+        session_seconds: float | None = None,
         pin_seconds: float = 0.0,
         on_delta: Callable[[TextDelta], None] | None = None,
     ) -> RunningRequest:
@@ -395,6 +396,7 @@ class LLM:
         Args:
             tokens: the prompt.
             session: a name; the KV of the last request of this name is evicted from the prefix cache last.
+            session_seconds: how long that KV is kept so after the answer, 300 by default; 0 has it evicted first.
             pin_seconds: how long the prompt is pinned in the prefix cache.
             on_delta: called with each delta after the step that brought it, in ``step`` and in every other call that
                 steps. What it raises is raised by ``step``, once all deltas of the step have reached their requests.
@@ -404,7 +406,10 @@ class LLM:
         """
         [given] = self._engine.adapters.inputs(prompt_token_ids=[tokens], adapter=adapter)
         request = self._requests.request(given, params, CallOptions(stop, None, grammar))
-        request = given.adapter.model.limits.check(replace(request, session=session, pin_seconds=pin_seconds))
+        kept = replace(request, session=session, pin_seconds=pin_seconds)
+        if session_seconds is not None:
+            kept = replace(kept, session_seconds=session_seconds)
+        request = given.adapter.model.limits.check(kept)
         return self._engine.begin(given, request, self._requests.builder(given, request), on_delta)
 
     def begin_prompt(
@@ -494,6 +499,25 @@ class LLM:
 
     def _run_reads(self, inputs: Sequence[Input], params: Sequence[AnyParams]) -> list[RequestOutput]:
         return self._run(inputs, params, CallOptions(), False)
+
+    def prefetch(
+        self, prompts: PromptType | Sequence[PromptType], *, lora_request: LoRARequest | None = None
+    ) -> list[int]:
+        """Compute prompts before they are asked, or read their KV from the tiers, as far as it is not cached.
+
+        Returns:
+            For each prompt, the tokens of it that were cached before.
+
+        Raises:
+            RequestError: a prompt is out of bounds.
+        """
+        inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request)
+        outputs = self._run(inputs, SamplingParams(max_tokens=1, temperature=0.0), CallOptions(), False)
+        return [output.num_cached_tokens or 0 for output in outputs]
+
+    def release_session(self, session: str) -> bool:
+        """End a session of ``begin``: KV that only it has used is evicted first. False if none of it is kept."""
+        return self._engine.release_session(session)
 
     def save_prefix(
         self,

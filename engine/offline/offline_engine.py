@@ -254,6 +254,10 @@ class OfflineEngine:
         transfer.load(file, found[1])
         return saved
 
+    def release_session(self, session: str) -> bool:
+        """End a session. Returns whether it was held."""
+        return self.on_thread(lambda: self._core.sessions.release("", session))
+
     def reset_cache(self) -> None:
         """Remove all cached KV that no running request uses."""
         self.on_thread(self._core.reset_cache)

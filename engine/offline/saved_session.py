@@ -77,6 +77,7 @@ class SavedSession:
             priority=submit.priority,
             timeout=fields["timeout"],
             session=submit.session,
+            session_seconds=submit.session_seconds,
             pin_seconds=submit.pin_seconds,
             prefix_pins=submit.prefix_pins,
             reasoning=submit.reasoning,

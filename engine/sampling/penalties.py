@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ...kernels.layouts.logit_edits import Edits, Part, pack_edits
 from ...kernels.layouts.staging import to_device
-from ...kernels.sampling_ops import edit_logits, has_kernel
+from ...kernels.sampling_ops import edit_logits, has_kernel, mask_logits
 from ..batch import RowStart
 from ..types import SamplingParams
 from .draft_verify import SamplingPositions
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Words = npt.NDArray[np.int32]
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -83,7 +84,7 @@ class LogitEdits:
         self._biases: dict[int, tuple[Ints, Floats]] = {}
         self._counts: dict[int, TokenCounts] = {}
         self._stops: dict[int, Ints] = {}
-        self._allowed: dict[int, Ints] = {}
+        self._allowed: dict[int, Words] = {}  # masks of the rows that may draw only tokens that they name
         self._limited = np.zeros(max_num_seqs, bool)
         self._biased = np.zeros(max_num_seqs, bool)
         self._penalised = np.zeros(max_num_seqs, bool)
@@ -99,7 +100,7 @@ class LogitEdits:
         self._penalised[row] = params.needs_counts
         self._min_tokens[row] = params.min_tokens
         if params.allowed_token_ids:
-            self._allowed[row] = np.unique(np.asarray(params.allowed_token_ids, np.int64))
+            self._allowed[row] = _mask(params.allowed_token_ids, start.vocab_size or self._vocab_size)
         if params.logit_bias:
             self._biases[row] = _summed(params.logit_bias)
         if params.needs_counts:
@@ -117,7 +118,8 @@ class LogitEdits:
 
     def apply(self, logits: Tensor, positions: SamplingPositions) -> None:
         """Edit ``logits`` [S, V] of the positions in place."""
-        self._keep_allowed(logits, positions.row)
+        if (masks := self.allowed_masks(positions, logits.shape[1])) is not None:
+            mask_logits(logits, *(to_device(each, logits.device) for each in masks))
         if has_kernel(logits):
             edit_logits(logits, to_device(self.packed(positions), logits.device))
             return
@@ -125,12 +127,23 @@ class LogitEdits:
         self._penalise(logits, positions)
         self._ban_stops(logits, positions)
 
-    def limits(self, rows: Ints) -> bool:
-        """Return whether one of these rows may draw only tokens that it names."""
-        return bool(self._limited[rows].any())
+    def allowed_masks(self, positions: SamplingPositions, width: int) -> tuple[Ints, Words] | None:
+        """Return token masks of the positions that may draw only tokens that their rows name; None for none.
+
+        Returns:
+            Their lines among the positions, [G] int64, and [G, ceil(width / 32)] int32 as in ``DeviceMasks``.
+        """
+        lines = np.flatnonzero(self._limited[positions.row])
+        if not len(lines):
+            return None
+        words = np.zeros((len(lines), -(-width // 32)), np.int32)
+        for mask, row in zip(words, positions.row[lines].tolist(), strict=True):
+            allowed = self._allowed[row][: len(mask)]
+            mask[: len(allowed)] = allowed
+        return lines, words
 
     def packed(self, positions: SamplingPositions) -> Edits:
-        """Return the edits of the positions but those of rows that may draw only tokens that they name."""
+        """Return the edits of the positions but ``allowed_masks``."""
         rows = positions.row
         biases: list[Part] = [
             (index, *self._biases[int(rows[index])], None) for index in np.flatnonzero(self._biased[rows]).tolist()
@@ -148,15 +161,6 @@ class LogitEdits:
         if self._penalised[row]:
             for token in tokens:
                 self._counts[row].add(token)
-
-    def _keep_allowed(self, logits: Tensor, rows: Ints) -> None:
-        limited = np.flatnonzero(self._limited[rows])
-        if not len(limited):
-            return
-        index = _logit_index(limited, [self._allowed[row] for row in rows[limited].tolist()], logits.device)
-        kept = logits[index]
-        logits[to_device(limited, logits.device)] = -torch.inf
-        logits[index] = kept
 
     def _add_biases(self, logits: Tensor, rows: Ints) -> None:
         biased = np.flatnonzero(self._biased[rows])
@@ -183,6 +187,13 @@ class LogitEdits:
         if len(early):
             stops = [self._stops[row] for row in positions.row[early].tolist()]
             logits[_logit_index(early, stops, logits.device)] = -torch.inf
+
+
+def _mask(tokens: Sequence[int], vocab_size: int) -> Words:
+    """Return the mask of these tokens, [ceil(vocab_size / 32)] int32."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[np.asarray(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _summed(biases: tuple[tuple[int, float], ...]) -> tuple[Ints, Floats]:

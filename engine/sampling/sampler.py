@@ -29,7 +29,7 @@ from .allowed_logprobs import AllowedDrawing
 from .draft_verify import Drawn, SamplingPositions, accept_drafts, sampling_positions
 from .limited_draw import LimitedLines
 from .logprobs import logprob_columns, named_columns, to_logprob
-from .penalties import LogitEdits
+from .penalties import LogitEdits, Words
 from .top_k_top_p import draw_any, draw_kept, exponentials, num_noise, pad, row_slices, uniforms
 
 Ints = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ class Drawing:
 
     positions: SamplingPositions
     tokens: Tensor | None = None
-    _copy: HostCopy | None = None  # of the tokens, or of ``Sampler._with_logprobs`` if any logprobs are wanted
+    _copy: HostCopy | None = None  # of the tokens, or of ``scored_tokens`` if any logprobs are wanted
     _num_logprobs: Sequence[int] = ()  # wanted at each position, -1 for none; empty if no row wants any
     _redraw: Callable[[list[int]], _Redrawn] | None = None  # replaces tokens after which no end fits
     _allowed: AllowedDrawing | None = None
@@ -159,16 +159,21 @@ class Sampler:
         is_greedy = not (self._rows["temperature"][positions.row] > 0).any()
         return is_greedy and not self._wants_logprobs(positions) and not self._has_edits(positions)
 
-    def only_draws(self, positions: SamplingPositions) -> bool:
-        """Return whether ``draw`` only masks, makes ``edits`` and draws: no logprobs, no rows limited to tokens."""
-        return (
-            not self._wants_logprobs(positions)
-            and self._allowed_rows.isdisjoint(positions.row.tolist())
-            and not self._edits.limits(positions.row)
-        )
+    def is_usual(self, positions: SamplingPositions) -> bool:
+        """Return whether no position wants logprobs of tokens that its row names, or of all that its mask allows."""
+        rows = set(positions.row.tolist())
+        return rows.isdisjoint(self._names) and rows.isdisjoint(self._allowed_rows)
+
+    def num_logprobs(self, positions: SamplingPositions) -> list[int]:
+        """Return the top logprobs wanted at each position, -1 for not even the token's; empty if none wants any."""
+        return self._rows["num_logprobs"][positions.row].tolist() if self._wants_logprobs(positions) else []
+
+    def allowed_masks(self, positions: SamplingPositions, width: int) -> tuple[Ints, Words] | None:
+        """Return masks of the positions whose rows name the tokens that they may draw, as ``LogitEdits`` has them."""
+        return self._edits.allowed_masks(positions, width)
 
     def edits(self, positions: SamplingPositions) -> Edits | None:
-        """Return the edits of single logits of these positions; None if there are none."""
+        """Return the edits of these positions but ``allowed_masks``; None if there are none."""
         return self._edits.packed(positions) if self._has_edits(positions) else None
 
     def _wants_logprobs(self, positions: SamplingPositions) -> bool:
@@ -356,7 +361,7 @@ class Sampler:
                 found = named_columns(some, tokens, to_device(names, self._device))
             columns[index, : 2 + width] = found[:, : 2 + width]
             columns[index, 2 + held : 2 + held + width] = found[:, 2 + width :]
-        return torch.cat([drawn.double()[:, None], columns], dim=1)
+        return scored_tokens(drawn, columns)
 
     def _padded_names(self, rows: Ints) -> Ints:
         """[n, m] int64, the names of each row, followed by 0 where another row has more."""
@@ -365,6 +370,11 @@ class Sampler:
         for line, each in zip(padded, names, strict=True):
             line[: len(each)] = each
         return padded
+
+
+def scored_tokens(drawn: Tensor, columns: Tensor) -> Tensor:
+    """[S, 1 + n] float64: tokens [S] and the ``logprob_columns`` [S, n] of each, as a ``Drawing`` reads them."""
+    return torch.cat([drawn.double()[:, None], columns], dim=1)
 
 
 def _are_ranked(params: Params) -> Bools:

@@ -7,7 +7,8 @@ ordinary pages, then those of sessions; prompts pinned by request go after the p
 Both are bounded, so that one tenant cannot push out all that others have in the cache::
 
     sessions    4,096, with half of the pool; beyond it the tenant with the most of them loses its oldest. A call that
-                takes more alone is not pinned
+                takes more alone is not pinned. Of a tenant, 256 with a quarter of the pool may be kept for longer than
+                ``SESSION_SECONDS``; a call beyond it is kept for that time
     prompts     256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left.
                 Several beginnings of one prompt may be pinned, each for a time of its own
 """
@@ -15,15 +16,17 @@ Both are bounded, so that one tenant cannot push out all that others have in the
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...radix.namespace import Path
 from ...radix.soft_pins import PinKind, SoftPin
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.sequence import Sequence
+from ..types import SESSION_SECONDS
 
-SESSION_SECONDS = 300.0
 MAX_SESSIONS = 4096
 SESSIONS_SHARE = 0.5
 MAX_PINS = 256
@@ -39,6 +42,13 @@ class _TimedPin:
     until: float
 
 
+@dataclass(slots=True, eq=False)
+class _HeldSession(_TimedPin):
+    """A session between two calls, and the namespaces of its last one."""
+
+    path: Path
+
+
 class SessionPins:
     """Soft pins of sessions and prompts. Written by ``Scheduler``.
 
@@ -50,15 +60,23 @@ class SessionPins:
     def __init__(self, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
         self._clock = clock
-        self._sessions: OrderedDict[tuple[str, str], _TimedPin] = OrderedDict()  # by tenant and name, in order of use
+        self._sessions: OrderedDict[tuple[str, str], _HeldSession] = (
+            OrderedDict()
+        )  # by tenant and name, in order of use
         self._num_sessions: Counter[str] = Counter()
+        self._retained: dict[str, dict[str, SoftPin]] = {}  # by tenant and name, of sessions kept for longer
         self._prompts: dict[str, list[_TimedPin]] = {}  # by tenant
         self._next_end = float("inf")  # of a pinned prompt
+        self._next_session_end = float("inf")
 
     def add(self, sequence: Sequence) -> int:
         """Pin what a finished sequence asks for; its pages have just been released. Returns prompt tokens pinned."""
-        if sequence.spec.session:
-            self._pin_session(sequence)
+        if sequence.spec.session and sequence.spec.session_seconds:
+            name = sequence.spec.tenant, sequence.spec.session
+            self.hold(*name, sequence.path, sequence.tokens, sequence.spec.session_seconds)
+        elif sequence.spec.session:
+            self.release(sequence.spec.tenant, sequence.spec.session)
+            self._cache.demote(sequence.path, sequence.tokens)
         ends: dict[int, float] = {}  # by whole pages, as those that end on the same page are one
         for num_tokens, seconds in sequence.spec.pins:
             num_pages = num_tokens // self._cache.page_size
@@ -69,11 +87,36 @@ class SessionPins:
     def expire(self) -> None:
         """End the pins whose time is up. O(1) if there are none."""
         now = self._clock()
-        while self._sessions and next(iter(self._sessions.values())).until <= now:
-            self._end_session(next(iter(self._sessions)))
+        if self._next_session_end <= now:
+            for name in [name for name, each in self._sessions.items() if each.until <= now]:
+                self._end_session(name)
+            self._next_session_end = min((each.until for each in self._sessions.values()), default=float("inf"))
         if self._next_end <= now:
             for tenant in tuple(self._prompts):
                 self._end_prompts(tenant, [each for each in self._prompts[tenant] if each.until <= now])
+
+    def release(self, tenant: str, session: str) -> bool:
+        """End a session: what only it has used is evicted first among its tenant's pages. False if it is not held."""
+        held = self._sessions.get((tenant, session))
+        if held is None:
+            return False
+        node = held.pin.node
+        self._end_session((tenant, session))
+        if node is not None:
+            self._cache.demote_node(node)
+        return True
+
+    def find(self, tenant: str, session: str) -> tuple[Path, array[int]] | None:
+        """Return namespaces and tokens of what a session holds; None where it is not held."""
+        held = self._sessions.get((tenant, session))
+        if held is None or held.pin.node is None:
+            return None
+        return held.path, self._cache.tokens_to(held.pin.node)
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Tenant and name of each session that is held, the least recently used first."""
+        return list(self._sessions)
 
     def stats(self) -> dict[str, float]:
         """Return gauges for metrics, as of now."""
@@ -85,27 +128,49 @@ class SessionPins:
             "pages_pinned": self._cache.num_pinned(PinKind.PIN),
         }
 
-    def _pin_session(self, sequence: Sequence) -> None:
-        """Pin all that a sequence has computed, in place of the last call of its session."""
-        name = sequence.spec.tenant, sequence.spec.session
+    def hold(self, tenant: str, session: str, path: Path, tokens: array[int], seconds: float = SESSION_SECONDS) -> None:
+        """Pin what is cached of the tokens of a session's last call, in place of the call before.
+
+        Args:
+            seconds: for which the session asks; it has ``SESSION_SECONDS`` at most beyond its tenant's share.
+        """
+        name = tenant, session
         if name in self._sessions:
             self._end_session(name)
         most = SESSIONS_SHARE * self._cache.num_pages
-        if sequence.num_tokens > most * self._cache.page_size:
+        if len(tokens) > most * self._cache.page_size:
             return
-        pin = self._cache.pin(sequence.path, sequence.tokens, sequence.num_tokens, PinKind.SESSION)
+        pin = self._cache.pin(path, tokens, len(tokens), PinKind.SESSION)
         if pin is None:
             return
-        self._sessions[name] = _TimedPin(pin, self._clock() + SESSION_SECONDS)
-        self._num_sessions[sequence.spec.tenant] += 1
+        if seconds > SESSION_SECONDS and not self._retain(*name, pin):
+            seconds = SESSION_SECONDS
+        self._sessions[name] = held = _HeldSession(pin, self._clock() + seconds, path)
+        self._next_session_end = min(self._next_session_end, held.until)
+        self._num_sessions[tenant] += 1
         while len(self._sessions) > 1 and (
             len(self._sessions) > MAX_SESSIONS or self._cache.num_pinned(PinKind.SESSION) > most
         ):
-            tenant = max(self._num_sessions, key=self._num_sessions.__getitem__)
-            self._end_session(next(name for name in self._sessions if name[0] == tenant))
+            largest = max(self._num_sessions, key=self._num_sessions.__getitem__)
+            self._end_session(next(name for name in self._sessions if name[0] == largest))
+
+    def _retain(self, tenant: str, session: str, pin: SoftPin) -> bool:
+        """Note a session that is kept for longer. False if that is more than its tenant's share."""
+        own = self._retained.setdefault(tenant, {})
+        num_pages = sum(self._cache.pinned_nodes([*own.values(), pin]).values())
+        fits = len(own) < MAX_PINS and num_pages <= TENANT_SHARE * self._cache.num_pages
+        if fits:
+            own[session] = pin
+        elif not own:
+            del self._retained[tenant]
+        return fits
 
     def _end_session(self, name: tuple[str, str]) -> None:
         self._cache.unpin(self._sessions.pop(name).pin)
+        if own := self._retained.get(name[0]):
+            own.pop(name[1], None)
+            if not own:
+                del self._retained[name[0]]
         self._num_sessions[name[0]] -= 1
         if not self._num_sessions[name[0]]:
             del self._num_sessions[name[0]]

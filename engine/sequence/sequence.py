@@ -8,7 +8,7 @@ from enum import Enum
 
 from ...radix.namespace import ENDLESS, Path
 from ..kv_cache.prefix_cache import Lease
-from ..types import Priority, SamplingParams, Usage
+from ..types import SESSION_SECONDS, Priority, SamplingParams, Usage
 from .guarded_matcher import GuardedMatcher
 
 
@@ -35,6 +35,7 @@ class SequenceSpec:
         vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
         tenant: whose share of the engine it uses.
         session: the session whose call it is, "" for none.
+        session_seconds: how long it is kept after this call; 0 releases its KV.
         pins: beginnings of its prompt that are to be pinned: (tokens, seconds), 0 for not at all.
         pooled_from: position of the first token whose hidden state is pooled with those of all later ones; ``ENDLESS``
             where that of the last token alone is read.
@@ -50,6 +51,7 @@ class SequenceSpec:
     vocab_size: int = 0
     tenant: str = ""
     session: str = ""
+    session_seconds: float = SESSION_SECONDS
     pins: tuple[tuple[int, float], ...] = ()
     pooled_from: int = ENDLESS
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError, quoted
+from ..whole_file import write_whole
 from .calibration import Calibration
 from .label_shares import LabelShares
 
@@ -54,15 +53,7 @@ def write_calibration(folder: Path, name: str, content: CalibrationFile) -> Path
     target = folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                os.fchmod(handle, 0o644)
-                file.write(json.dumps(content.to_json(), allow_nan=False) + "\n")
-            os.replace(made, target)
-        except OSError:
-            os.unlink(made)
-            raise
+        write_whole(target, (json.dumps(content.to_json(), allow_nan=False) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"--calibration-dir: {target} cannot be written: {error.strerror}.") from error
     return target

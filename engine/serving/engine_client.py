@@ -25,9 +25,11 @@ from ..messages import (
     Abort,
     AdapterChanged,
     Adapters,
+    ExportSession,
     Failed,
     ForgetTokens,
     Heartbeat,
+    ImportSession,
     KvBlocks,
     ListAdapters,
     LoadAdapter,
@@ -35,8 +37,10 @@ from ..messages import (
     PrepareGrammar,
     ReadKv,
     Ready,
+    ReleaseSession,
     Reply,
     ResetCache,
+    SessionReply,
     Shutdown,
     SnapshotTaken,
     Submit,
@@ -57,9 +61,18 @@ from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT, Watchdog
 SOCKET_BUFFER = 4 << 20
 """Bytes of a channel's send buffer."""
 
-Call = LoadAdapter | UnloadAdapter | ListAdapters | ResetCache | TakeSnapshot
-CallReply = Reply | Adapters | SnapshotTaken
-_REPLIES = (Reply, Adapters, SnapshotTaken)
+Call = (
+    LoadAdapter
+    | UnloadAdapter
+    | ListAdapters
+    | ResetCache
+    | TakeSnapshot
+    | ReleaseSession
+    | ExportSession
+    | ImportSession
+)
+CallReply = Reply | Adapters | SnapshotTaken | SessionReply
+_REPLIES = (Reply, Adapters, SnapshotTaken, SessionReply)
 
 
 class EngineClient(asyncio.Protocol):
@@ -221,6 +234,26 @@ class EngineClient(asyncio.Protocol):
     async def reset_cache(self) -> None:
         """Remove all cached KV that no running sequence uses, of all tiers. Raises EngineDead as above."""
         await self._call(ResetCache(next(self._call_ids)))
+
+    async def release_session(self, tenant: str, session: str) -> bool:
+        """End a tenant's session, whose KV is evicted first. Returns whether it was held. Raises EngineDead."""
+        reply = await self._call(ReleaseSession(next(self._call_ids), tenant, session))
+        return isinstance(reply, SessionReply) and reply.count > 0
+
+    async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
+        """Return the tokens whose KV a session holds, and its file; 0 and nothing where it is not held.
+
+        Raises:
+            RequestError: the KV of this model cannot be kept elsewhere, or the file would be too large.
+            EngineDead: as above.
+        """
+        reply = await self._call(ExportSession(next(self._call_ids), tenant, session))
+        return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
+
+    async def import_session(self, data: bytes) -> int:
+        """Take a session from a file. Returns the tokens that are cached, 0 where it is no match. Raises as above."""
+        reply = await self._call(ImportSession(next(self._call_ids), data))
+        return reply.count if isinstance(reply, SessionReply) else 0
 
     def kill(self) -> None:
         """Kill a process that hangs. Does nothing if it has ended."""

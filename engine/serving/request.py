@@ -25,6 +25,7 @@ from ..types import (
     MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
     MIN_SEED,
+    SESSION_SECONDS,
     Priority,
     SamplingParams,
 )
@@ -68,6 +69,7 @@ class TextRequest:
         priority: priority class.
         timeout: seconds after which the request ends, waiting or running; None: never.
         session: name of the tenant's session, whose next call continues this one; "" for none.
+        session_seconds: how long the session's KV is kept after the answer; 0 releases it.
         pin_seconds: how long the prompt is pinned in the prefix cache, 0 for no pin.
         prefix_pins: beginnings of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
         reasoning: the thought before the answer, where it has a budget or a grammar after it; else None.
@@ -89,6 +91,7 @@ class TextRequest:
     priority: Priority = Priority.INTERACTIVE
     timeout: float | None = None
     session: str = ""
+    session_seconds: float = SESSION_SECONDS
     pin_seconds: float = 0.0
     prefix_pins: tuple[tuple[int, float], ...] = ()
     reasoning: ThoughtRules | None = None
@@ -111,6 +114,7 @@ class TextRequest:
                 cache_tenant=self.cache_tenant,
                 priority=self.priority,
                 session=self.session,
+                session_seconds=self.session_seconds,
                 pin_seconds=self.pin_seconds,
                 prefix_pins=self.prefix_pins,
                 reasoning=self.reasoning,
@@ -150,6 +154,7 @@ class RequestLimits:
         self.check_room("max_tokens", params.max_tokens, num_prompt)
         _check_number("n", request.n, int, 1, MAX_N)
         _check_number("timeout", request.timeout, float, 0, MAX_TIMEOUT)
+        _check_number("session_seconds", request.session_seconds, float, 0, MAX_PIN_SECONDS)
         _check_number("pin_seconds", request.pin_seconds, float, 0, MAX_PIN_SECONDS)
         _check_count("prefix_pins", request.prefix_pins, MAX_PREFIX_PINS)
         for num_tokens, seconds in request.prefix_pins:

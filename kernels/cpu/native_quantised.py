@@ -26,6 +26,16 @@ _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
+_SUPER_SIZES: Final = {
+    Format.SUPER_NIBBLES: (4, 10),
+    Format.SUPER_BYTES: (8, 9),
+    Format.SUPER_5_BITS: (5, 10),
+    Format.SUPER_3_BITS: (3, 9),
+    Format.SUPER_2_BITS: (2, 10),
+    Format.SUPER_TABLE: (4, 5),
+}
+"""Bits of a number as it is packed, and halves of 16 bits of a super-block's scales."""
+
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
@@ -79,15 +89,15 @@ class QuantisedKernels:
     def pack_super_blocks(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """The same of [n, K / 256, 144 or 210]; raises ValueError for a factor that is not finite.
+        """The same of [n, K / 256, bytes of a super-block]; raises ValueError for a factor that is not finite.
 
         Args:
             planes: 0, or 1 for rows of x in 8 bits.
         """
         columns, supers = shape
-        is_nibbles = form is Format.SUPER_NIBBLES
-        weight, scales = self._empty_panels(shape, *((10, 32) if is_nibbles else (9, 64)))
-        if not self._packs_all(self._pack_super_blocks, pieces, shape, is_nibbles, weight, scales):
+        bits, halves = _SUPER_SIZES[form]
+        weight, scales = self._empty_panels(shape, halves, bits * SUPER_BLOCK // (8 * _WORD))
+        if not self._packs_all(self._pack_super_blocks, pieces, shape, form, weight, scales):
             raise ValueError("a super-block has a factor that is infinite or not a number")
         if not planes:
             form = self._arrange(weight, scales, form)
@@ -95,12 +105,13 @@ class QuantisedKernels:
 
     def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
         """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
-        if not self.arranges or form in (Format.TABLE, Format.FLOAT4):
+        arranged = form.arranged
+        if not self.arranges or arranged is None:
             return form
         words = BLOCK // _WORD // (1 if form in (Format.BYTES, Format.SUPER_BYTES) else 2)
         settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)
         self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), scales.data_ptr(), *settings))
-        return form.arranged
+        return arranged
 
     def with_widened(
         self, layer: QuantisedLinear, dtype: torch.dtype, bias: Tensor | None, few_rows: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .staging import refill
@@ -94,6 +95,7 @@ class SlotTable:
         num_slots: slots, all empty at first.
         dtype: of the factors and of x.
         device: of the factors.
+        rows: memory for the attribute, zeros; None to allocate some.
 
     Attributes:
         rows: [num_slots, ROW_FIELDS] int64 on the device, addresses and ranks of each slot; never moved.
@@ -106,6 +108,7 @@ class SlotTable:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+        rows: Tensor | None = None,
     ) -> None:
         if not 1 <= len(sizes) <= MOST_MODULES:
             raise ValueError(f"a projection has 1 to {MOST_MODULES} modules, not {len(sizes)}")
@@ -113,7 +116,7 @@ class SlotTable:
         self.width = width
         self.dtype = dtype
         self.factors: list[Factors | None] = [None] * num_slots
-        self.rows = torch.zeros(num_slots, ROW_FIELDS, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(num_slots, ROW_FIELDS, dtype=torch.int64, device=device) if rows is None else rows
         self._reserved = 0
 
     @property
@@ -140,16 +143,20 @@ class SlotTable:
         Raises:
             ValueError: shapes or types do not fit this projection.
         """
-        self.put_run(slot, [factors])
+        refill(self.rows[slot : slot + 1], self.hold(slot, [factors]))
 
-    def put_run(self, first: int, factors: Sequence[Factors | None]) -> None:
-        """``put`` for adjacent slots from ``first`` on, with one copy to the device."""
+    def hold(self, first: int, factors: Sequence[Factors | None]) -> NDArray[np.int64]:
+        """Keep the factors of adjacent slots from ``first`` on.
+
+        Returns:
+            [n, ROW_FIELDS], to be written to ``rows`` from ``first`` on before a step uses them.
+        """
         for each in factors:
             if each is not None:
                 self._check(each)
         end = first + len(factors)
         self.factors[first:end] = factors
-        refill(self.rows[first:end], np.array([_table_row(each) for each in factors]))
+        return np.array([_table_row(each) for each in factors], np.int64)
 
     def _check(self, factors: Factors) -> None:
         total = sum(factors.ranks)

@@ -71,6 +71,10 @@ class Format(IntEnum):
     FLOAT8: rows, ``d * q`` with q in E4M3, d in fp32 for all inputs or each 128 of them, rounded to the type of x.
     TABLE: as SYMMETRIC, ``d * t[q]``, t the sixteen integers of GGUF's IQ4_NL.
     FLOAT4: the same, t twice the numbers of E2M1 (MXFP4).
+    SUPER_5_BITS: as SUPER_NIBBLES, with q of 5 bits (GGUF's Q5_K).
+    SUPER_3_BITS: blocks of 16 in super-blocks of 256, ``(d * s) * (q - 4)`` with q of 3 bits (GGUF's Q3_K).
+    SUPER_2_BITS: the same, ``(d * s) * q - e * t`` with q of 2 bits (GGUF's Q2_K).
+    SUPER_TABLE: blocks of 32 in super-blocks of 256, ``(d * s) * t[q]`` with TABLE's integers (GGUF's IQ4_XS).
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
         for products of few rows by AMX.
 
@@ -96,16 +100,15 @@ class Format(IntEnum):
     FLOAT8 = 14
     TABLE = 15
     FLOAT4 = 16
+    SUPER_5_BITS = 17
+    SUPER_3_BITS = 18
+    SUPER_2_BITS = 19
+    SUPER_TABLE = 20
 
     @property
     def description(self) -> str:
         """The format in a few words for a log line."""
-        if self is Format.FLOAT8:
-            return "FP8"
-        if self in (Format.TABLE, Format.FLOAT4):
-            return "4-bit blocks"
-        blocks = ("4-bit blocks", "8-bit blocks", "8 bits (x too)", "8 bits")
-        return (*blocks, "4-bit super-blocks", "6-bit super-blocks", "4-bit blocks", "4-bit blocks")[self.unarranged]
+        return _DESCRIPTIONS[self.unarranged]
 
     @property
     def unarranged(self) -> Format:
@@ -113,9 +116,9 @@ class Format(IntEnum):
         return {arranged: form for form, arranged in _ARRANGED.items()}.get(self, self)
 
     @property
-    def arranged(self) -> Format:
-        """The format of the same numbers in blocks, arranged for AMX. Raises KeyError for one without blocks."""
-        return _ARRANGED[self]
+    def arranged(self) -> Format | None:
+        """The format of the same numbers, arranged for AMX; None where there is none."""
+        return _ARRANGED.get(self)
 
 
 _ARRANGED: Final = {
@@ -125,6 +128,23 @@ _ARRANGED: Final = {
     Format.SUPER_BYTES: Format.SUPER_BYTE_ROWS,
     Format.SYMMETRIC: Format.SYMMETRIC_ROWS,
     Format.ZERO_POINTS: Format.ZERO_POINT_ROWS,
+}
+_DESCRIPTIONS: Final = {
+    Format.NIBBLES: "4-bit blocks",
+    Format.BYTES: "8-bit blocks",
+    Format.CHANNELS: "8 bits (x too)",
+    Format.WIDENED: "8 bits",
+    Format.SUPER_NIBBLES: "4-bit super-blocks",
+    Format.SUPER_BYTES: "6-bit super-blocks",
+    Format.SYMMETRIC: "4-bit blocks",
+    Format.ZERO_POINTS: "4-bit blocks",
+    Format.FLOAT8: "FP8",
+    Format.TABLE: "4-bit blocks",
+    Format.FLOAT4: "4-bit blocks",
+    Format.SUPER_5_BITS: "5-bit super-blocks",
+    Format.SUPER_3_BITS: "3-bit super-blocks",
+    Format.SUPER_2_BITS: "2-bit super-blocks",
+    Format.SUPER_TABLE: "4-bit super-blocks",
 }
 
 

@@ -43,9 +43,14 @@ class OwnRows:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows."""
+        return self.tensor.nbytes
+
+    @property
+    def tensor(self) -> Tensor:
+        """The rows, packed if they are a head's."""
         tensor = self.rows if self.packed is None else self.packed.weight
         assert tensor is not None
-        return tensor.nbytes
+        return tensor
 
     def to(self, device: torch.device) -> OwnRows:
         """Copy to a device, without waiting."""
@@ -119,9 +124,19 @@ class OwnWeights:
     @property
     def num_bytes(self) -> int:
         """Memory of all of them."""
-        norms = (each for norm in self.norms.values() for each in (norm.weight, norm.bias) if each is not None)
         score = 0 if self.score is None else self.score.nbytes
-        return score + sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in norms)
+        return score + sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in self._of_norms)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        ids = (part.ids for part in (self.embedding, self.head) if part is not None)
+        found = (*(own.tensor for own in self.matrices), *ids, *self._of_norms, self.score)
+        return [each for each in found if each is not None]
+
+    @property
+    def _of_norms(self) -> list[Tensor]:
+        return [each for norm in self.norms.values() for each in (norm.weight, norm.bias) if each is not None]
 
     @property
     def has_matrix(self) -> bool:

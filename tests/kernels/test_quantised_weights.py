@@ -29,9 +29,10 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
-WIDENED_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "U4_ZERO_POINT", "IQ4_NL", "E2M1"]
+SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS"]
+WIDENED_BLOCKS: list[quantised_weights.BlockType] = [*SUPER_BLOCKS, "U4_ZERO_POINT", "IQ4_NL", "E2M1"]
+FACTORS = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "Q3_K": (108, 110), "Q2_K": (80, 84)}
 TWICE_E2M1 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
-SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K"]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
@@ -56,7 +57,7 @@ def random_blocks(
     """The same of random bytes, for types that the package does not quantise to too; factors are of the order of 1."""
     values, size = quantised_weights.BLOCK_SIZES[block_type]
     raw = torch.randint(256, (columns, width // values, size), dtype=torch.uint8, generator=generator(seed))
-    halves = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q6_K": (208, 210)}.get(block_type, (0, 2))
+    halves = FACTORS.get(block_type, (0, 2))
     factors = randn(seed + 1, columns, width // values, (halves[1] - halves[0]) // 2).half()
     factors[1::5] *= torch.randint(2, factors[1::5].shape, generator=generator(seed + 2))  # some are 0 or -0
     factors[2::5] *= 2.0**-18  # some have no leading digit
@@ -224,6 +225,13 @@ def test_both_forms_on_more_threads_and_in_the_other_type(block_type, dtype):
             ops.set_threads(threads)
             assert torch.equal(ops.linear(x[:count], layer), ops.linear(x[:count], plain))
             assert torch.equal(ops.gated_linear(x[:count], layer, "relu2"), ops.gated_linear(x[:count], plain, "relu2"))
+
+
+@pytest.mark.parametrize("block_type", [name for name in BLOCKS + WIDENED_BLOCKS if name != "Q6_K"])
+def test_blocks_take_what_they_take_in_the_file(block_type):
+    raw, _ = random_blocks(block_type, 7, 64, 512)
+    packed = quantised_weights.pack_blocks(raw, block_type, widened=True)
+    assert packed.weight.nbytes + packed.scales.nbytes <= 1.08 * raw.nbytes
 
 
 def test_a_flushed_weight_is_the_same():
@@ -401,10 +409,14 @@ def test_refusals():
     raw[2, 1] = 0x7C  # infinity
     with pytest.raises(ValueError, match="infinite or not a number"):
         quantised_weights.pack_blocks(raw, "Q8_0", dynamic=False)
+    for name in SUPER_BLOCKS:
+        first, end = FACTORS.get(name, (0, 2))
+        for at in range(first + 1, end, 2):
+            raw = torch.zeros(4, quantised_weights.BLOCK_SIZES[name][1], dtype=torch.uint8)
+            raw[2, at] = 0x7C
+            with pytest.raises(ValueError, match="a super-block has a factor that is infinite"):
+                quantised_weights.pack_blocks(raw, name, widened=True)
     raw = torch.zeros(4, 210, dtype=torch.uint8)
-    raw[2, 209] = 0x7C
-    with pytest.raises(ValueError, match="a super-block has a factor that is infinite"):
-        quantised_weights.pack_blocks(raw, "Q6_K", widened=True)
     with pytest.raises(ValueError, match="Q6_K blocks and such rows of x are not computed"):
         quantised_weights.pack_blocks(raw, "Q6_K")
     with pytest.raises(ValueError, match="not both"):

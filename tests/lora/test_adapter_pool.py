@@ -29,10 +29,12 @@ from support.models.lora_folders import (
     write_folder,
 )
 
+from rootgraft.kernels.side_stream import SideMark, SideStream
 from rootgraft.lora.adapter_pool import AdapterPool, LoadResult
 from rootgraft.lora.base_projections import BaseLayout
 from rootgraft.lora.device_slots import WAIT
 from rootgraft.lora.errors import AdapterError, AdapterLimit
+from rootgraft.lora.lora_step import AdapterBank
 from rootgraft.lora.prepare_factors import PreparedAdapter
 from rootgraft.lora.read_adapter import AdapterReader
 from rootgraft.lora.registry import AdapterVersion
@@ -79,9 +81,9 @@ def adapters(reader: GatedReader) -> Iterator[AdapterPool]:
 
 
 @contextmanager
-def pool(reader: GatedReader, **options: int) -> Iterator[AdapterPool]:
+def pool(reader: GatedReader, **options: Any) -> Iterator[AdapterPool]:
     fields = {"max_loras": 2, "max_adapters": 20, "max_cpu_bytes": 1 << 20, "patience": 5, **options}
-    made = AdapterPool(reader, **fields)  # type: ignore[arg-type]
+    made = AdapterPool(reader, **fields)
     try:
         yield made
     finally:
@@ -155,6 +157,70 @@ def test_replace_under_running_sequences(adapters, tmp_path):
     torch.testing.assert_close(contribution(adapters, new_slot), expected(2, 3))
     assert adapters.bank.step(np.array([old_slot], np.int32)) is None
     adapters.slots.release(new_slot)
+
+
+class SlowSide(SideStream):
+    """A device whose copies end when ``open`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.open, self.marks = False, 0
+
+    def mark(self) -> Any:
+        self.marks += 1
+        return SlowMark(self)
+
+
+class SlowMark(SideMark):
+    def __init__(self, side: SlowSide) -> None:
+        super().__init__(None)
+        self.side = side
+
+    @property
+    def is_reached(self) -> bool:
+        return self.side.open
+
+
+def test_a_slot_waits_for_its_copy_and_steps_go_on(reader, tmp_path):
+    """An adapter is in its slot when its copy has ended; until then it stays in host memory, whatever that may hold."""
+    side = SlowSide()
+    bank = AdapterBank(reader.layout, 2, side)
+    with pool(reader, bank=bank, max_cpu_bytes=1) as adapters:
+        version = loaded(adapters, "a", folder(tmp_path / "1", seed=1))
+        assert adapters.slots.acquire(version.load_id) == WAIT
+        loaded(adapters, "b", folder(tmp_path / "2", seed=2))
+        assert version.digest in adapters.cache, "it is read while it is copied"
+        for _ in range(3):
+            adapters.poll()
+            assert adapters.slots.acquire(version.load_id) == WAIT
+        assert side.marks == 1, "it is copied once"
+        side.open = True
+        adapters.poll()
+        slot = adapters.slots.acquire(version.load_id)
+        torch.testing.assert_close(contribution(adapters, slot), expected(1))
+        assert not bank._arriving
+        adapters.slots.release(slot)
+
+
+def test_a_copy_that_nobody_waits_for_is_dropped(reader, tmp_path):
+    """Its adapter was unloaded, or the engine began anew."""
+    side = SlowSide()
+    bank = AdapterBank(reader.layout, 2, side)
+    with pool(reader, bank=bank) as adapters:
+        first = loaded(adapters, "a", folder(tmp_path / "1", seed=1))
+        second = loaded(adapters, "b", folder(tmp_path / "2", seed=2))
+        assert [adapters.slots.acquire(each.load_id) for each in (first, second)] == [WAIT, WAIT]
+        assert len(bank._arriving) == 2
+        adapters.unload("a")
+        adapters.take_ended()
+        assert list(bank._arriving) == [second.digest] and first.digest not in adapters.cache
+        adapters.slots.clear()
+        adapters.poll()
+        assert not bank._arriving
+        side.open = True
+        slot = held(adapters, second)
+        torch.testing.assert_close(contribution(adapters, slot), expected(2))
+        adapters.slots.release(slot)
 
 
 def test_the_same_bytes_have_the_same_identity(adapters, tmp_path):

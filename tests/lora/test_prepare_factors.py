@@ -23,6 +23,8 @@ from support.models.lora_folders import (
 
 from rootgraft.lora.base_projections import EMBEDDING, BaseLayout
 from rootgraft.lora.errors import AdapterError
+from rootgraft.lora.prepare_factors import row_norms
+from rootgraft.lora.published.module_weights import ModuleWeights
 from rootgraft.lora.read_adapter import AdapterReader
 
 
@@ -89,6 +91,21 @@ def test_a_dora_norm_of_zero(tmp_path):
     path = str(write_folder(tmp_path, good_config(use_dora=True), file_of(tensors)))
     with pytest.raises(AdapterError, match="norm"):
         AdapterReader(zero, 8).read(path)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_norms_of_dora_in_any_blocks(block, transposed):
+    """As long as the rows of ``W + s B A`` are; of an embedding, which is stored transposed, as its columns."""
+    g = torch.Generator().manual_seed(block)
+    weight, a, b = torch.randn(23, 11, generator=g), torch.randn(3, 11, generator=g), torch.randn(23, 3, generator=g)
+    module = ModuleWeights(0.7, a, b, None, torch.ones(23))
+    stored = weight
+    if transposed:
+        stored = weight.T.contiguous()
+    expected = (weight.double() + 0.7 * b.double() @ a.double()).norm(dim=1)
+    found = row_norms(stored, module, torch.device("cpu"), block, transposed=transposed)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

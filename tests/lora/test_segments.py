@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.lora.segments import make_segments, token_slots
+from rootgraft.kernels.layouts.lora_arguments import Segments
+from rootgraft.kernels.triton import launch, lora_config
+from rootgraft.lora.segments import StaticSegments, make_segments, token_slots
 
 CPU = torch.device("cpu")
 
@@ -29,3 +33,33 @@ def test_against_a_loop(rows):
     assert starts[0] == 0 and starts[-1] == len(tokens)
     for index, slot in enumerate(segments.slots.tolist()):
         assert tokens[starts[index] : starts[index + 1]] == [i for i, s in enumerate(expected) if s == slot]
+
+
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=120), st.integers(0, 40))
+def test_tiles_of_static_segments_have_room(of_tokens, room):
+    """For any step of up to four slots in a pass that is captured for more tokens, and no more than that takes."""
+    with mock.patch.object(launch, "DEVICE_TYPES", frozenset(("cuda", "cpu"))):
+        static = StaticSegments(len(of_tokens) + room, CPU, num_slots=4)
+        static.fill(np.array(of_tokens, np.int32))
+        segments = static.segments(len(of_tokens) + room)
+    assert slots_of(segments, len(of_tokens)) == of_tokens
+    assert segments.tiles is not None
+    assert len(segments.tiles.lines) <= (len(of_tokens) + room) / lora_config.SHORT + 4
+
+
+def test_the_most_tiles_are_used():
+    """Slots of one token more than whole tiles: the bound that static segments have is met."""
+    of_tokens = np.repeat(np.arange(3, dtype=np.int32), lora_config.SHORT + 1)
+    tiles = lora_config.make_tiles(np.arange(3, dtype=np.int32), np.arange(4, dtype=np.int32) * 17, lora_config.SHORT)
+    assert len(tiles) == (len(of_tokens) + 15 * 3) // 16 == 6
+
+
+def slots_of(segments: Segments, count: int) -> list[int]:
+    """The slot of each token by the tiles."""
+    found = [-1] * count
+    assert segments.tiles is not None
+    for slot, first, end in segments.tiles.lines.tolist():
+        for token in segments.tokens[first:end].tolist():
+            assert found[token] == -1
+            found[token] = slot
+    return found

@@ -10,14 +10,19 @@ from support.models.lockstep_ranks import run_ranks
 from support.models.lora_driver import AdaptedRun
 from support.models.lora_models import CPU, LINEARS, base, make_adapter
 from support.models.peft_matrix import EVERYTHING, OPTIONS, options_of
+from support.models.tiny_models import save
 from torch import Tensor
 
+from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.loading.base_layout import base_layout, planned_layout
 from rootgraft.engine.loading.load_model import load_model
-from rootgraft.engine.loading.shards import Shard, module_splits
+from rootgraft.engine.loading.rank_splits import module_splits
+from rootgraft.engine.loading.shards import Shard
 from rootgraft.kernels.collectives import ALONE, Ranks
+from rootgraft.kernels.lora_ops import Factors, pack_expansion
+from rootgraft.lora.base_projections import EMBEDDING, BaseLayout
 from rootgraft.lora.lora_step import AdapterBank
-from rootgraft.lora.prepare_factors import PreparedAdapter
+from rootgraft.lora.prepare_factors import PreparedAdapter, join_factors
 from rootgraft.lora.read_adapter import AdapterReader
 from rootgraft.lora.split_factors import ModuleSplit, split_adapter
 
@@ -63,6 +68,48 @@ def test_ranks_have_the_logits_of_one(family: str, tmp_path: Path) -> None:
     for size in (2, 4):
         for found, wanted in zip(run_ranks(size, compute)[0], expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "bamba", "qwen3_next"])
+def test_ranks_have_the_logits_of_one_with_every_module_adapted(family: str, tmp_path: Path) -> None:
+    """Experts, heads of latent attention and recurrent mixers too; DoRA scales what ranks add up."""
+    save(family, tmp_path)
+    whole = planned_layout(tmp_path, torch.float32, CPU, dummy=False)
+    adapter = adapter_of_all(whole)
+
+    def compute(ranks: Ranks) -> Tensor:
+        shard = None if ranks is ALONE else Shard.of(config, ranks)
+        model = load_model(tmp_path, dtype=torch.float32, device=CPU, shard=shard)
+        splits = dict(module_splits(config, ranks.rank, ranks.size)) if ranks.size > 1 else {}
+        bank = AdapterBank(base_layout(model, tmp_path, dummy=False), 1)
+        bank.install(0, split_adapter(adapter, whole, splits, ranks.rank))
+        return torch.cat(AdaptedRun(model, bank, [0, -1, 0]).extend(PROMPTS))
+
+    config = read_model_config(tmp_path)
+    expected = compute(ALONE)
+    found = run_ranks(2, compute)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def adapter_of_all(layout: BaseLayout) -> PreparedAdapter:
+    """A random adapter of every product of a base, with gains and addends of those that all tokens pass."""
+    generator = torch.Generator().manual_seed(1)
+    factors = {}
+    for shape in layout.products:
+        if shape.name == EMBEDDING:
+            continue
+        rank, size = 3, sum(shape.sizes)
+        of_all = shape.place is None
+        factors[shape.name] = Factors(
+            a=torch.randn(rank * len(shape.sizes), shape.width, generator=generator) * 0.2,
+            scale=torch.full((rank * len(shape.sizes),), 0.5),
+            ranks=(rank,) * len(shape.sizes),
+            b=torch.cat([pack_expansion(torch.randn(each, rank, generator=generator) * 0.2) for each in shape.sizes]),
+            gain=0.8 + 0.4 * torch.rand(size, generator=generator) if of_all else None,
+            add=0.1 * torch.randn(size, generator=generator) if of_all else None,
+        )
+    block, factors = join_factors(factors, pinned=False)
+    return PreparedAdapter(factors, "all", (), 3, block.nbytes, block)
 
 
 def test_a_shard_takes_its_share_of_memory(tmp_path: Path) -> None:

@@ -182,10 +182,19 @@ def test_guidance(base_url: str) -> None:
     assert isinstance(model["text"], str)
 
 
-def test_ai_sdk(base_url: str) -> None:
-    """In Node: ``npm install ai @ai-sdk/openai @ai-sdk/openai-compatible zod`` in the repository's root."""
-    if not (Path(__file__).parents[2] / "node_modules" / "ai").exists():
-        pytest.skip("the AI SDK is not installed")
-    script = Path(__file__).parents[1] / "scenarios" / "api" / "clients" / "ai_sdk.mjs"
-    ran = subprocess.run(["node", str(script), base_url], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0 and ran.stdout.count("ok ") == 18, ran.stdout + ran.stderr
+@pytest.mark.parametrize(
+    ("package", "script", "count"),
+    [
+        # npm install ai @ai-sdk/openai @ai-sdk/openai-compatible zod
+        ("ai", "ai_sdk.mjs", 18),
+        # npm install openai ws
+        ("openai", "openai_node.mjs", 6),
+    ],
+)
+def test_clients_in_node(base_url: str, package: str, script: str, count: int) -> None:
+    """Their packages are looked for in the repository's root."""
+    if not (Path(__file__).parents[2] / "node_modules" / package).exists():
+        pytest.skip(f"the package {package} of Node is not installed")
+    path = Path(__file__).parents[1] / "scenarios" / "api" / "clients" / script
+    ran = subprocess.run(["node", str(path), base_url], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and ran.stdout.count("ok ") == count, ran.stdout + ran.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....engine.errors import ConfigError
+from ....engine.whole_file import write_whole
 
 MOST_FILE_BYTES = 4 << 20  # of a conversation or a text that is read
 
@@ -66,7 +67,8 @@ class ChatHistory:
         """Write the conversation as JSON. Raises ConfigError."""
         content = {"model": model, "settings": self.settings, "messages": self.messages}
         try:
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8", "surrogateescape")
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            write_whole(path, text.encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 

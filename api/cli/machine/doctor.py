@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ....engine.config import EngineConfig
-from .doctor_checks import Finding, check_model, examine
+from .doctor_checks import Finding, check_named, examine
 from .machine_options import DoctorOptions
 
 _COLOURS = {"ok": "32", "slow": "33", "fault": "31", "note": "36"}
@@ -23,7 +23,7 @@ def doctor(options: DoctorOptions) -> int:
     """Print the report. Returns 0, or 1 if a server cannot start here."""
     findings = examine()
     if options.model is not None:
-        findings += check_model(EngineConfig(model=options.model, quantization=options.quantization))
+        findings += check_named(EngineConfig(model=options.model, quantization=options.quantization))
     if not options.json:
         return print_report(findings)
     print(json.dumps({"ok": not _has_fault(findings), "findings": [asdict(each) for each in findings]}, indent=2))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ....engine.checkpoint.locate import cache_folder, resolve_model
+from ....engine.checkpoint.locate import cache_folder, hub_name, resolve_model
 from ....engine.config import EngineConfig
-from ....engine.errors import EngineError
+from ....engine.errors import EngineError, NotDownloaded
 from ....engine.machine.kernel_state import KernelState, kernel_state
 from ....engine.machine.processor import Processor, processor
 from ....engine.machine.resources import Cores, Memory, cores, kv_pool_bytes, memory, open_files
@@ -81,6 +81,22 @@ def examine() -> list[Finding]:
     ]
 
 
+def check_named(config: EngineConfig) -> list[Finding]:
+    """Find what ``check_model`` finds, and which published forms of the model load, also where it is not here.
+
+    Raises:
+        EngineError: there is no such model on this machine or in the list of published ones, or it is not supported.
+    """
+    published = check_published(config.model or "")
+    try:
+        return published + check_model(config)
+    except NotDownloaded as error:
+        if not published:
+            raise
+        _, _, command = str(error).partition(" Try: ")
+        return [*published, Finding("Published", "files", "note", "not on this machine", "", command)]
+
+
 def check_model(config: EngineConfig) -> list[Finding]:
     """Find how a model's weights are stored, what they and KV will take in memory, and how they will be computed.
 
@@ -115,6 +131,20 @@ def check_model(config: EngineConfig) -> list[Finding]:
         Finding("Model", "computed", "ok", f"{plan.computed}; {plan.device}"),
         *([Finding("Model", "ranks", "ok", f"{plan.ranks}; {_collectives(plan.sums)}")] if plan.ranks > 1 else []),
         Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, over these weights"),
+    ]
+
+
+def check_published(model: str) -> list[Finding]:
+    """Find which forms of a model load, if it is a published one of the list; nothing of any other."""
+    from ....engine.checkpoint.published_models import form_answers, published_models
+
+    repository = hub_name(model).partition(":")[0]
+    config = published_models().get(repository)
+    if config is None:
+        return []
+    return [
+        Finding("Published", answer.form, "ok" if answer.loads else "note", answer.how or "no", answer.fault)
+        for answer in form_answers(config)
     ]
 
 

@@ -47,7 +47,8 @@ class DoctorOptions:
     model: str | None = option(
         None,
         "Also tell how this model's weights are stored, what they will take in memory, and how they will be computed: "
-        "a folder, a GGUF file, or a name on the hub that was downloaded before.",
+        "a folder, a GGUF file, or a name on the hub that was downloaded before. Of a published model it tells which "
+        "forms load, also before a download.",
         group="model",
     )
     quantization: str | None = option(None, "As of rootgraft serve.", choices=QUANTIZATIONS, group="model")

@@ -174,6 +174,8 @@ _QWEN35 = Family(
     gated_attention="heads",
     ignored=("mtp",),
     recurrent="delta",
+    gguf_name="qwen35",
+    gguf_ignored=frozenset({"rope.dimension_sections"}),
 )
 
 HYBRID_FAMILIES = (
@@ -389,6 +391,7 @@ HYBRID_FAMILIES = (
             "norm_topk_prob": True,
         },
         mrope=False,
+        gguf_name=None,
         mixture=replace(_QWEN_MIXTURE, dense_layers="stepped", renormalises=None, optional=True),
         recurrent="grouped_delta",
     ),
@@ -407,5 +410,6 @@ HYBRID_FAMILIES = (
             "shared_expert_intermediate_size": 512,
         },
         mixture=_QWEN_MIXTURE,
+        gguf_name="qwen35moe",
     ),
 )

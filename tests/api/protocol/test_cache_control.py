@@ -118,3 +118,57 @@ def test_a_prompt_that_is_too_long_is_rendered_once_whatever_its_marks(
         reply = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [part] * 4}]})
     check_error(reply, 400, "messages", "context_length_exceeded")
     assert len(renders) == 1
+
+
+RETAIN: dict[str, Any] = {"action_type": "kv.retain", "payload": {"directives": [{"priority": 50, "duration": 60.0}]}}
+HINTS: list[tuple[dict[str, Any], float]] = [
+    ({"retain_for": 86400}, 86400.0),
+    ({"retain_for": 0.5}, 0.5),
+    ({"release": True}, 0.0),
+    ({}, 300.0),
+    ({"protocol_version": "0.1", "message_id": "m", "actions": [RETAIN]}, 60.0),
+    ({"actions": [{"action_type": "kv.retain", "payload": {"directives": [{"priority": 0}]}}]}, 0.0),
+    ({"actions": [{"action_type": "kv.retain", "payload": {"directives": [{"priority": 1}]}}]}, 86400.0),
+    ({"actions": [{"action_type": "kv.demote", "payload": {"directives": 1}}] * 16}, 300.0),
+    ({"release": True, "actions": [RETAIN]}, 0.0),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_hints_of_sessions_reach_the_engine(live: Live, path: str) -> None:
+    with live.http() as http:
+        for hints, _ in HINTS:
+            reply = http.post(path, json=BODIES[path] | {"prompt_cache_key": "k", "kv_hints": hints})
+            assert reply.status_code == 200, reply.text
+    assert [request.session_seconds for request in live.async_engine.seen] == [seconds for _, seconds in HINTS]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_wrong_hints_are_refused_by_name(live: Live, path: str) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"retain_for": 0}, "kv_hints.retain_for"),
+        ({"retain_for": 86400.5}, "kv_hints.retain_for"),
+        ({"retain_for": 5, "release": True}, "kv_hints.release"),
+        ({"actions": [RETAIN] * 17}, "kv_hints.actions"),
+        ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 101}]}}]}, "kv_hints.actions[0]"),
+        ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 1}] * 129}}]}, "kv_hints.actions[0]"),
+        ({"keep": 1}, "kv_hints"),
+    ]
+    with live.http() as http:
+        for hints, field in cases:
+            reply = http.post(path, json=BODIES[path] | {"prompt_cache_key": "k", "kv_hints": hints})
+            assert reply.status_code == 400, (hints, reply.text)
+            assert field in reply.json()["error"]["message"], (hints, reply.text)
+        for hints in ({"retain_for": 5}, {"release": True}):
+            reply = http.post(path, json=BODIES[path] | {"kv_hints": hints})
+            assert (reply.status_code, "needs 'prompt_cache_key'" in reply.text) == (400, True), reply.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_prefetch_computes_the_prompt_alone(live: Live, path: str) -> None:
+    fields = {"kv_hints": {"prefetch": True}, "max_output_tokens" if path == "/v1/responses" else "max_tokens": 9}
+    with live.http() as http:
+        body = http.post(path, json=BODIES[path] | fields).json()
+    usage = body["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == 0
+    assert [request.params.max_tokens for request in live.async_engine.seen] == [1]

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult
 import pytest
 from support.adapter_sources.file_server import FileServer
 from support.adapter_sources.source_files import CONFIG, WEIGHTS, adapter_files, digest_of
+from support.api.small_disk import mounted
 
 from rootgraft.engine.adapter_sources.adapter_fetcher import AdapterFetcher
 from rootgraft.engine.adapter_sources.checked_http import CheckedHttp
@@ -73,6 +74,23 @@ def test_a_server_without_ranges_is_read_from_the_begin(web: FileServer, url: st
     web.no_ranges = True
     web.breaks[f"/a/{WEIGHTS}"] = [70_000]
     assert content(fetcher(web.origin, LOCAL).fetch(parse_source(url)).folder) == FILES
+
+
+def test_a_full_disk_is_told_and_the_download_goes_on_once_there_is_space(
+    web: FileServer, url: str, fetcher: Make, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "cache", 1 << 20) as disk:
+        if disk is None:
+            pytest.skip("this user may not mount a file system")
+        make = fetcher(web.origin, LOCAL)
+        for leave in (0, 8, 16):
+            disk.fill(leave)
+            with pytest.raises(AdapterUnavailable, match="the disk of the cache is full"):
+                make.fetch(parse_source(url))
+            disk.free()
+        fetched = make.fetch(parse_source(url))
+        assert content(fetched.folder) == FILES
+        make.close()
 
 
 def test_a_file_that_changes_meanwhile_is_no_mixture(web: FileServer, url: str, fetcher: Make) -> None:

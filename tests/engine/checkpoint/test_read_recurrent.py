@@ -131,7 +131,8 @@ def test_granite_as_published() -> None:
     assert all(layer.mixture is not None and layer.mixture.shared_size == 48 for layer in mixed.layers)
     assert model_config({**GRANITE, "position_embedding_type": "rope"}).layers[1].rope is not None
     assert model_config({**GRANITE, "position_embedding_type": "nope"}) == config
-    assert model_config({**GRANITE, "time_step_limit": [0.0, float("inf")]}) == config
+    for limit in (float("inf"), 1e308, {"__float__": "Infinity"}):
+        assert model_config({**GRANITE, "time_step_limit": [0.0, limit]}) == config
     assert model_config({**GRANITE, "mamba_d_head": 16}) == config
 
 
@@ -229,6 +230,8 @@ def test_falcon_h1_as_published() -> None:
         (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv"),
         (GRANITE, {"mamba_d_state": 0}, "mamba_d_state"),
         (GRANITE, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        (GRANITE, {"time_step_limit": [0.0, 3e38]}, "time_step_limit"),
+        (GRANITE, {"time_step_limit": [0.0]}, "time_step_limit"),
         (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type"),
         (GRANITE, {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
         (DELTA, {"linear_num_key_heads": 4}, "linear_num_key_heads"),
@@ -244,6 +247,7 @@ def test_falcon_h1_as_published() -> None:
         (NEXT, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         (BAMBA, {"attn_layer_indices": [3]}, "attn_layer_indices"),
         (BAMBA, {"attn_layer_indices": []}, "attn_layer_indices"),
+        (BAMBA, {"attn_layer_indices": None}, "layer_types"),
     ],
 )
 def test_what_is_not_computed_is_refused(base: dict[str, Any], changes: dict[str, Any], key: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from support.models.paged_run import pool
 
 from rootgraft.engine.batch import Batch, Masks, Row, RowResult, RowStart
-from rootgraft.engine.executor.draw_graphs import DrawGraphs, DrawVariant, LineEdits, LineMasks
+from rootgraft.engine.executor.draw_graphs import DrawGraphs, DrawVariant, LineEdits, LineMasks, joined_masks
 from rootgraft.engine.executor.input_builder import InputBuilder
 from rootgraft.engine.executor.model_runner import ModelRunner
 from rootgraft.engine.loading.load_model import load_model
@@ -63,6 +63,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     folder = tmp_path_factory.mktemp("smallest")
     (folder / "config.json").write_text(json.dumps(config))
     return load_model(folder, dtype=torch.float32, device=CPU, max_positions=64, dummy=True)
+
+
+def compare_logprobs(found: RowResult, expected: RowResult) -> None:
+    assert len(found.logprobs) == len(expected.logprobs)
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
+        assert (one.token, one.rank, len(one.top)) == (other.token, other.rank, len(other.top))
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        values = [one.logprob, *(value for _, value in one.top)]
+        assert values == pytest.approx([other.logprob, *(value for _, value in other.top)], abs=1e-5)
 
 
 class Runner:
@@ -133,6 +142,8 @@ def both(model: DecoderModel, interpreted: None) -> Callable[..., Runner]:
             use_native(True)
         found = captured.step(batch, masks)
         assert [each.tokens for each in found] == [each.tokens for each in expected]
+        for one, other in zip(found, expected, strict=True):
+            compare_logprobs(one, other)
         assert not any(each.failed for each in (*found, *expected))
         return captured
 
@@ -172,14 +183,49 @@ def test_penalties_biases_and_bans(both: Callable[..., Runner]) -> None:
 
 def test_what_no_graph_does_is_drawn_op_by_op(both: Callable[..., Runner]) -> None:
     kinds = (
-        SamplingParams(logprobs=2),
-        SamplingParams(temperature=0.0, allowed_token_ids=(3, 5)),
-        SamplingParams(logprobs=0, presence_penalty=1.0),
+        SamplingParams(logprob_token_ids=(3, 5), logprobs=0),
+        SamplingParams(allowed_logprobs=True),
     )
     for row, params in enumerate(kinds):
         runner = both(Batch((prompt(row), prompt(5)), (start(row, params), start(5, KINDS[1]))))
         assert runner.num_replays == row
         assert both(Batch((later(5, 1),))).num_replays == row + 1, "rows that end are not asked"
+
+
+def test_logprobs_are_part_of_the_replay(both: Callable[..., Runner]) -> None:
+    """Of raw logits: beside rows without, with penalties and masks, of drafts, and as many as a request may want."""
+    kinds = (
+        SamplingParams(logprobs=2),
+        SamplingParams(temperature=0.0, logprobs=0, presence_penalty=1.0),
+        SamplingParams(temperature=0.7, logprobs=20, logit_bias=((8, 3.0),)),
+        KINDS[1],
+    )
+    runner = both(Batch(tuple(map(prompt, range(4))), tuple(map(start, range(4), kinds))))
+    runner = both(Batch((later(0, 1, (4, 9)), later(1, 1), later(2, 1), later(3, 1))), masks_of(1, 3))
+    runner = both(Batch((later(0, 4), later(3, 2))))
+    assert runner.num_replays == 3
+
+
+def test_allowed_tokens_are_a_mask_of_the_replay(both: Callable[..., Runner]) -> None:
+    """Alone, with a mask of a grammar at the same position, and with penalties."""
+    kinds = (
+        SamplingParams(temperature=0.0, allowed_token_ids=(3, 5, 96)),
+        SamplingParams(temperature=1.4, allowed_token_ids=tuple(range(40)), repetition_penalty=1.3),
+        KINDS[1],
+    )
+    runner = both(Batch(tuple(map(prompt, range(3))), tuple(map(start, range(3), kinds))))
+    runner = both(Batch(tuple(later(row, 1) for row in range(3))), masks_of(2, 1))
+    assert runner.num_replays == 2
+
+
+def test_masks_of_one_line_allow_what_both_allow() -> None:
+    masks = LineMasks(np.array([4, 1]), np.array([[0b0110], [0b0001]], np.int32))
+    more = np.array([1, 2]), np.array([[0b0011], [0b1000]], np.int32)
+    joined = joined_masks(masks, more)
+    assert joined is not None
+    assert dict(zip(joined.lines.tolist(), joined.words[:, 0].tolist(), strict=True)) == {1: 1, 2: 8, 4: 6}
+    assert joined_masks(masks, None) is masks
+    assert joined_masks(None, None) is None
 
 
 def test_more_than_a_graph_has(model: DecoderModel, interpreted: None) -> None:
@@ -205,9 +251,10 @@ def test_a_line_that_is_not_finite_fails_alone(model: DecoderModel, interpreted:
     hidden[1] = torch.nan
     positions = sampling_positions([Row(row, 0, [1], 0, (), True, 0) for row in range(3)], {})
     index = np.array([0, 1, 4])
-    found = draws.draw(hidden, index, positions, LineEdits()).tolist()
+    found = [each.token for each in draws.draw(hidden, index, positions, LineEdits()).wait()]
     expected = model.logits(hidden[[0, 4]]).argmax(1).tolist()
     assert found == [expected[0], -1, expected[1]]
     words = masks_of(1, 2).words
-    found = draws.draw(hidden, index, positions, LineEdits(LineMasks(np.array([1, 2]), words))).tolist()
+    masks = LineMasks(np.array([1, 2]), words)
+    found = [each.token for each in draws.draw(hidden, index, positions, LineEdits(masks)).wait()]
     assert found[:2] == [expected[0], -1] and found[2] % 3 == 2

@@ -16,6 +16,7 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.executor import device, gpu_memory, kv_budget, worker
 from rootgraft.engine.executor.gpu_memory import StepMemory
+from rootgraft.lora.prepare_factors import NORM_BYTES
 
 GIB = 2**30
 
@@ -120,7 +121,7 @@ def test_the_worst_draw_and_adapters_are_measured(tiny_llama, books, monkeypatch
     monkeypatch.setattr(type(model), "forward", forward)
     config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=12, enable_lora=True, max_lora_rank=32)
     measured = gpu_memory.measure_steps(model, config, bank)
-    assert measured == StepMemory(activations=1000 + 500 + 9000)
+    assert measured == StepMemory(activations=1000 + 500 + 9000 + NORM_BYTES)
     ((shape, num_masks, positions, rows),) = drawn
     assert shape == (5 + config.max_drafts, model.config.vocab_size) and num_masks == sum(positions) == shape[0]
     assert (rows["num_logprobs"] == 20).all() and (rows["temperature"] > 0).all()

@@ -18,10 +18,10 @@ from rootgraft.lora.prepare_factors import PreparedAdapter, join_factors
 small = st.integers(0, 1 << 20)
 tokens = st.lists(st.integers(0, 1 << 31), min_size=1, max_size=9)
 starts = st.builds(
-    lambda row, slot, first, is_long: RowStart(
-        row, SamplingParams(temperature=0.7), [1, 2], 2, (3,), 9, slot, first, is_long
+    lambda row, slot, first, is_long, state: RowStart(
+        row, SamplingParams(temperature=0.7), [1, 2], 2, (3,), 9, slot, first, is_long, state
     ),
-    small, st.integers(-1, 9), small, st.booleans(),
+    small, st.integers(-1, 9), small, st.booleans(), st.integers(-1, 9),
 )  # fmt: skip
 
 
@@ -30,10 +30,11 @@ def rows(draw: st.DrawFn) -> Row:
     chunk, draws = draw(tokens), draw(st.booleans())
     drafts = draw(st.integers(0, len(chunk) - 1)) if draws else 0
     pages, targets = tuple(draw(st.lists(small, max_size=4))), draw(st.lists(small, max_size=5))
-    pooled = draw(st.integers(0, len(chunk)))
+    pooled, saved = draw(st.integers(0, len(chunk))), tuple(draw(st.lists(st.tuples(small, small), max_size=3)))
     return Row(
-        draw(small), draw(small), chunk, draw(small), pages, draws, draw(small), drafts, targets, num_pooled=pooled
-    )
+        draw(small), draw(small), chunk, draw(small), pages, draws, draw(small), drafts, targets, saved,
+        draw(st.integers(-1, 9)), pooled,
+    )  # fmt: skip
 
 
 copies = st.lists(st.builds(PageCopy, small, small, small), max_size=3)
@@ -45,14 +46,17 @@ def test_a_follower_reads_the_same_pass(rows: list[Row], starts: list[RowStart],
     found = unpack_batch(pack_batch(batch))
     assert found.copies == batch.copies
     assert [pass_of(row) for row in found.rows] == [pass_of(row) for row in rows]
-    of_starts = [(each.row, each.slot, each.adapted_from, each.is_long) for each in starts]
-    assert [(each.row, each.slot, each.adapted_from, each.is_long) for each in found.starts] == of_starts
+    assert [of_start(each) for each in found.starts] == [of_start(each) for each in starts]
+
+
+def of_start(start: RowStart) -> tuple[int, ...]:
+    return start.row, start.slot, start.adapted_from, start.is_long, start.state
 
 
 def pass_of(row: Row) -> tuple[object, ...]:
     return (
         row.row, row.start, list(row.tokens), row.first_new_page, row.new_pages, row.num_positions,
-        len(row.prompt_targets), row.num_kept,
+        len(row.prompt_targets), row.num_kept, row.checkpoints, row.state,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from support.models.lockstep_ranks import run_ranks
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import COMMON, LONGROPE, MODELS, VOCAB, save
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ConfigError
@@ -35,7 +35,7 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
     config = read_model_config(folder)
     sizes = [size for size in (2, 6) if splits(config, size)]
     if not sizes:
-        with pytest.raises(ConfigError, match="cannot be split over ranks"):
+        with pytest.raises(ConfigError, match=r"cannot be split over ranks|no size divides this model|It takes \d"):
             check_split(config, 2)
         return
     expected = run_whole(load(folder), TOKENS)
@@ -53,6 +53,16 @@ def test_three_ranks_of_three_kv_heads(tmp_path: Path) -> None:
     found = run_ranks(3, lambda ranks: run_whole(load(tmp_path, ranks), TOKENS))
     torch.testing.assert_close(found[0], expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
     assert sorted(part.shape[1] for part in found[1:]) == [44, 44]
+
+
+def test_attention_and_a_state_space_side_by_side(tmp_path: Path) -> None:
+    """Both are split: Falcon H1 with as many heads of either as ranks divide; B and C are on each rank."""
+    torch.manual_seed(5)
+    fields = MODELS["falcon_h1"][2] | {"mamba_n_heads": 6, "mamba_d_ssm": 96, "vocab_size": VOCAB}
+    FalconH1ForCausalLM(FalconH1Config(**COMMON | fields)).save_pretrained(tmp_path)
+    expected = run_whole(load(tmp_path), TOKENS)
+    found = run_ranks(2, lambda ranks: run_whole(load(tmp_path, ranks), TOKENS))[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
 def splits(config, size: int) -> bool:
@@ -83,10 +93,10 @@ def test_the_largest_logit_is_that_of_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
-        ("mixtral", 2, "a mixture of experts cannot be split over ranks"),
-        ("deepseek_v2", 2, "a mixture of experts cannot be split"),
-        ("lfm2", 2, "recurrent layers cannot be split"),
-        ("gemma4", 2, "heads of several sizes cannot be split"),
+        ("lfm2", 2, "short convolutions cannot be split over ranks"),
+        ("falcon_h1_normed", 2, "does not divide the model's 6 heads, .* Mamba-2's 5 heads and Mamba-2's 1 groups"),
+        ("qwen3_5_biased", 2, "does not divide the model's .* and the delta net's 3 key heads"),
+        ("gemma4_same_values", 2, "neither divides the model's 3 KV heads nor is a multiple of them. It takes 6."),
         ("olmo2", 2, "norms over all query heads together cannot be split"),
         ("llama", 4, "does not divide the model's 6 heads and the MLP's 72 columns. It takes 2, 6."),
         ("llama", 3, "neither divides the model's 2 KV heads nor is a multiple of them. It takes 2, 6."),

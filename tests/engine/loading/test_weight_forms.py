@@ -38,6 +38,14 @@ from rootgraft.kernels.triton.grouped_product import meta_part
 
 CPU = torch.device("cpu")
 KINDS = gguf.GGMLQuantizationType
+SUPERS: dict[quantised_weights.BlockType, Format] = {
+    "Q2_K": Format.SUPER_2_BITS,
+    "Q3_K": Format.SUPER_3_BITS,
+    "Q4_K": Format.SUPER_NIBBLES,
+    "Q5_K": Format.SUPER_5_BITS,
+    "Q6_K": Format.SUPER_BYTES,
+    "IQ4_XS": Format.SUPER_TABLE,
+}
 FORMATS = {KINDS.Q4_0: Format.SYMMETRIC, KINDS.Q4_1: Format.NIBBLES, KINDS.Q8_0: Format.BYTES}
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]
 
@@ -296,26 +304,25 @@ def test_activations_of_8_bits_are_for_cpus_without_products_of_bfloat16(
         return is_faster
 
     monkeypatch.setattr(measured_form, "is_dynamic_faster", measure)
-    rounded = KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0, KINDS.Q4_K, KINDS.Q6_K
+    # The package does not quantise to super-blocks.
+    sizes = {KINDS[name]: quantised_weights.BLOCK_SIZES[name][1] for name in SUPERS}
+    rounded = KINDS.Q4_1, KINDS.Q4_0, KINDS.Q8_0, *sizes
     forms = {}
     for level in ("avx2", WITHOUT_AMX):
         monkeypatch.setitem(vars(LIBRARY), "native", Kernels(load_level(level)))
         for kind in (*rounded, KINDS.F16):
-            # The package does not quantise to K-quants.
-            sizes = {KINDS.Q4_K: 144, KINDS.Q6_K: 210}
             rows = np.zeros((8, sizes[kind]), np.uint8) if kind in sizes else np.ones((8, 256), np.float32)
             content = dict.fromkeys(MATRICES, rows)
             file = GgufFile.open(write(tmp_path / "model.gguf", content, types=dict.fromkeys(MATRICES, kind)))
             forms[level, kind] = choose_weight_form(EngineConfig(), CPU, torch.bfloat16, file)
     dynamic = {key for key, form in forms.items() if form == "stored_dynamic"}
     assert dynamic == {("avx2", kind) for kind in rounded if is_faster}
-    supers = [Format.SUPER_NIBBLES, Format.SUPER_BYTES]
-    assert measured == [Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, *supers]
+    assert measured == [Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, *SUPERS.values()]
 
 
 def test_the_speed_of_activations_of_8_bits_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
-    for form in (Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, Format.SUPER_NIBBLES, Format.SUPER_BYTES):
+    for form in (Format.NIBBLES, Format.SYMMETRIC, Format.BYTES, *SUPERS.values()):
         assert MEASURED(form, torch.bfloat16) in (True, False)
 
 

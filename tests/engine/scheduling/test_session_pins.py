@@ -206,6 +206,50 @@ def test_a_pin_dies_with_what_it_pins(world: World) -> None:
     assert world.ask(A, pin_seconds=60.0).pinned == 16
 
 
+def test_a_session_is_kept_for_as_long_as_its_call_says(world: World) -> None:
+    world.ask(A, session="x", session_seconds=900.0)
+    world.ask(B, session="y", session_seconds=10.0)
+    world.now = 899.0
+    world.fill()
+    assert (world.cached(A), session_keys(world.core)) == (16, [("", "x")])
+    world.now = 900.0
+    world.stats()
+    assert session_keys(world.core) == []
+
+
+def test_a_released_session_is_evicted_first_but_for_what_others_use(world: World) -> None:
+    """Though it was used last; and its beginning that another prompt has stays."""
+    world.ask([*A, *B], session="x")
+    world.ask([*A, 3, 3, 3, 3, 1])
+    world.ask([5] * 17)
+    world.ask([*A, *B, 1], session="x", session_seconds=0.0)
+    assert session_keys(world.core) == []
+    assert world.cached([*A, *B]) >= 32
+    world.fill(29 * PAGE)
+    assert 16 <= world.cached([*A, *B]) < 32
+    assert world.cached([5] * 16) == 16
+
+
+def test_a_session_is_released_without_a_call(world: World) -> None:
+    world.ask(A, session="x")
+    world.ask(B)
+    assert not world.core.sessions.release("", "y")
+    assert not world.core.sessions.release("b", "x")
+    assert world.core.sessions.release("", "x")
+    world.fill(34 * PAGE)
+    assert (world.cached(A) < 16, world.cached(B)) == (True, 16)
+
+
+def test_a_tenant_keeps_a_quarter_of_the_pool_for_longer(world: World) -> None:
+    """Beyond it a session is kept as one that asks for nothing."""
+    for number in range(4):
+        world.ask([*A, *[number] * 8], session=str(number), session_seconds=900.0, tenant="a", cache_tenant="a")
+    world.ask(A, session="0", session_seconds=900.0, tenant="b", cache_tenant="b")
+    world.now = session_pins.SESSION_SECONDS
+    world.stats()
+    assert session_keys(world.core) == [("a", "0"), ("a", "1"), ("a", "2"), ("b", "0")]
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
@@ -220,12 +264,12 @@ def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
                 tail = data.draw(st.lists(st.integers(0, 2), max_size=4))
                 tenant = data.draw(st.sampled_from("ab"))
                 session = data.draw(st.sampled_from(("", "x", "y")))
+                kept = data.draw(st.sampled_from((0.0, 20.0, 300.0, 5000.0)))
                 seconds = data.draw(st.sampled_from((0.0, 1.0, 30.0)))
                 mark = st.tuples(st.integers(0, len(head + tail)), st.sampled_from((0.0, 1.0, 90.0)))
                 marks = tuple(data.draw(st.lists(mark, max_size=2)))
-                waiting.add(
-                    world.submit(head + tail, 3, session=session, tenant=tenant, pin_seconds=seconds, prefix_pins=marks)
-                )
+                hints: dict[str, Any] = {"session": session, "session_seconds": kept, "tenant": tenant}
+                waiting.add(world.submit(head + tail, 3, pin_seconds=seconds, prefix_pins=marks, **hints))
             case 2:
                 for message in world.core.step():
                     if isinstance(message, Done):
@@ -234,6 +278,7 @@ def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
                 world.now += data.draw(st.sampled_from((0.5, 40.0, 400.0)))
                 if waiting and data.draw(st.booleans()):
                     world.core.handle([Abort((min(waiting),))])
+                world.core.sessions.release(data.draw(st.sampled_from("ab")), data.draw(st.sampled_from("xy")))
         world.core.check()
         stats = world.stats()
         assert stats["pinned_tokens"] <= room / 2 and stats["session_tokens"] <= room / 2

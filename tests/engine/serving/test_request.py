@@ -174,6 +174,7 @@ def test_each_sequence_has_every_field_of_its_request() -> None:
         "cache_tenant": "cache tenant",
         "priority": Priority.BATCH,
         "session": "session",
+        "session_seconds": 7.0,
         "pin_seconds": 5.0,
         "prefix_pins": ((1, 2.0),),
         "reasoning": ThoughtRules("<think>", "</think>", is_open=True),

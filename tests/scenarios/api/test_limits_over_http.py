@@ -183,6 +183,7 @@ def test_the_document_says_what_the_code_does() -> None:
     from rootgraft.api.protocol.base import MAX_FORMAT_NAME, MAX_ID
     from rootgraft.api.protocol.chat_messages import MAX_MESSAGES, MAX_ROLE
     from rootgraft.api.protocol.completions import MAX_PROMPTS
+    from rootgraft.api.protocol.kv_hints import MAX_ACTIONS, MAX_DIRECTIVES
     from rootgraft.api.protocol.responses import (
         MAX_METADATA,
         MAX_METADATA_KEY,
@@ -233,6 +234,8 @@ def test_the_document_says_what_the_code_does() -> None:
         "`prompt_cache_key`, `session_id`": [MAX_SESSION_NAME],
         "`cache_control.ttl`": [1, int(MAX_PIN_SECONDS)],
         "`cache_control` in messages and tools": [MAX_PREFIX_PINS],
+        "`kv_hints.retain_for`": [0, int(MAX_PIN_SECONDS)],
+        "`kv_hints.actions`, directives in one": [MAX_ACTIONS, MAX_DIRECTIVES],
         "`role` of a message": [MAX_ROLE],
         "`tools`": [MAX_TOOLS],
         "ids and names in items of `/v1/responses`, `previous_response_id`": [MAX_ID],

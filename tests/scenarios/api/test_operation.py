@@ -218,6 +218,8 @@ def test_the_openapi_document(live: Live) -> None:
         "/v1/fleet": {"get"},
         "/v1/cache": {"get"},
         "/v1/cache/reset": {"post"},
+        **{f"/v1/cache/sessions/{verb}": {"post"} for verb in ("export", "import")},
+        "/v1/sessions/release": {"post"},
         "/v1/load_lora_adapter": {"post"},
         "/v1/unload_lora_adapter": {"post"},
         "/tokenize": {"post"},

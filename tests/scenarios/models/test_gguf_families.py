@@ -72,6 +72,9 @@ WRITTEN = [
     "lfm2_biased",
     "granite_hybrid",
     "granite_hybrid_mixture",
+    "qwen3_5",
+    "qwen3_5_biased",
+    "qwen3_5_moe",
 ]
 # Of which a file has the MLP's gate and up apart, and not the folder.
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -273,3 +276,42 @@ def test_experts_in_quantised_blocks(tmp_path: Path) -> None:
     torch.testing.assert_close(expert_linear(x, down, experts), expected, rtol=1e-3, atol=1e-3)
     ours, theirs = run_whole(model, PROMPT), run_whole(plain, PROMPT)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_of_reordered_heads(kind: str, tmp_path: Path) -> None:
+    """Rows in blocks change places; a matrix whose columns do is widened."""
+    path = tmp_path / "model.gguf"
+    add, number = gguf.GGUFWriter.add_tensor, gguf.GGMLQuantizationType[kind]
+
+    def quantised(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
+        if tensor.ndim != 2 or tensor.shape[-1] % 32 or "nextn" in name or "conv1d" in name:
+            return add(writer, name, tensor)
+        return add(writer, name, gguf.quants.quantize(tensor, number), raw_dtype=number)
+
+    with mock.patch.object(gguf.GGUFWriter, "add_tensor", quantised):
+        write_gguf("qwen3_5", path)
+    stored, plain = (
+        run_whole(load_model(path, dtype=torch.float32, device=CPU, weights=form), PROMPT)
+        for form in ("stored", "plain")
+    )
+    torch.testing.assert_close(stored, plain, rtol=1e-3, atol=5e-3 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"ssm.inner_size": 127}, "ssm.inner_size must be a multiple of ssm.time_step_rank 4"),
+        (
+            {"attention.recurrent_layers": [True]},
+            "attention.recurrent_layers must be a list with a flag for each layer",
+        ),
+        ({"nextn_predict_layers": 4}, "block_count must be an integer from 5"),
+    ],
+)
+def test_wrong_shapes_of_delta_nets_are_refused_by_name(extra: dict, message: str, tmp_path: Path) -> None:
+    file = GgufFile.open(write_gguf("qwen3_5", tmp_path / "model.gguf"))
+    for key, value in extra.items():
+        file.metadata[f"qwen35.{key}"] = np.array(value) if isinstance(value, list) else value
+    with pytest.raises(ModelError, match=message):
+        read_model_config(file)

@@ -235,6 +235,7 @@ class FakeClient:
     Attributes:
         snapshot: what it shows of itself, when ``gate`` lets it.
         num_snapshots: how often it was asked to.
+        sessions: files by tenant and name.
         num_resets: how often its cache was reset.
         killed: whether it was ended without being asked.
     """
@@ -247,6 +248,7 @@ class FakeClient:
         self.snapshot = EngineSnapshot(16, {}, (), (), 0, ())
         self.num_snapshots = 0
         self.num_resets = 0
+        self.sessions: dict[tuple[str, str], bytes] = {}
         self.killed = False
         self.gate: asyncio.Event | None = None
         self.stats: dict[str, float] = {"num_requests_running": 3.0, "prompt_tokens": 40.0, "kv_cache_usage_perc": 0.5}
@@ -259,6 +261,16 @@ class FakeClient:
 
     async def reset_cache(self) -> None:
         self.num_resets += 1
+
+    async def release_session(self, tenant: str, session: str) -> bool:
+        return self.sessions.pop((tenant, session), None) is not None
+
+    async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
+        data = self.sessions.get((tenant, session), b"")
+        return len(data), data
+
+    async def import_session(self, data: bytes) -> int:
+        return 16 if data == b"known" else 0
 
     def kill(self) -> None:
         self.killed = True

@@ -86,10 +86,13 @@ class Engine:
         self.replies: dict[int, Reply | Adapters] = {}
         self.names: dict[str, object] = {info.name: info for info in self.core.ready.adapters}
 
-    def submit(self, prompt, adapter=None, salt="", cache_tenant="", tokenizer="", **params) -> int:
+    def submit(
+        self, prompt, adapter=None, salt="", cache_tenant="", tokenizer="", tenant="", session="", **params
+    ) -> int:
         number = len(self.prompts)
         self.prompts[number], self.tokens[number] = list(prompt), []
         fields = {"adapter": adapter, "salt": salt, "cache_tenant": cache_tenant, "tokenizer": tokenizer}
+        fields |= {"tenant": tenant, "session": session}
         self.core.handle([Submit(number, array("i", prompt), SamplingParams(**params), **fields)])
         version = adapter and self.pool.registry.get(adapter)
         self.codes[number] = (adapter_code(version.digest), 0) if version else (0, 0)

@@ -12,13 +12,17 @@ from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError
 from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import (
     Abort,
+    ExportSession,
     ForgetTokens,
     Heartbeat,
+    ImportSession,
     KvBlocks,
     Message,
     PrepareGrammar,
     ReadKv,
     Ready,
+    ReleaseSession,
+    SessionReply,
     Submit,
     TokenTexts,
     decode,
@@ -133,6 +137,21 @@ class CoreClient:
         if not self.is_alive:
             raise EngineDead("The engine is not running.")
         self.core.reset_cache()
+
+    async def release_session(self, tenant: str, session: str) -> bool:
+        return self._ask(ReleaseSession(0, tenant, session)).count > 0
+
+    async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
+        reply = self._ask(ExportSession(0, tenant, session))
+        return reply.count, reply.data
+
+    async def import_session(self, data: bytes) -> int:
+        return self._ask(ImportSession(0, data)).count
+
+    def _ask(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply:
+        if not self.is_alive:
+            raise EngineDead("The engine is not running.")
+        return self.core.sessions.answer(call)
 
     def kill(self) -> None:
         self.is_alive = False

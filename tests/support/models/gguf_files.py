@@ -50,6 +50,8 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "llama4_text": "llama4",
     "lfm2": "lfm2",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
 _NAMES = {
@@ -105,6 +107,13 @@ _NAMES = {
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
     "mamba.out_proj": "ssm_out",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "conv.conv": "shortconv.conv",
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
@@ -133,6 +142,8 @@ _ARCHITECTURE_NAMES = {
     "seed_oss": _POST_NAMES,
     "gpt-oss": _POST_NAMES,
     "glm4moe": _POST_NAMES,
+    "qwen35": _POST_NAMES,
+    "qwen35moe": _POST_NAMES,
     "glm4": _NAMES | {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 
@@ -158,6 +169,8 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = tensor + 1
         if key.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
+        if architecture in ("qwen35", "qwen35moe"):
+            tensor = _of_delta(key, tensor, config)
         if architecture == "granitehybrid" and _add_of_granite(writer, key, tensor, config):
             continue
         if ".experts." in key:
@@ -206,6 +219,43 @@ def _add_of_granite(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: A
     else:
         return False
     return True
+
+
+def _of_delta(key: str, tensor: Tensor, config: Any) -> Tensor:
+    """What files of Qwen 3.5 change: norms around 1, decays, and heads of values from groups to tiles."""
+    if key.endswith("norm.weight") and "linear_attn" not in key:
+        return tensor + 1
+    if key.endswith("A_log"):
+        tensor = -torch.exp(tensor)
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    part = key.split(".")[4] if "linear_attn" in key else ""
+    if groups == heads or part in ("", "norm"):
+        return tensor
+
+    def tiled(rows: Tensor) -> Tensor:
+        return rows.reshape(groups, heads // groups, -1).transpose(0, 1).reshape(rows.shape)
+
+    if part == "out_proj":
+        return tiled(tensor.t()).t().contiguous()
+    first = 2 * groups * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
+    return torch.cat((tensor[:first], tiled(tensor[first:])))
+
+
+def _add_delta_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    architecture = _ARCHITECTURES[config.model_type]
+    flags = [kind == "linear_attention" for kind in config.layer_types]
+    writer.add_array(f"{architecture}.attention.recurrent_layers", [*flags, False])
+    writer.add_uint32(f"{architecture}.full_attention_interval", 4)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+    writer.add_nextn_predict_layers(1)
+    writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
+    writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
 
 
 def _add_experts(writer: gguf.GGUFWriter, key: str, tensor: Tensor, architecture: str) -> None:
@@ -300,7 +350,9 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers + (architecture == "glm4moe"))  # with the one that predicts further
+    writer.add_block_count(
+        config.num_hidden_layers + (architecture in ("glm4moe", "qwen35", "qwen35moe"))
+    )  # with the one that predicts further
     writer.add_head_count(config.num_attention_heads)
     is_latent = architecture == "deepseek2"
     if architecture == "lfm2":
@@ -311,13 +363,17 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_vocab_size(config.vocab_size)
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
-        writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", config.intermediate_size))
+        size = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+        if size is not None:
+            writer.add_feed_forward_length(size)
         kinds = getattr(config, "layer_types", None) or []
         of_layers = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         is_hybrid = architecture == "granitehybrid"
         writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
         if is_hybrid:
             _add_state_space(writer, config)
+        if architecture in ("qwen35", "qwen35moe"):
+            _add_delta_metadata(writer, config)
     if is_latent:
         _add_latent_metadata(writer, config, rope)
     for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
@@ -395,9 +451,9 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_nextn_predict_layers(1)
         writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
         writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)

@@ -11,6 +11,12 @@ from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMI
 from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES
 from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
+from rootgraft.engine.checkpoint.published_models import (
+    FORMS,
+    GGUF_OF_WHOLE,
+    form_answers,
+    published_models,
+)
 from rootgraft.engine.checkpoint.rope_config import ROPE_TYPES
 from rootgraft.engine.checkpoint.text_config import MULTIMODAL, Multimodal
 from support.models.forms_table import forms_table
@@ -30,7 +36,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, IQ4_NL, MXFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q4_K, Q6_K) | as stored, those of fewer than 4 bits in 4 |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q2_K to Q6_K, IQ4_XS) | as stored, those of fewer than 4 bits in 4 |
 | `--kv-cache-dtype int8` | yes | yes |
 | `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
@@ -52,6 +58,10 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
 *Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42.
+"""
+_PUBLISHED = """## Published repositories
+
+From the `config.json` of each repository, by the reader that loads it; its weights were not tried. `rootgraft doctor NAME` says the same without a download, with the reason of each `n`. Forms beside the first are what others publish of the same model: FP8 in blocks, GPTQ and AWQ of 4 bits, GGUF in all types of [the list](#weights-adapters-devices), Q4_K_M and IQ4_XS among them.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
@@ -124,6 +134,8 @@ def page() -> str:
             "## Language models of multimodal checkpoints\n",
             "Weights of the other towers are not loaded; images in a request are refused.\n",
             _multimodal(),
+            _PUBLISHED,
+            _published(),
             _ROPE.format(types=", ".join(f"`{name}`" for name in ROPE_TYPES)),
             _FORMS.format(types=types, forms=forms_table()),
             _VOCABULARIES,
@@ -206,19 +218,27 @@ def _experts(mixture: MixtureFamily) -> str:
     return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 
+def _published() -> str:
+    plain, quantised = [], []
+    for name, config in published_models().items():
+        answers = form_answers(config)
+        cells = ["y" if answer.loads else "n" for answer in answers]
+        if len(answers) > 1:
+            plain.append(f"| {name} | {' | '.join(cells)} |")
+        else:
+            quantised.append(f"| {name} | {answers[0].form} | {cells[0]} |")
+    head = [f"| repository | {' | '.join(FORMS)} |", "|---" * (len(FORMS) + 1) + "|"]
+    return "\n".join([*head, *plain, "", "| quantised repository | form | loads |", "|---|---|---|", *quantised]) + "\n"
+
+
 def _multimodal() -> str:
     head = ["| class | language model as | not loaded | GGUF |", "|---|---|---|---|"]
     return "\n".join([*head, *map(_tower_row, MULTIMODAL)]) + "\n"
 
 
 def _tower_row(whole: Multimodal) -> str:
-    vl = {
-        "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
-        "Qwen3VLForConditionalGeneration": "qwen3vl",
-        "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
-    }
     same = {"mistral": "llama"}.get(whole.family.name, whole.family.gguf_name)
-    gguf = vl.get(whole.family.architecture, same)
+    gguf = GGUF_OF_WHOLE.get(whole.family.architecture, same)
     assert gguf is None or gguf in BY_GGUF_NAME
     towers = ", ".join(f"`{tower}`" for tower in whole.towers)
     stored = "" if gguf is None else f"`{gguf}`"

@@ -14,6 +14,8 @@ INLINE __m512 sixteen_numbers() {
 }
 #endif
 
+constexpr int kHalfWords = kBlockWords / 2;
+
 // A block of sixteen columns: number<I>() is the one of each at place I along K.
 struct NibbleNumbers {
   const uint32_t* from;
@@ -45,9 +47,50 @@ constexpr FourBitTable kFourBits = {
 template <>
 inline constexpr FourBitTable kFourBits<Format::kFloat4> = {{0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12}};
 
+// The entries of a table as bytes, 128 added.
+struct BiasedTable {
+  uint8_t of[16];
+};
+
+template <Format F>
+constexpr BiasedTable biased_table() {
+  BiasedTable result = {};
+  for (int i = 0; i < 16; i++) result.of[i] = (uint8_t)(128 + (int)kFourBits<F>.of[i]);
+  return result;
+}
+
+// The entries at numbers below 16, one in each byte.
+INLINE Words look_up_bytes(const Words& numbers, const BiasedTable& table) {
+  Words found;
+  for (int p = 0; p < kParts; p++) {
+#if defined(__AVX512BW__)
+    const __m512i all = _mm512_broadcast_i32x4(load_as<__m128i>(table.of));
+    found.part[p] = (WordPart)_mm512_shuffle_epi8(all, (__m512i)numbers.part[p]);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i all = _mm256_broadcastsi128_si256(load_as<__m128i>(table.of));
+    found.part[p] = (WordPart)_mm256_shuffle_epi8(all, (__m256i)numbers.part[p]);
+#else
+    for (int i = 0; i < kLanes; i++) {
+      const uint32_t word = numbers.part[p][i];
+      found.part[p][i] = table.of[word & 15] | table.of[word >> 8 & 15] << 8 | table.of[word >> 16 & 15] << 16 |
+                         (uint32_t)table.of[word >> 24 & 15] << 24;
+    }
+#endif
+  }
+  return found;
+}
+
 // The same as NibbleNumbers of a table's entries, without a minimum.
 template <Format F>
 struct TableNumbers : NibbleNumbers {
+  // The entries of those at places 4 i up, one in each byte, 128 added.
+  INLINE Words four(int i) const {
+    alignas(16) static constexpr BiasedTable kTable = biased_table<F>();
+    Words numbers = load_words(from + i % kHalfWords * kWidth);
+    for (WordPart& part : numbers.part) part = part >> (i < kHalfWords ? 0 : 4) & 0x0F0F0F0F;
+    return look_up_bytes(numbers, kTable);
+  }
+
   template <int I>
   INLINE Floats number() const {
     constexpr int kHalf = kBlockValues / 2, kShift = 8 * (I % kWordBytes) + (I < kHalf ? 0 : 4);
@@ -71,6 +114,40 @@ struct TableNumbers : NibbleNumbers {
     });
 #endif
   }
+};
+
+// Numbers in planes of kLow bits and, where kTop, of one more.
+template <int kLow, bool kTop>
+struct PlaneNumbers {
+  static constexpr uint32_t kLowMask = (1 << kLow) - 1, kBytes = 0x01010101;
+
+  const uint32_t* from;
+  Floats scales[2], minima[2];  // of the first sixteen places, and of the others
+
+  template <int I>
+  INLINE Floats number() const {
+    constexpr int kFour = I / kWordBytes, kByte = 8 * (I % kWordBytes), kHalf = I / (kBlockValues / 2);
+    const Words low = load_words(from + kFour % kLow * kWidth), top = top_bits();
+    return fma(scales[kHalf], map([&](int p) {
+      WordPart number = low.part[p] >> (kByte + kFour / kLow * kLow) & kLowMask;
+      if constexpr (kTop) number |= (top.part[p] >> (kByte + kFour) & 1) << kLow;
+      return __builtin_convertvector((IntPart)number, FloatPart);
+    }), minima[kHalf]);
+  }
+
+  // Those at places 4 i up, one in each byte.
+  INLINE Words four(int i) const {
+    Words bytes = load_words(from + i % kLow * kWidth);
+    const Words top = top_bits();
+    for (int p = 0; p < kParts; p++) {
+      bytes.part[p] = bytes.part[p] >> (i / kLow * kLow) & (kLowMask * kBytes);
+      if constexpr (kTop) bytes.part[p] |= (top.part[p] >> i & kBytes) << kLow;
+    }
+    return bytes;
+  }
+
+ private:
+  INLINE Words top_bits() const { return load_words(from + (kTop ? kLow : 0) * kWidth); }
 };
 
 struct ByteNumbers {
@@ -208,6 +285,22 @@ struct BlockNumbers<Format::kFloat4> {
   using Nibbles = TableNumbers<Format::kFloat4>;
   using Bytes = ByteNumbers;
 };
+template <>
+struct BlockNumbers<Format::kSuperTable> {
+  using Nibbles = TableNumbers<Format::kSuperTable>;
+};
+template <>
+struct BlockNumbers<Format::kSuper5Bits> {
+  using Planes = PlaneNumbers<4, true>;
+};
+template <>
+struct BlockNumbers<Format::kSuper3Bits> {
+  using Planes = PlaneNumbers<2, true>;
+};
+template <>
+struct BlockNumbers<Format::kSuper2Bits> {
+  using Planes = PlaneNumbers<2, false>;
+};
 #if ROOTGRAFT_AMX
 struct RowNumbers {
   using Nibbles = NibbleRowNumbers;
@@ -230,22 +323,62 @@ struct BlockNumbers<Format::kSymmetricRows> {
 };
 #endif
 
+// A block of a super-block in planes, with scales or minima of both halves.
+template <Format F>
+INLINE auto plane_block(const uint32_t* words, const uint16_t* factors, const uint8_t* steps) {
+  using Planes = typename BlockNumbers<F>::Planes;
+  const Floats factor = load_half(factors);
+  if constexpr (F == Format::kSuper3Bits) {
+    const auto* signed_steps = reinterpret_cast<const int8_t*>(steps);
+    const Floats first = factor * load_bytes(signed_steps), second = factor * load_bytes(signed_steps + kWidth);
+    return Planes{words, {first, second}, {first * broadcast(-4.0f), second * broadcast(-4.0f)}};
+  } else {
+    const Floats minimum = load_half(factors + kWidth) * broadcast(-1.0f);
+    if constexpr (F == Format::kSuper5Bits) {
+      const Floats scale = factor * load_bytes(steps), offset = minimum * load_bytes(steps + kWidth);
+      return Planes{words, {scale, scale}, {offset, offset}};
+    } else {
+      const auto scale = [&](int half) { return factor * load_half_bytes<0>(steps + half * kWidth); };
+      const auto offset = [&](int half) { return minimum * load_half_bytes<4>(steps + half * kWidth); };
+      return Planes{words, {scale(0), scale(1)}, {offset(0), offset(1)}};
+    }
+  }
+}
+
+// A block of a super-block, whose factors and steps are at these places.
+template <Format F>
+INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const uint8_t* steps) {
+  if constexpr (kIsPlanes<F>) {
+    return plane_block<F>(words, factors, steps);
+  } else if constexpr (kIsTable<F>) {
+    const Floats scale = load_half(factors) * load_bytes(reinterpret_cast<const int8_t*>(steps));
+    return typename BlockNumbers<F>::Nibbles{{words, scale, broadcast(0.0f)}};
+  } else {
+    using Byte = std::conditional_t<kIsNibbles<F>, uint8_t, int8_t>;
+    const auto* both = reinterpret_cast<const Byte*>(steps);
+    const Floats factor = load_half(factors), first = load_bytes(both), second = load_bytes(both + kWidth);
+    if constexpr (!kIsNibbles<F>) {
+      return typename BlockNumbers<F>::Bytes{words, {factor * first, factor * second}};
+    } else {
+      const Floats minimum = broadcast(-1.0f) * (load_half(factors + kWidth) * second);
+      return typename BlockNumbers<F>::Nibbles{words, factor * first, minimum};
+    }
+  }
+}
+
 // The block at a place, which moves on to the next.
 template <Format F>
 INLINE auto next_block(BlockPlace& place) {
-  using Nibbles = typename BlockNumbers<F>::Nibbles;
-  using Bytes = typename BlockNumbers<F>::Bytes;
   const uint32_t* words = place.words;
   const uint16_t* scales = place.scales;
   place.words += kPanelWords<F>;
   if constexpr (kIsSuper<F>) {
-    using Byte = std::conditional_t<kIsNibbles<F>, uint8_t, int8_t>;
-    const auto* steps = reinterpret_cast<const Byte*>(scales + kFactorHalves<F> + place.index * kStepHalves);
+    const auto* steps = reinterpret_cast<const uint8_t*>(scales + kFactorHalves<F> + place.index * kStepHalves<F>);
     if (++place.index == kSuperBlocks) place.index = 0, place.scales += kSuperHalves<F>;
-    const Floats factor = load_half(scales), first = load_bytes(steps), second = load_bytes(steps + kWidth);
-    if constexpr (!kIsNibbles<F>) return Bytes{words, {factor * first, factor * second}};
-    else return Nibbles{words, factor * first, broadcast(-1.0f) * (load_half(scales + kWidth) * second)};
+    return super_block<F>(words, scales, steps);
   } else {
+    using Nibbles = typename BlockNumbers<F>::Nibbles;
+    using Bytes = typename BlockNumbers<F>::Bytes;
     place.scales += kPanelScales<F>;
     const Floats scale = load_half(scales);
     if constexpr (kIsTable<F>) return Nibbles{{words, scale, minimum_of<F>(scale, scales)}};
@@ -266,6 +399,10 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kZeroPoints: return f(std::integral_constant<Format, Format::kZeroPoints>{});
     case Format::kTable: return f(std::integral_constant<Format, Format::kTable>{});
     case Format::kFloat4: return f(std::integral_constant<Format, Format::kFloat4>{});
+    case Format::kSuper5Bits: return f(std::integral_constant<Format, Format::kSuper5Bits>{});
+    case Format::kSuper3Bits: return f(std::integral_constant<Format, Format::kSuper3Bits>{});
+    case Format::kSuper2Bits: return f(std::integral_constant<Format, Format::kSuper2Bits>{});
+    case Format::kSuperTable: return f(std::integral_constant<Format, Format::kSuperTable>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});

@@ -12,22 +12,31 @@ namespace {
 
 constexpr int kHalf = kBlockWords / 2;
 
-// Whether the halves of a block have scales of their own.
+// Whether numbers are bytes with 128 added.
 template <Format F>
-constexpr bool kHasHalfScales = kIsSuper<F> && !kIsNibbles<F>;
+constexpr bool kIsBiased = !kHasMinima<F>;
 
 // A block of a panel.
 template <Format F>
 struct Weights {
   Words words[kBlockWords];
-  Floats scales[2], minimum;  // of both halves, which are alike without kHasHalfScales
+  Floats scales[2], minima[2];  // of both halves, which are alike without kHasHalfScales
 
   // The block at a place, which moves on to the next.
   INLINE explicit Weights(BlockPlace& place) {
     const auto block = next_block<F>(place);
-    if constexpr (kIsNibbles<F>) {
+    if constexpr (kIsPlanes<F>) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) scales[half] = block.scales[half], minima[half] = block.minima[half];
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockWords; i++) words[i] = block.four(i);
+    } else if constexpr (kIsTable<F>) {
       scales[0] = scales[1] = block.scale;
-      minimum = block.minimum;
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlockWords; i++) words[i] = block.four(i);
+    } else if constexpr (kIsNibbles<F>) {
+      scales[0] = scales[1] = block.scale;
+      minima[0] = minima[1] = block.minimum;
 #pragma GCC unroll 4
       for (int i = 0; i < kHalf; i++) {
         const Words both = load_words(block.from + i * kWidth);
@@ -45,7 +54,7 @@ struct Weights {
 
   // The products of one plane of a row, in two chains, for an instruction takes four cycles.
   INLINE Ints dot(const uint32_t* row, int32_t start) const {
-    return half<0>(row, kIsNibbles<F> ? 0 : start) + half<1>(row, 0);
+    return half<0>(row, kIsBiased<F> ? start : 0) + half<1>(row, 0);
   }
 
   // Those of half of the block.
@@ -59,8 +68,8 @@ struct Weights {
 
  private:
   static INLINE Ints add(const Words& column, uint32_t row, const Ints& sum) {
-    if constexpr (kIsNibbles<F>) return dot_bytes(column, broadcast_word(row), sum);
-    else return dot_biased(column, broadcast_word(row), sum);
+    if constexpr (kIsBiased<F>) return dot_biased(column, broadcast_word(row), sum);
+    else return dot_bytes(column, broadcast_word(row), sum);
   }
 };
 
@@ -78,13 +87,15 @@ INLINE Floats add_block(const Weights<F>& weights, const ByteBlock<kPlanes>& row
   const Floats scale = broadcast(row.scale);
   if constexpr (kHasHalfScales<F>) {
     static_assert(kPlanes == 1);
-    const int32_t start = row.first_starts[0];
+    const int32_t start = kIsBiased<F> ? row.first_starts[0] : 0, other = kIsBiased<F> ? row.starts[0] - start : 0;
     sum = fma(to_floats(weights.template half<0>(row.words[0], start)), weights.scales[0] * scale, sum);
-    const Ints second = weights.template half<1>(row.words[0], row.starts[0] - start);
-    return fma(to_floats(second), weights.scales[1] * scale, sum);
+    sum = fma(to_floats(weights.template half<1>(row.words[0], other)), weights.scales[1] * scale, sum);
+    if constexpr (kIsBiased<F>) return sum;
+    sum = fma(weights.minima[0], broadcast(row.half_offsets[0]), sum);
+    return fma(weights.minima[1], broadcast(row.half_offsets[1]), sum);
   }
   sum = fma(to_floats(joined(weights, row)), weights.scales[0] * scale, sum);
-  return kIsNibbles<F> ? fma(weights.minimum, broadcast(row.offset), sum) : sum;
+  return kIsBiased<F> ? sum : fma(weights.minima[0], broadcast(row.offset), sum);
 }
 
 template <Format F, int kPlanes, int MR>
@@ -122,5 +133,9 @@ template void multiply_byte_tile<Format::kBytes, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kBytes, 2>(const ByteProduct<2>&, int);
 template void multiply_byte_tile<Format::kSuperNibbles, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kSuperBytes, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuper5Bits, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuper3Bits, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuper2Bits, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuperTable, 1>(const ByteProduct<1>&, int);
 
 }  // namespace rootgraft

@@ -37,16 +37,24 @@ enum class Format : int64_t {
   kZeroPointRows,
   kTable = 15,  // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
   kFloat4,      // the same of twice E2M1
+  // Further formats in super-blocks, for products that widen them or round x to 8 bits; see super_blocks.h.
+  kSuper5Bits,
+  kSuper3Bits,
+  kSuper2Bits,
+  kSuperTable,
 };
 
 constexpr bool is_by_rows(Format format) { return format >= Format::kNibbleRows && format <= Format::kZeroPointRows; }
 template <Format F>
 constexpr bool kIsByRows = is_by_rows(F);
 template <Format F>
-constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4;
+constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4 || F == Format::kSuperTable;
+// Numbers whose bits lie in planes: two or four of each, and one more where they are odd.
+template <Format F>
+constexpr bool kIsPlanes = F == Format::kSuper5Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
 template <Format F>
 constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F == Format::kSuperNibbleRows ||
-                          F == Format::kSuperByteRows;
+                          F == Format::kSuperByteRows || F == Format::kSuperTable || kIsPlanes<F>;
 template <Format F>
 constexpr bool kIsSymmetric = F == Format::kSymmetric || F == Format::kSymmetricRows;
 template <Format F>
@@ -55,6 +63,14 @@ template <Format F>
 constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
                             F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F> || kIsTable<F>;
 
+template <Format F>
+constexpr int bits_of() {
+  if (F == Format::kSuper5Bits) return 5;
+  if (F == Format::kSuper3Bits) return 3;
+  if (F == Format::kSuper2Bits) return 2;
+  return kIsNibbles<F> ? 4 : 8;
+}
+
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
 struct alignas(kBlockValues) ByteBlock {
@@ -62,6 +78,7 @@ struct alignas(kBlockValues) ByteBlock {
   int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
   int32_t first_starts[kPlanes];  // the same of the first half, for weights whose halves have scales of their own
   float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
+  float half_offsets[2];    // the same of each half
 };
 
 template <int kPlanes>
@@ -80,7 +97,7 @@ struct ByteProduct {
 
 // Sizes of a block of a panel: words, and halves of scales.
 template <Format F>
-constexpr int kPanelWords = kBlockWords * kWidth / (kIsNibbles<F> ? 2 : 1);
+constexpr int kPanelWords = kBlockValues * bits_of<F>() / 32 * kWidth;
 template <Format F>
 constexpr int kPanelScales =
     kWidth * (F == Format::kNibbles || F == Format::kNibbleRows || kHasZeroPoints<F> ? 2 : 1);

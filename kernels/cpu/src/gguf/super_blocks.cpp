@@ -1,5 +1,5 @@
 // Packing of super-blocks in panels of 16 columns.
-#include "gguf/super_blocks.h"
+#include "gguf/block_numbers.h"
 
 #include <algorithm>
 #include <atomic>
@@ -13,70 +13,169 @@ constexpr int kRefused = 1;
 
 // Argument structure packed by Python: fields of 8 bytes in this order.
 struct PackSuperBlocks {
-  const uint8_t* rows;  // [columns][supers] of ggml's Q4_K (144 bytes) or Q6_K (210)
-  uint32_t* panels;     // [ceil(columns / 16)][supers][8][4 or 8][16] words; past the last column it is repeated
+  const uint8_t* rows;  // [columns][supers] of one of ggml's types
+  uint32_t* panels;     // [ceil(columns / 16)][supers][8][bits][16] words; past the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][supers], see super_blocks.h
-  int64_t columns, supers, is_nibbles, threads;
+  int64_t columns, supers;
+  Format format;
+  int64_t threads;
 };
 
 bool is_finite(uint16_t half) { return (half & 0x7C00) != 0x7C00; }
 
-// Puts a word of a column, of bytes b[0] .. b[3].
-void put_word(uint32_t* panel, int word, int lane, const uint8_t* b) { panel[word * kWidth + lane] = load_as<uint32_t>(b); }
+// Where a super-block of a column goes.
+template <Format F>
+struct SuperColumn {
+  uint32_t* panel;
+  uint16_t* scales;
+  int lane;
 
-// d and e; scales of 6 bits in 12 bytes; 32 bytes for two blocks each, the first in low halves.
-bool pack_q4_k(const uint8_t* from, int lane, uint32_t* panel, uint16_t* scales) {
-  const uint16_t d = load_as<uint16_t>(from), e = load_as<uint16_t>(from + 2);
-  const uint8_t *six = from + 4, *bytes = from + 16;
-  scales[lane] = d, scales[kWidth + lane] = e;
-  auto* steps = reinterpret_cast<uint8_t*>(scales + kFactorHalves<Format::kSuperNibbles>);
+  // d, or e as factor 1. False if it is not finite.
+  bool put_factor(int i, const uint8_t* from) const {
+    const auto half = load_as<uint16_t>(from);
+    scales[i * kWidth + lane] = half;
+    return is_finite(half);
+  }
+
+  // The step i of kStepHalves / 8 of a block.
+  void put_step(int block, int i, int step) const {
+    auto* steps = reinterpret_cast<uint8_t*>(scales + kFactorHalves<F> + block * kStepHalves<F>);
+    steps[i * kWidth + lane] = (uint8_t)step;
+  }
+
+  // The numbers of a block.
+  void put_values(int block, const uint8_t (&value)[kBlockValues]) const {
+    constexpr int kBits = bits_of<F>(), kLow = kBits - (kIsPlanes<F> ? kBits % 2 : 0);
+    uint32_t words[kBits] = {};
+    for (int place = 0; place < kBlockValues; place++) {
+      const int four = place / kWordBytes, byte = 8 * (place % kWordBytes);
+      words[four % kLow] |= (uint32_t)(value[place] & ((1 << kLow) - 1)) << (byte + four / kLow * kLow);
+      if (kLow < kBits) words[kBits - 1] |= (uint32_t)(value[place] >> kLow) << (byte + four);
+    }
+    for (int i = 0; i < kBits; i++) panel[(block * kBits + i) * kWidth + lane] = words[i];
+  }
+};
+
+// Scales and minima of 6 bits in 12 bytes.
+template <Format F>
+void put_six_bit_steps(const uint8_t* six, const SuperColumn<F>& to) {
   for (int block = 0; block < kSuperBlocks; block++) {
     const int i = block % 4;
     const bool late = block >= 4;
-    const int scale = late ? (six[8 + i] & 15) | six[i] >> 6 << 4 : six[i] & 63;
-    const int minimum = late ? six[8 + i] >> 4 | six[4 + i] >> 6 << 4 : six[4 + i] & 63;
-    steps[block * 2 * kWidth + lane] = (uint8_t)scale;
-    steps[(block * 2 + 1) * kWidth + lane] = (uint8_t)minimum;
-    uint8_t value[kBlockValues];
-    for (int k = 0; k < kBlockValues; k++) value[k] = bytes[block / 2 * kBlockValues + k] >> (block % 2 * 4) & 15;
-    uint8_t both[kBlockValues / 2];
-    for (int k = 0; k < kBlockValues / 2; k++) both[k] = value[k] | value[kBlockValues / 2 + k] << 4;
-    for (int w = 0; w < kBlockWords / 2; w++) put_word(panel, block * kBlockWords / 2 + w, lane, both + w * kWordBytes);
+    to.put_step(block, 0, late ? (six[8 + i] & 15) | six[i] >> 6 << 4 : six[i] & 63);
+    to.put_step(block, 1, late ? six[8 + i] >> 4 | six[4 + i] >> 6 << 4 : six[4 + i] & 63);
   }
-  return is_finite(d) && is_finite(e);
 }
 
+// d and e; scales; 32 bytes for two blocks each, the first in low halves. Of 5 bits: a fifth bit of each value, those of a
+// block in one bit of 32 bytes, is in front of them.
+template <Format F>
+bool pack_nibbles(const uint8_t* from, const SuperColumn<F>& to) {
+  constexpr bool kFifth = F == Format::kSuper5Bits;
+  const uint8_t *top = from + 16, *bytes = top + (kFifth ? kBlockValues : 0);
+  put_six_bit_steps(from + 4, to);
+  for (int block = 0; block < kSuperBlocks; block++) {
+    uint8_t value[kBlockValues];
+    for (int k = 0; k < kBlockValues; k++) {
+      value[k] = bytes[block / 2 * kBlockValues + k] >> (block % 2 * 4) & 15;
+      if (kFifth) value[k] |= (top[k] >> block & 1) << 4;
+    }
+    to.put_values(block, value);
+  }
+  const bool first = to.put_factor(0, from), second = to.put_factor(1, from + 2);
+  return first && second;
+}
+
+// Two bits of the values of a block: 32 bytes hold four blocks, the first in their lowest bits.
+uint8_t pair_at(const uint8_t* from, int block, int k) { return from[block / 4 * kBlockValues + k] >> block % 4 * 2 & 3; }
+
 // Two halves of 128 values: 64 bytes of low nibbles, 32 bytes of high pairs of bits; a scale for each 16 values; d.
-bool pack_q6_k(const uint8_t* from, int lane, uint32_t* panel, uint16_t* scales) {
+bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuperBytes>& to) {
   const uint8_t *low = from, *high = from + 128, *step = from + 192;
-  const uint16_t d = load_as<uint16_t>(from + 208);
-  scales[lane] = d;
-  auto* steps = reinterpret_cast<uint8_t*>(scales + kFactorHalves<Format::kSuperBytes>);
-  for (int i = 0; i < 2 * kSuperBlocks; i++) steps[i * kWidth + lane] = step[i];
   for (int block = 0; block < kSuperBlocks; block++) {
     const int half = block / 4, quarter = block % 4;
     uint8_t value[kBlockValues];
     for (int k = 0; k < kBlockValues; k++) {
       const int nibble = low[half * 64 + quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
-      const int pair = high[half * 32 + k] >> (quarter * 2) & 3;
-      value[k] = (uint8_t)((nibble | pair << 4) - 32 + 128);
+      value[k] = (uint8_t)((nibble | pair_at(high, block, k) << 4) - 32 + 128);
     }
-    for (int w = 0; w < kBlockWords; w++) put_word(panel, block * kBlockWords + w, lane, value + w * kWordBytes);
+    to.put_values(block, value);
+    for (int i = 0; i < 2; i++) to.put_step(block, i, step[2 * block + i]);
   }
-  return is_finite(d);
+  return to.put_factor(0, from + 208);
+}
+
+// The third bits of a block are a bit of 32 bytes; two bits of each value; sixteen scales of 6 bits in 12 bytes; d.
+bool pack_q3_k(const uint8_t* from, const SuperColumn<Format::kSuper3Bits>& to) {
+  const uint8_t *low = from + 96, *high = from + 104;
+  for (int block = 0; block < kSuperBlocks; block++) {
+    uint8_t value[kBlockValues];
+    for (int k = 0; k < kBlockValues; k++) value[k] = pair_at(from + 32, block, k) | (from[k] >> block & 1) << 2;
+    to.put_values(block, value);
+    for (int i = 2 * block; i < 2 * block + 2; i++) {
+      to.put_step(block, i % 2, (low[i % 8] >> i / 8 * 4 & 15 | (high[i % 4] >> i / 4 * 2 & 3) << 4) - 32);
+    }
+  }
+  return to.put_factor(0, from + 108);
+}
+
+// Sixteen bytes with a scale and a minimum; two bits of each value; d and e.
+bool pack_q2_k(const uint8_t* from, const SuperColumn<Format::kSuper2Bits>& to) {
+  for (int block = 0; block < kSuperBlocks; block++) {
+    uint8_t value[kBlockValues];
+    for (int k = 0; k < kBlockValues; k++) value[k] = pair_at(from + 16, block, k);
+    to.put_values(block, value);
+    for (int i = 0; i < 2; i++) to.put_step(block, i, from[2 * block + i]);
+  }
+  const bool first = to.put_factor(0, from + 80), second = to.put_factor(1, from + 82);
+  return first && second;
+}
+
+// d; eight scales of 6 bits, their upper two in 2 bytes, the lower four in 4 bytes; 16 bytes for each block.
+bool pack_iq4_xs(const uint8_t* from, const SuperColumn<Format::kSuperTable>& to) {
+  const auto high = load_as<uint16_t>(from + 2);
+  for (int block = 0; block < kSuperBlocks; block++) {
+    constexpr int kHalf = kBlockValues / 2;
+    const uint8_t* bytes = from + 8 + block * kHalf;
+    uint8_t value[kBlockValues];
+    for (int k = 0; k < kBlockValues; k++) value[k] = bytes[k % kHalf] >> k / kHalf * 4 & 15;
+    to.put_values(block, value);
+    to.put_step(block, 0, (from[4 + block / 2] >> block % 2 * 4 & 15 | (high >> 2 * block & 3) << 4) - 32);
+  }
+  return to.put_factor(0, from);
+}
+
+template <Format F>
+bool pack_column(const uint8_t* from, const SuperColumn<F>& to) {
+  if constexpr (F == Format::kSuperBytes) return pack_q6_k(from, to);
+  else if constexpr (F == Format::kSuper3Bits) return pack_q3_k(from, to);
+  else if constexpr (F == Format::kSuper2Bits) return pack_q2_k(from, to);
+  else if constexpr (F == Format::kSuperTable) return pack_iq4_xs(from, to);
+  else return pack_nibbles(from, to);
+}
+
+// Bytes of a super-block in a file.
+template <Format F>
+constexpr int stored_bytes() {
+  switch (F) {
+    case Format::kSuperBytes: return 210;
+    case Format::kSuper5Bits: return 176;
+    case Format::kSuper3Bits: return 110;
+    case Format::kSuper2Bits: return 84;
+    case Format::kSuperTable: return 136;
+    default: return 144;
+  }
 }
 
 template <Format F>
 bool pack_panel(const PackSuperBlocks& op, int64_t panel) {
-  constexpr int kBytes = F == Format::kSuperNibbles ? 144 : 210;
   bool finite = true;
   for (int lane = 0; lane < kWidth; lane++) {
     const int64_t column = std::min(panel * kWidth + lane, op.columns - 1);
     for (int64_t i = 0; i < op.supers; i++) {
-      const uint8_t* from = op.rows + (column * op.supers + i) * kBytes;
-      uint32_t* to = op.panels + (panel * op.supers + i) * kSuperBlocks * kPanelWords<F>;
-      uint16_t* scales = op.scales + (panel * op.supers + i) * kSuperHalves<F>;
-      finite &= F == Format::kSuperNibbles ? pack_q4_k(from, lane, to, scales) : pack_q6_k(from, lane, to, scales);
+      const int64_t super = panel * op.supers + i;
+      finite &= pack_column<F>(op.rows + (column * op.supers + i) * stored_bytes<F>(),
+                               {op.panels + super * kSuperBlocks * kPanelWords<F>, op.scales + super * kSuperHalves<F>, lane});
     }
   }
   return finite;
@@ -89,11 +188,13 @@ using namespace rootgraft;
 
 extern "C" int pack_super_blocks(const PackSuperBlocks* op) {
   std::atomic<bool> finite{true};
-  parallel_ranges((int)op->threads, (op->columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
-    for (; panel < end; panel++) {
-      const bool sound = op->is_nibbles ? pack_panel<Format::kSuperNibbles>(*op, panel)
-                                        : pack_panel<Format::kSuperBytes>(*op, panel);
-      if (!sound) finite = false;
+  with_block_format(op->format, [&](auto format) {
+    if constexpr (kIsSuper<format.value> && !kIsByRows<format.value>) {
+      parallel_ranges((int)op->threads, (op->columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
+        for (; panel < end; panel++) {
+          if (!pack_panel<format.value>(*op, panel)) finite = false;
+        }
+      });
     }
   });
   return finite ? 0 : kRefused;

@@ -3,10 +3,18 @@
 //
 //   kSuperNibbles   (d s) q - (e t)   eight blocks of 32 with q of 4 bits; s and t of 6 bits (Q4_K)
 //   kSuperBytes     (d s) q           sixteen blocks of 16 with q of 6 bits, stored + 128; s a signed byte (Q6_K)
+//   kSuper5Bits     (d s) q - (e t)   as kSuperNibbles, with q of 5 bits (Q5_K)
+//   kSuper3Bits     (d s) (q - 4)     sixteen blocks of 16 with q of 3 bits; s a signed byte (Q3_K)
+//   kSuper2Bits     (d s) q - (e t)   sixteen blocks of 16 with q of 2 bits; s and t of 4 bits (Q2_K)
+//   kSuperTable     (d s) table[q]    eight blocks of 32 with q of 4 bits; s a signed byte (IQ4_XS)
 //
-// Words of a panel lie as those of kNibbles and kBytes, in blocks of 32. Its scales, in the words of half precision of a
-// super-block: d of 16 columns, for kSuperNibbles e of 16 columns; then for each block of 32 two times 16 bytes: s and
-// t, or s of the first 16 values and of the others.
+// Words of a panel lie as those of kNibbles and kBytes, in blocks of 32. Numbers in planes have 4 or 2 bits in as many
+// words: byte j of word i has those at places 4 (i + n w) + j in its bits n w up, w the number of words; the top bits of odd
+// widths follow in one word, byte j of which has those at places 4 i + j in bit i.
+//
+// Its scales, in the words of half precision of a super-block: d of 16 columns, where there are minima e of 16 columns;
+// then for each block of 32 two times 16 bytes: s and t, or s of the first 16 values and of the others, which of
+// kSuper2Bits have t in their upper halves; of kSuperTable one time 16 bytes.
 #pragma once
 
 #include <type_traits>
@@ -17,11 +25,21 @@ namespace rootgraft {
 
 constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 
+// Whether numbers have a minimum, which is added to them, and whether it has a factor of its own.
 template <Format F>
-constexpr int kFactorHalves = kIsNibbles<F> ? 2 * kWidth : kWidth;  // d, or d and e
-constexpr int kStepHalves = kWidth;                                             // two times 16 bytes
+constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || kIsPlanes<F>;
 template <Format F>
-constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves;
+constexpr bool kHasMinimumFactor = kHasMinima<F> && F != Format::kSuper3Bits;
+// Whether the halves of a block have scales of their own.
+template <Format F>
+constexpr bool kHasHalfScales = F == Format::kSuperBytes || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
+
+template <Format F>
+constexpr int kFactorHalves = kHasMinimumFactor<F> ? 2 * kWidth : kWidth;  // d, or d and e
+template <Format F>
+constexpr int kStepHalves = kIsTable<F> ? kWidth / 2 : kWidth;  // 16 bytes, or two times 16
+template <Format F>
+constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves<F>;
 template <Format F>
 constexpr int kBlockHalves = kIsSuper<F> ? kSuperHalves<F> / kSuperBlocks : kPanelScales<F>;  // of scales, on average
 
@@ -42,6 +60,21 @@ INLINE Floats load_bytes(const Byte* from) {
   float wide[kWidth];
   for (int i = 0; i < kWidth; i++) wide[i] = from[i];
   return load(wide);
+#endif
+}
+
+// The lower or the upper halves of sixteen bytes as numbers.
+template <int kShift>
+INLINE Floats load_half_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_srli_epi32(_mm512_cvtepu8_epi32(load_as<__m128i>(from)), kShift);
+  return Floats{{(FloatPart)_mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(15)))}};
+#else
+  typedef uint8_t BytePart __attribute__((vector_size(kLanes)));
+  return map([&](int i) {
+    const WordPart wide = __builtin_convertvector(load_as<BytePart>(from + i * kLanes), WordPart);
+    return __builtin_convertvector((IntPart)(wide >> kShift & 15), FloatPart);
+  });
 #endif
 }
 

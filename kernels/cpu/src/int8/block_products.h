@@ -59,16 +59,21 @@ struct BlockRows {
       total = total * (1 << kPlaneBits) + totals[i];
     }
     to.offset = to.scale * (float)total;
+    int32_t first_total = 0;
     for (int i = 0; i < kPlanes; i++) {
       int32_t first = 0;
       for (int value = 0; value < kBlockValues / 2; value++) first += bytes[i][value];
       to.first_starts[i] = kBiasedStart * first;
+      first_total = first_total * (1 << kPlaneBits) + first;
     }
+    to.half_offsets[0] = to.scale * (float)first_total;
+    to.half_offsets[1] = to.scale * (float)(total - first_total);
   }
 };
 
 // Several tiles that use a panel share the prefetch of the next one, which overlaps memory with computation. A single tile
-// only streams: CPUs with AMX gain a twentieth by asking for what comes shortly after, on others the hardware does better.
+// only streams: CPUs with AMX gain a twentieth by asking for what comes shortly after, on others the hardware does better,
+// but for blocks of five lines, of which it loses track: they take twice as long then.
 template <Format F, int kPlanes, class Out>
 void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = scale_halves<F>(x.blocks);
@@ -77,7 +82,7 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
   const int64_t ahead = count > 1 ? x.blocks : kStreamed / kPanelLines<F>;
   alignas(64) float room[kByteRows * kRoomStride];
   for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
-    const bool asks = count > 1 ? panel + 1 < part.panel_end : has_amx();
+    const bool asks = count > 1 ? panel + 1 < part.panel_end : has_amx() || kIsPlanes<F>;
     const int64_t lines = asks ? kPanelLines<F> : 0;
     const auto* b_scale = static_cast<const uint16_t*>(op.scales) + panel * halves;
     for (int64_t i = 0; i < count; i++) {

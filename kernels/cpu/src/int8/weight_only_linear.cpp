@@ -82,8 +82,36 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
 }
 #endif
 
-// Byte i of each lane as an E4M3. Those without an exponent are read with one, whose leading digit is taken off again, so
-// that no operand is denormal.
+// E4M3 as numbers of fp32: bytes 2 i and 2 i + 1 of each lane, divided by kFloat8Unit, which scales are multiplied with.
+struct Float8Pair {
+  FloatPart first, second;
+};
+
+#if defined(__AVX512BW__) || (defined(__F16C__) && defined(__AVX2__) && !defined(__AVX512F__))
+constexpr float kFloat8Unit = 256.0f;
+
+// The bits of a half are those of E4M3 with a bit between sign and exponent, whose bias differs by 8: exact, for numbers
+// without an exponent too, which this conversion takes no longer for.
+INLINE Float8Pair float8_pair(const WordPart& bytes, int i) {
+  const __m128i order = i ? _mm_setr_epi8(-1, 2, -1, 6, -1, 10, -1, 14, -1, 3, -1, 7, -1, 11, -1, 15)
+                          : _mm_setr_epi8(-1, 0, -1, 4, -1, 8, -1, 12, -1, 1, -1, 5, -1, 9, -1, 13);
+#if defined(__AVX512BW__)
+  const __m512i placed = _mm512_srai_epi16(_mm512_shuffle_epi8((__m512i)bytes, _mm512_broadcast_i32x4(order)), 1);
+  const __m512i halves = _mm512_and_si512(placed, _mm512_set1_epi16((short)0xBFFF));
+  const __m512i sorted = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), halves);
+  return {(FloatPart)_mm512_cvtph_ps(_mm512_castsi512_si256(sorted)),
+          (FloatPart)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(sorted, 1))};
+#else
+  const __m256i placed = _mm256_srai_epi16(_mm256_shuffle_epi8((__m256i)bytes, _mm256_broadcastsi128_si256(order)), 1);
+  const __m256i sorted = _mm256_permute4x64_epi64(_mm256_and_si256(placed, _mm256_set1_epi16((short)0xBFFF)), 0xD8);
+  return {(FloatPart)_mm256_cvtph_ps(_mm256_castsi256_si128(sorted)),
+          (FloatPart)_mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1))};
+#endif
+}
+#else
+constexpr float kFloat8Unit = 1.0f;
+
+// Numbers without an exponent are read with one, whose leading digit is taken off again, so that no operand is denormal.
 INLINE FloatPart float8(const WordPart& bytes, int i) {
   const WordPart placed = i < 3 ? bytes << (20 - 8 * i) : bytes >> 4;
   const WordPart magnitude = placed & 0x07F00000u, sign = bytes << (24 - 8 * i) & 0x80000000u;
@@ -91,6 +119,14 @@ INLINE FloatPart float8(const WordPart& bytes, int i) {
   const auto value = (FloatPart)(magnitude + (120u << 23) + (is_small & 1u << 23));
   const FloatPart digit = (FloatPart)(is_small & 0x3C800000u);
   return (FloatPart)((WordPart)(value - digit) | sign);
+}
+
+INLINE Float8Pair float8_pair(const WordPart& bytes, int i) { return {float8(bytes, 2 * i), float8(bytes, 2 * i + 1)}; }
+#endif
+
+// Scales of a group of words of a panel, as numbers of Float8Pair take them.
+INLINE Floats float8_scale(const WidenedLinear& op, int64_t panel, int64_t group) {
+  return load(op.scales + (panel * op.groups + group) * kWidth) * broadcast(kFloat8Unit);
 }
 
 // Rounded to the nearest bf16, ties to even, in the upper halves of lanes: of finite numbers.
@@ -104,14 +140,15 @@ template <class E>
 INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
 #pragma GCC unroll 4
   for (int part = 0; part < kParts; part++) {
-    const auto value = [&](int i) { return float8(bytes.part[part], i) * scale.part[part]; };
     const auto put = [&](int word, const WordPart& bits) {
       std::memcpy(to + word * kWidth + part * kLanes, &bits, sizeof(bits));
     };
-#pragma GCC unroll 4
-    for (int i = 0; i < kWordBytes; i += E::kPerWord) {
-      if constexpr (E::kPerWord == 1) put(i, (WordPart)value(i));
-      else put(i / 2, round_bits(value(i)) >> 16 | (round_bits(value(i + 1)) & 0xFFFF0000u));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const Float8Pair pair = float8_pair(bytes.part[part], i);
+      const FloatPart first = pair.first * scale.part[part], second = pair.second * scale.part[part];
+      if constexpr (E::kPerWord == 1) put(2 * i, (WordPart)first), put(2 * i + 1, (WordPart)second);
+      else put(i, round_bits(first) >> 16 | (round_bits(second) & 0xFFFF0000u));
     }
   }
 }
@@ -149,7 +186,7 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
   };
   const __m512i low = look_up(kFloat8Bytes.low);
   const __m512i high = _mm512_ternarylogic_epi32(look_up(kFloat8Bytes.high), value, sign, 0xF8);  // a | b & c
-  const __m512 factor = (__m512)scale.part[0];
+  const __m512 factor = (__m512)(scale * broadcast(1 / kFloat8Unit)).part[0];
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i turns = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
   const auto put = [&](const __m512i& pairs, uint32_t* words) {
@@ -170,7 +207,7 @@ void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int
   for (int64_t p = panel; p < panel + panels; p++, to += words) {
     const uint32_t* from = op.panels + p * op.panel_words();
     for (int64_t word = 0; word < count; word++) {
-      const Floats scale = load(op.scales + (p * op.groups + word / group) * kWidth);
+      const Floats scale = float8_scale(op, p, word / group);
       widen_float8<E>(load_words(from + word * kWidth), scale, to + word * kWidth * (kWordBytes / E::kPerWord));
     }
   }
@@ -188,6 +225,33 @@ constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; 
 // Panels from the sums of a row to those of the next one.
 constexpr int kSumPanels = std::max(kTilePanels, direct_panels(1));
 
+// Whether products of E4M3 leave out the words of E: where bf16 is multiplied as fp32, its numbers are rounded alone.
+#if defined(__AVX512BF16__)
+template <class E>
+constexpr bool kSkipsWords = false;
+#else
+template <class E>
+constexpr bool kSkipsWords = E::kPerWord == Bf16::kPerWord;
+#endif
+
+// Adds products of two columns of x with numbers 2 i and 2 i + 1 of each lane, term by term those of Bf16::dot.
+template <int MR, int NV>
+INLINE void add_float8_pair(const Words& bytes, int i, const Floats& scale, const uint32_t* x, ptrdiff_t stride, int v,
+                            Floats (&sums)[MR][NV]) {
+#pragma GCC unroll 4
+  for (int part = 0; part < kParts; part++) {
+    const Float8Pair pair = float8_pair(bytes.part[part], i);
+    const auto first = (FloatPart)(round_bits(pair.first * scale.part[part]) & 0xFFFF0000u);
+    const auto second = (FloatPart)(round_bits(pair.second * scale.part[part]) & 0xFFFF0000u);
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; m++) {
+      const WordPart both = WordPart{} + x[m * stride];
+      const FloatPart sum = fma((FloatPart)(both << 16), first, sums[m][v].part[part]);
+      sums[m][v].part[part] = fma((FloatPart)(both & 0xFFFF0000u), second, sum);
+    }
+  }
+}
+
 template <class E, int MR, int NV, bool kFloat8>
 void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_to) {
   constexpr int kParts8 = kWordBytes / E::kPerWord;  // words of E that a word of bytes is widened to
@@ -202,6 +266,18 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
     for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
   }
   const auto add = [&](int64_t word, int count) {  // so many words of E
+    if constexpr (kFloat8 && kSkipsWords<E>) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; v++) {
+        const uint32_t* bytes = from + v * words + word * kWidth;
+        __builtin_prefetch(bytes + kAhead, 0, 3);
+#pragma GCC unroll 2
+        for (int i = 0; i < kParts8 && i < count; i++) {
+          add_float8_pair(load_words(bytes), i, scale[v], op.x + at * steps + word * kParts8 + i, steps, v, sums);
+        }
+      }
+      return;
+    }
     alignas(64) uint32_t wide[NV][kParts8 * kWidth];
 #pragma GCC unroll 2
     for (int v = 0; v < NV; v++) {
@@ -224,7 +300,7 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
   const int64_t whole = steps / kParts8;
   for (int64_t first = 0; first * kWidth < words; first += group) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV && kFloat8; v++) scale[v] = load(op.scales + ((panel + v) * op.groups + first / group) * kWidth);
+    for (int v = 0; v < NV && kFloat8; v++) scale[v] = float8_scale(op, panel + v, first / group);
     const int64_t end = std::min(whole, first + group);
     for (int64_t word = first; word < end; word++) add(word, kParts8);
     if (whole < first + group && steps % kParts8) add(whole, (int)(steps % kParts8));
@@ -326,7 +402,8 @@ bool is_direct(const WidenedLinear& op) {
 #if ROOTGRAFT_AMX
   if (E::kPerWord == Bf16::kPerWord && takes_amx((op.width + E::kPerWord - 1) / E::kPerWord)) return false;
 #endif
-  return op.rows <= kMostDirectRows;
+  // Rounding E4M3 twice takes longer than storing it once.
+  return op.rows <= (op.groups && kSkipsWords<E> ? kDirectRows : kMostDirectRows);
 }
 
 template <class E, class To>

@@ -31,6 +31,7 @@ from rootgraft.api.cli.machine.doctor_checks import (
     check_kernels,
     check_memory,
     check_model,
+    check_named,
     check_open_files,
     check_packages,
     check_port,
@@ -439,3 +440,18 @@ def test_a_model_of_the_hub_is_not_downloaded_for_its_plan(monkeypatch: pytest.M
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(ModelError, match=r"org/name is not on this machine\. Try: rootgraft pull org/name"):
         check_model(EngineConfig(model="org/name"))
+
+
+def test_forms_of_a_published_model_are_told_without_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(name: str, **options: Any) -> str:
+        assert options["local_files_only"] is True
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    found = {each.name: each for each in check_named(EngineConfig(model="Qwen/Qwen3-8B"))}
+    assert found["16 bits"].status == found["GGUF"].status == "ok"
+    assert found["files"].command == "rootgraft pull Qwen/Qwen3-8B"
+    refused = {each.name: each for each in check_named(EngineConfig(model="zai-org/GLM-5.2:Q4_K_M"))}
+    assert refused["GGUF"].value == "no" and "GlmMoeDsaForCausalLM is not supported" in refused["GGUF"].reason
+    with pytest.raises(ModelError, match=r"org/name is not on this machine"):
+        check_named(EngineConfig(model="org/name"))

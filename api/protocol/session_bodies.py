@@ -1,0 +1,26 @@
+"""Bodies of calls about sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ...engine.types import MAX_SESSION_NAME
+from .adapter_parts import ModelName
+from .base import StrictModel
+
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_NAME)]
+
+
+class ReleaseSessionRequest(StrictModel):
+    """A session of the caller's."""
+
+    model: ModelName | None = None
+    prompt_cache_key: _Name
+
+
+class ExportSessionRequest(ReleaseSessionRequest):
+    """A session of any tenant; "" is that of a server without tenants."""
+
+    tenant: Annotated[str, Field(max_length=MAX_SESSION_NAME)] = ""

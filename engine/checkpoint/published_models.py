@@ -1,0 +1,119 @@
+"""Published models: ``config.json`` of repositories on the hub, kept here to tell without a download what loads.
+
+The answers come from the configs by the same reader that loads a model: an answer cannot differ from what a start says
+of the same ``config.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ModelError, UnknownArchitecture
+from .families.family_table import BY_NAME
+from .families.library_classes import LIBRARY_CLASSES
+from .hf_config import model_config
+from .quantization_config import KEY
+
+PLAIN: Final = "16 bits"
+GGUF: Final = "GGUF"
+GGUF_OF_WHOLE: Final = {
+    "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
+    "Qwen3VLForConditionalGeneration": "qwen3vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+}
+"""Architectures in GGUF files of multimodal classes, where it is not that of their language model."""
+# What publishers of quantised forms write in config.json, by the name of the form.
+_SECTIONS: Final[dict[str, dict[str, Any]]] = {
+    "FP8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "GPTQ": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+}
+FORMS: Final = (PLAIN, *_SECTIONS, GGUF)
+"""Forms that a model is published in, beside those that its own config names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormAnswer:
+    """Whether a form of a published model loads.
+
+    Attributes:
+        form: one of ``FORMS``, or what the repository's own config names.
+        how: what computes it, or in a GGUF file its architecture; empty where it does not load.
+        fault: why it does not load, in the reader's words; empty where it does.
+    """
+
+    form: str
+    how: str
+    fault: str = ""
+
+    @property
+    def loads(self) -> bool:
+        """Return whether it loads."""
+        return not self.fault
+
+
+@cache
+def published_models() -> Mapping[str, Mapping[str, Any]]:
+    """Return ``config.json`` of each published repository, by its name on the hub, sorted without regard to case.
+
+    Lists of modules that stay unquantised, configs of other towers, and keys without effect on text are left out.
+    """
+    lines = Path(__file__).with_name("published_configs.jsonl").read_text("utf-8").splitlines()
+    return {row["name"]: row["config"] for row in map(json.loads, lines)}
+
+
+def own_form(config: Mapping[str, Any]) -> str:
+    """Return how a repository's weights are stored, as its config names it."""
+    text = config.get("text_config")
+    found = config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None) or config.get("compression_config")
+    if not isinstance(found, dict):
+        return PLAIN
+    scheme = found.get("quant_algo") or found.get("format") or ""
+    return " ".join(str(each) for each in (found.get("quant_method") or "modelopt", scheme) if each)
+
+
+def form_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
+    """Return whether a repository's model loads: as published, and where that is plain, in each of ``FORMS``."""
+    own = _answer(own_form(config), config)
+    if own.form != PLAIN:
+        return [own]
+    others = (_quantised_answer(form, {**config, KEY: section}) for form, section in _SECTIONS.items())
+    return [own, *others, _gguf_answer(config)]
+
+
+def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
+    try:
+        found = model_config(config)
+    except UnknownArchitecture as error:
+        if form == PLAIN and error.architecture in LIBRARY_CLASSES:
+            return FormAnswer(form, "by the transformers library")
+        return FormAnswer(form, "", str(error))
+    except ModelError as error:
+        return FormAnswer(form, "", str(error))
+    return FormAnswer(form, f"by our decoder, as {found.family}")
+
+
+def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
+    """Return the answer for a form whose publishers store experts one by one, as the tools that write it do."""
+    found = _answer(form, config)
+    if found.loads and any(
+        layer.mixture is not None and layer.mixture.names.storage != "modules" for layer in model_config(config).layers
+    ):
+        return FormAnswer(form, "", "Quantised experts are not read one by one where the model has them in one tensor.")
+    return found
+
+
+def _gguf_answer(config: Mapping[str, Any]) -> FormAnswer:
+    try:
+        family = BY_NAME[model_config(config).family]
+    except ModelError as error:
+        return FormAnswer(GGUF, "", str(error))
+    name = GGUF_OF_WHOLE.get(config["architectures"][0], family.gguf_name)
+    if name is None:
+        return FormAnswer(GGUF, "", f"GGUF files of {family.architecture} are not read.")
+    return FormAnswer(GGUF, f"as {name}, in each type of llama.cpp that is in the list of types")

@@ -1,0 +1,104 @@
+"""Prefix transfer: saves the KV of prompts to files, and loads it. Called on the core's thread."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path as FilePath
+from typing import BinaryIO
+
+from ...radix.namespace import ENDLESS, Path
+from ..batch import PageLoad, StateLoad
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..kv_cache.block_codec import BlockCodec, Buffer
+from ..kv_cache.block_keys import BlockId
+from ..kv_cache.make_tiers import KvPages, make_scheme, plain_scheme
+from ..kv_cache.prefix_cache import PrefixCache
+from ..kv_cache.prefix_files import StoredPrefix, read_blocks, read_prefix, write_blocks, write_prefix
+
+
+class PrefixTransfer:
+    """Saves and loads prefixes of one prefix cache and its pool.
+
+    Args:
+        base: digest of the base model.
+        key_of: options whose key encrypts what is saved; None for no encryption.
+
+    Raises:
+        ConfigError: the pages of this model cannot be kept elsewhere, or the key's file has none.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, pages: KvPages | None, base: str, key_of: EngineConfig | None = None
+    ) -> None:
+        if pages is None or pages.refusal:
+            raise ConfigError(f"The KV of this model cannot be kept: {pages.refusal if pages else 'it has no pages'}.")
+        if not cache.sharing:
+            raise ConfigError("Prefixes are saved and loaded with --enable-prefix-caching alone.")
+        self._cache, self._pages, self._base = cache, pages, base
+        plain = plain_scheme(pages, cache.page_size), b""
+        self._codec = BlockCodec(*(plain if key_of is None else make_scheme(key_of, pages)))
+
+    def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
+        """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
+        blocks, payload_of = self._cached(path, tokens)
+        write_prefix(file, self._codec, blocks, payload_of, head)
+        return self._num_tokens(blocks)
+
+    def write(self, path: Path, tokens: array[int], out: BinaryIO, head: bytes) -> int:
+        """Write the same to an open file."""
+        blocks, payload_of = self._cached(path, tokens)
+        write_blocks(out, self._codec, blocks, payload_of, head)
+        return self._num_tokens(blocks)
+
+    def size(self, num_tokens: int) -> int:
+        """Return about how many bytes the KV of so many tokens takes in a file."""
+        scheme = self._codec.scheme
+        return num_tokens // scheme.page_size * scheme.page_bytes + scheme.state_bytes
+
+    def _num_tokens(self, blocks: list[BlockId]) -> int:
+        return sum(not block.is_state for block in blocks) * self._cache.page_size
+
+    def _cached(self, path: Path, tokens: array[int]) -> tuple[list[BlockId], Callable[[int], Buffer]]:
+        """Return the whole pages of a prompt that are cached, then its state, and what reads them by their index."""
+        size, scheme = self._cache.page_size, self._codec.scheme
+        state = self._cache.export_state(scheme, path, tokens)
+        most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
+        blocks, pages = self._cache.export(scheme, path, tokens, most=most)
+        reads = [partial(self._pages.read_page, page) for page in pages]
+        if state:
+            blocks.append(state[0])
+            reads.append(partial(self._pages.read_state, state[1]))
+        return blocks, lambda index: reads[index]()
+
+    def load(self, file: FilePath, offset: int = 0) -> int:
+        """Enter the pages of a file, which begin at an offset, in the prefix cache. Raises OSError.
+
+        Returns:
+            Tokens whose KV is cached now, as far as the pool has room; 0 for a file of another base model, form of KV
+            or page size, or with no whole page.
+        """
+        stored = read_prefix(file, self._codec, self._base, "", offset=offset)
+        return 0 if stored is None else self._enter(stored)
+
+    def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
+        """Do the same with the KV of a tenant in an open file. Returns its namespaces and the tokens that are cached.
+
+        No path and no token where ``load`` returns 0.
+        """
+        stored = read_blocks(source, self._codec, self._base, tenant)
+        num_tokens = 0 if stored is None else self._enter(stored)
+        return (stored.path, stored.tokens[:num_tokens]) if stored is not None and num_tokens else (None, array("i"))
+
+    def _enter(self, stored: StoredPrefix) -> int:
+        """Enter pages in the prefix cache, as far as there is room. Returns their tokens."""
+        lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)
+        first = lease.num_shared
+        loads = [PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])]
+        states = [StateLoad(slot, stored.state) for slot in lease.pending.values() if stored.state is not None]
+        self._pages.load([*loads, *states])
+        self._cache.commit(lease, stored.tokens, num_tokens)
+        self._cache.release(lease, stored.tokens, num_tokens)
+        return num_tokens

@@ -1,0 +1,138 @@
+"""Session transfer: the KV of a session between two calls as a file, and back. Called on the core's thread.
+
+magic, length and checksum of the head, head as JSON, blocks of ``prefix_files``
+
+The head says of which tenant and session it is and of which weights its KV is. The blocks say
+the same of themselves, and with a key only that of the right tenant opens them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ...radix.namespace import Path
+from ..errors import ConfigError, RequestError
+from ..kv_cache.session_files import KEPT_MAGIC, pack_head, read_head_of
+from ..messages import ExportSession, ImportSession, ReleaseSession, Reply, SessionReply, failure_of
+from ..messages.session_calls import MAX_SESSION_BYTES
+from ..scheduling.session_pins import SessionPins
+from .prefix_transfer import PrefixTransfer
+
+_VERSION = 1
+
+
+class SessionTransfer:
+    """Releases, exports and imports the sessions of one engine.
+
+    Args:
+        pins: of the sessions that are held.
+        open_transfer: returns what saves and loads KV; raises ConfigError where it cannot be kept elsewhere.
+        base: digest of the base model.
+        has_adapter: whether an adapter with a digest is loaded.
+    """
+
+    def __init__(
+        self,
+        pins: SessionPins,
+        open_transfer: Callable[[], PrefixTransfer],
+        base: str,
+        has_adapter: Callable[[str], bool],
+    ) -> None:
+        self._pins = pins
+        self._open_transfer = open_transfer
+        self._base = base
+        self._has_adapter = has_adapter
+
+    def reply(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply | Reply:
+        """Return the reply to a call, or its error."""
+        try:
+            return self.answer(call)
+        except (RequestError, ConfigError) as error:
+            known = error if isinstance(error, RequestError) else RequestError(str(error))
+            return Reply(call.id, failure_of(call.id, known))
+
+    def answer(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply:
+        """Return the reply to a call. Raises RequestError, ConfigError."""
+        if isinstance(call, ReleaseSession):
+            return SessionReply(call.id, int(self.release(call.tenant, call.session)))
+        if isinstance(call, ExportSession):
+            return SessionReply(call.id, *self.export(call.tenant, call.session))
+        return SessionReply(call.id, self.load(call.data))
+
+    def release(self, tenant: str, session: str) -> bool:
+        """End a tenant's session, whose KV is evicted first. Returns whether it was held."""
+        return self._pins.release(tenant, session)
+
+    def size(self, tenant: str, session: str) -> int:
+        """Return about how many bytes of KV a session holds; 0 where it is not held."""
+        held = self._pins.find(tenant, session)
+        return 0 if held is None else self._open_transfer().size(len(held[1]))
+
+    def export(self, tenant: str, session: str) -> tuple[int, bytes]:
+        """Return the tokens whose KV a session holds, and its file; 0 and nothing where it is not held.
+
+        Raises:
+            RequestError: the file would be too large.
+            ConfigError: the KV of this model cannot be kept elsewhere.
+        """
+        transfer, held = self._open_transfer(), self._pins.find(tenant, session)
+        if held is None:
+            return 0, b""
+        path, tokens = held
+        if (size := transfer.size(len(tokens))) > MAX_SESSION_BYTES:
+            raise RequestError(
+                f"The session has about {size} bytes of KV, and a file at most {MAX_SESSION_BYTES}: keep it with "
+                "--kv-disk, and move that folder by 'rootgraft cache export'.",
+                param="prompt_cache_key",
+            )
+        out = io.BytesIO()
+        num_tokens = transfer.write(path, tokens, out, pack_head(self._head(tenant, session, path), KEPT_MAGIC))
+        return num_tokens, out.getvalue()
+
+    def _head(self, tenant: str, session: str, path: Path) -> bytes:
+        namespace = path.namespace
+        fields = {
+            "version": _VERSION,
+            "base": namespace.base,
+            "adapter_digest": namespace.adapter or "",
+            "tenant": tenant,
+            "cache_tenant": namespace.tenant,
+            "session": session,
+        }
+        return json.dumps(fields).encode()
+
+    def load(self, data: bytes) -> int:
+        """Enter the KV of a session's file in the prefix cache, and hold it as the session's.
+
+        Returns:
+            Tokens whose KV is cached now; 0 for a file of another base model, form of KV or key, of an adapter that is
+            not loaded with the same content, or a damaged one.
+
+        Raises:
+            ConfigError: the KV of this model cannot be kept elsewhere.
+        """
+        transfer, source = self._open_transfer(), io.BytesIO(data)
+        fields = _fields_of(read_head_of(source, KEPT_MAGIC))
+        if fields is None or fields["base"] != self._base:
+            return 0
+        if fields["adapter_digest"] and not self._has_adapter(fields["adapter_digest"]):
+            return 0
+        path, tokens = transfer.read(source, fields["cache_tenant"])
+        if path is None or (path.namespace.adapter or "") != fields["adapter_digest"]:
+            return 0
+        self._pins.hold(fields["tenant"], fields["session"], path, tokens)
+        return len(tokens)
+
+
+def _fields_of(head: bytes | None) -> dict[str, str] | None:
+    """Return what a head says; None for another version, or none."""
+    try:
+        fields: Any = json.loads(head or b"null")
+    except ValueError:
+        return None
+    names = ("base", "adapter_digest", "tenant", "cache_tenant", "session")
+    is_whole = isinstance(fields, dict) and fields.get("version") == _VERSION
+    return fields if is_whole and all(isinstance(fields.get(name), str) for name in names) else None

@@ -1,0 +1,53 @@
+"""Files that are replaced as a whole: a write that fails leaves the file as it was before."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Open a file to write, which takes the place of ``path`` when the block ends without an error.
+
+    A file that is there keeps its mode and owner, and a symbolic link stays one. What is no regular file, such as a
+    pipe or ``/dev/stdout``, is written in place.
+
+    Args:
+        mode: of a new file, before the umask.
+
+    Raises:
+        OSError: it cannot be written, and nothing of the attempt is left.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as out:
+            yield out
+        return
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            with suppress(FileNotFoundError):
+                before = target.stat()
+                os.fchmod(handle, before.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(handle, before.st_uid, before.st_gid)
+            yield out
+            out.flush()
+            os.fsync(handle)
+        os.replace(part, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace a file by one with this content, or make one. Raises OSError as ``replacing`` does."""
+    with replacing(path, mode) as out:
+        out.write(content)

@@ -1,0 +1,63 @@
+"""A stream of a GPU beside the one that serves: copies and sums there delay no step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+class SideStream:
+    """Work beside the steps of a device. On a CPU all is done at once, and there is nothing to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Have what this thread starts within the context run on the stream, memory that it allocates included."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> SideMark:
+        """Return a mark behind all that was started."""
+        event = None
+        if self._stream is not None:
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return SideMark(event)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """Return a stream of a device for all that is computed beside its steps."""
+    return SideStream(device)
+
+
+class SideMark:
+    """A place in the work of a ``SideStream``."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self._event = event
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether all work before it is done; without waiting."""
+        return self._event is None or self._event.query()
+
+    def hand_over(self, *tensors: Tensor) -> None:
+        """Let the current stream use tensors of the stream beside it, after the mark, until they are freed."""
+        if self._event is None:
+            return
+        current = torch.cuda.current_stream(tensors[0].device) if tensors else torch.cuda.current_stream()
+        current.wait_event(self._event)
+        for tensor in tensors:
+            tensor.record_stream(current)

@@ -1,0 +1,168 @@
+"""Sessions as files: what another engine takes of them, and what it takes for a miss."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from support.engine.adapter_engine import Engine, write
+from support.engine.core_hooks import session_keys
+
+from rootgraft.engine.errors import RequestError
+from rootgraft.engine.messages import Done, ExportSession, ImportSession, ReleaseSession, Reply, SessionReply
+
+T = TypeVar("T")
+PROMPT = [random.Random(f"9 {each}").randrange(11) for each in range(42)]
+WHOLE = 40  # tokens of its whole pages
+FIELDS = {"salt": "s", "tenant": "team", "cache_tenant": "team", "session": "chat"}
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    write(root, "one", 1)
+    write(root, "two", 2)
+    return root
+
+
+def say(engine: Engine, **fields: Any) -> int:
+    """Ask for an answer, which must be right. Returns how many tokens of the prompt were cached."""
+    number = engine.submit(PROMPT, max_tokens=4, ignore_eos=True, **fields)
+    engine.run()
+    engine.check_tokens(number)
+    done = engine.ends[number]
+    assert isinstance(done, Done)
+    return done.usage.cached
+
+
+def with_engine(run: Callable[[Engine], T], root: Path | None = None, **options: Any) -> T:
+    engine = Engine(root, **options)
+    try:
+        return run(engine)
+    finally:
+        engine.core.close()
+
+
+def exported(root: Path | None = None, *, options: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    def run(engine: Engine) -> bytes:
+        load(engine, root, *fields.values())
+        say(engine, **FIELDS, **fields)
+        count, data = engine.core.sessions.export("team", "chat")
+        assert count >= WHOLE
+        return data
+
+    return with_engine(run, root, **options or {})
+
+
+def load(engine: Engine, root: Path | None, *names: str) -> None:
+    for name in names:
+        engine.load(name, str(root and root / name))
+        engine.wait(lambda name=name: engine.pool.registry.get(name) is not None)
+
+
+def taken(engine: Engine, data: bytes) -> int:
+    return engine.core.sessions.load(data)
+
+
+def test_a_session_goes_on_in_another_engine() -> None:
+    data = exported()
+
+    def run(engine: Engine) -> None:
+        assert taken(engine, data) >= WHOLE
+        assert session_keys(engine.core) == [("team", "chat")]
+        engine.core.check()
+        other = {**FIELDS, "session": "", "salt": ""}
+        assert say(engine, **other) == 0
+        assert say(engine, **{**FIELDS, "cache_tenant": "other"}) == 0
+        assert say(engine, **FIELDS) >= WHOLE
+        assert engine.core.sessions.export("team", "chat")[0] >= WHOLE
+        engine.core.check()
+
+    with_engine(run)
+
+
+def test_a_session_of_an_adapter_needs_the_same_content(adapters: Path, tmp_path: Path) -> None:
+    data = exported(adapters, adapter="one")
+    write(tmp_path, "one", 2)
+    assert with_engine(lambda engine: taken(engine, data)) == 0
+    assert with_engine(lambda engine: (load(engine, tmp_path, "one"), taken(engine, data))[1], tmp_path) == 0
+
+    def run(engine: Engine) -> None:
+        assert taken(engine, data) == 0, "no adapter is loaded yet"
+        load(engine, adapters, "one", "two")
+        assert taken(engine, data) >= WHOLE
+        assert say(engine, adapter="two", **FIELDS) == 0
+        assert say(engine, adapter="one", **FIELDS) >= WHOLE
+
+    with_engine(run, adapters)
+
+
+def test_with_a_key_only_the_same_key_opens_it(tmp_path: Path) -> None:
+    keys = tmp_path / "key", tmp_path / "other"
+    for number, key in enumerate(keys):
+        key.write_bytes(bytes([number] * 32))
+    options = [
+        {"kv_disk": str(tmp_path / str(number)), "kv_disk_key_file": str(key)} for number, key in enumerate(keys)
+    ]
+    data = exported(options=options[0])
+    assert b"[" + b", ".join(b"%d" % token for token in PROMPT[:4]) + b"]" not in data
+    for wrong in ({}, options[1]):
+        assert with_engine(lambda engine: taken(engine, data), **wrong) == 0
+    assert with_engine(lambda engine: taken(engine, data.replace(b'"cache_tenant": "team"', b'"cache_tenant": "teem"')), **options[0]) == 0  # fmt: skip  # noqa: E501
+    fresh = {**options[0], "kv_disk": str(tmp_path / "fresh")}
+    assert with_engine(lambda engine: taken(engine, data), **fresh) >= WHOLE
+    assert with_engine(lambda engine: taken(engine, exported()), **fresh) == 0
+
+
+def test_damaged_files_are_never_wrong_tokens() -> None:
+    """Cut, flipped at seeded places: fewer tokens are cached, or none, and answers are right."""
+    data, rng = exported(), random.Random(3)
+
+    def run(engine: Engine) -> None:
+        for _ in range(40):
+            place = rng.randrange(len(data))
+            flipped = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+            for damaged in (flipped, data[:place]):
+                assert 0 <= taken(engine, damaged) <= WHOLE + 4
+                engine.core.check()
+                say(engine, **FIELDS)
+                engine.core.reset_cache()
+        assert taken(engine, b"") == taken(engine, b"\x00" * 64) == 0
+
+    with_engine(run)
+
+
+def test_calls_are_answered_by_number() -> None:
+    data = exported()
+
+    def run(engine: Engine) -> None:
+        calls = ImportSession(1, data), ExportSession(2, "team", "chat"), ReleaseSession(3, "team", "chat")
+        absent = ExportSession(4, "team", "chat"), ReleaseSession(5, "other", "chat")
+        engine.core.handle([*calls, *absent])
+        replies = {message.id: message for message in engine.core.step() if isinstance(message, SessionReply)}
+        assert [bool(replies[number].count) for number in range(1, 6)] == [True, True, True, False, False]
+        assert replies[2].data == data
+
+    with_engine(run)
+
+
+def test_a_session_too_large_for_a_file_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rootgraft.engine.core import session_transfer
+
+    def run(engine: Engine) -> None:
+        say(engine, **FIELDS)
+        transfer = engine.core.sessions
+        held = transfer.size("team", "chat")
+        monkeypatch.setattr(session_transfer, "MAX_SESSION_BYTES", held)
+        assert transfer.export("team", "chat")[0] >= WHOLE
+        monkeypatch.setattr(session_transfer, "MAX_SESSION_BYTES", held - 1)
+        with pytest.raises(RequestError, match="rootgraft cache export"):
+            transfer.export("team", "chat")
+        engine.core.handle([ExportSession(7, "team", "chat")])
+        [reply] = [message for message in engine.core.step() if isinstance(message, Reply)]
+        assert reply.failure is not None and reply.failure.param == "prompt_cache_key"
+
+    with_engine(run)

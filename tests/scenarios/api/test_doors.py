@@ -1,0 +1,159 @@
+"""Doors of other protocols: both sides of each number's limit, unknown fields by name, errors in their own shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.api.api_live import Live
+
+from rootgraft.engine.errors import EngineDead
+
+HI = [{"role": "user", "content": "hi"}]
+MOST_SEED, MOST_TOP_K = 2**63 - 1, 1 << 20
+
+
+def chat(**options: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": HI, "stream": False, "options": {"num_predict": 4, **options}}
+
+
+def prompt(**options: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "hi", "stream": False, "options": {"num_predict": 4, **options}}
+
+
+def tgi(**parameters: Any) -> dict[str, Any]:
+    return {"inputs": "hi", "parameters": {"max_new_tokens": 4, **parameters}}
+
+
+def infer(**parameters: Any) -> dict[str, Any]:
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}
+    return {"inputs": [tensor], "parameters": {"max_tokens": 4, **parameters}}
+
+
+DOORS: dict[str, Any] = {
+    "/api/chat": chat,
+    "/api/generate": prompt,
+    "/generate": tgi,
+    "/v2/models/tiny/infer": infer,
+}
+ABOVE = 1.0000001
+SHARED: dict[str, tuple[list[Any], list[Any]]] = {
+    "temperature": ([0.01, 2], [-0.01, 2.01, 1e308]),
+    "top_k": ([1, MOST_TOP_K], [-2, MOST_TOP_K + 1, 2**70]),
+    "top_p": ([0.01, 1], [0, -0.1, ABOVE, 1e308]),
+    "seed": ([0, MOST_SEED], [MOST_SEED + 1, 2**70]),
+    "frequency_penalty": ([-2, 2], [-2.01, 2.01, 1e308]),
+}
+OLLAMA = {
+    "num_predict": ([-2, 1, 2**31], [-3, 1.5, 2**70]),
+    "min_p": ([0, 1], [-0.01, ABOVE]),
+    "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+    "repeat_penalty": ([0.01, 2], [0, 2.01, 1e308]),
+    "repeat_last_n": ([-1, 0], [-2, 2**70]),
+}
+LIMITS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
+    "/api/chat": OLLAMA,
+    "/api/generate": OLLAMA,
+    "/generate": {
+        "max_new_tokens": ([1, 2**31], [0, -1, 1.5]),
+        "repetition_penalty": ([0.01, 2], [0, 2.01]),
+        "seed": ([0], [-1]),
+        "temperature": ([0.01], [0]),
+        "top_k": ([1], [0]),
+        "top_n_tokens": ([0, 20], [-1, 21, 2**70]),
+        "truncate": ([1, 2**31], [0, -1]),
+    },
+    "/v2/models/tiny/infer": {
+        "max_tokens": ([1, 2**31], [-1, 1.5]),
+        "min_tokens": ([0, 4], [-1, 2**70]),
+        "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+        "repetition_penalty": ([0.01, 2], [0, 2.01]),
+    },
+}
+CASES = [
+    (path, name, *values) for path in DOORS for limits in (SHARED, LIMITS[path]) for name, values in limits.items()
+]
+
+
+def check_error(path: str, reply: Any, param: str, code: str | None = None) -> None:
+    """That an error has its protocol's shape, and names the field."""
+    assert reply.status_code == (422 if path == "/generate" else 400), reply.text
+    told = reply.json()
+    assert isinstance(told["error"], str) and param in told["error"] and told["param"].endswith(param), told
+    assert code is None or told["code"] == code
+    assert path != "/generate" or told["error_type"] == "validation"
+
+
+@pytest.mark.parametrize(("path", "name", "good", "bad"), CASES)
+def test_numbers_on_both_sides_of_their_limits(
+    live: Live, path: str, name: str, good: list[Any], bad: list[Any]
+) -> None:
+    with live.http() as http:
+        for value in good:
+            reply = http.post(path, json=DOORS[path](**{name: value}))
+            assert reply.status_code == 200, (value, reply.text)
+        for value in bad:
+            check_error(path, http.post(path, json=DOORS[path](**{name: value})), name)
+
+
+@pytest.mark.parametrize("path", DOORS)
+def test_unknown_fields_are_refused_by_name(live: Live, path: str) -> None:
+    with live.http() as http:
+        check_error(path, http.post(path, json=DOORS[path](no_such=1)), "no_such", "unknown_parameter")
+        check_error(path, http.post(path, json=DOORS[path]() | {"nor_this": 1}), "nor_this", "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/api/chat", chat() | {"model": "x" * 257}, "model"),
+        ("/api/chat", chat(stop=["x" * 257]), "stop"),
+        ("/api/embed", {"model": "tiny", "input": "a", "dimensions": 65_537}, "dimensions"),
+        ("/api/show", {"model": "x" * 257}, "model"),
+        ("/generate", tgi(stop=["x" * 257]), "stop"),
+        ("/generate", tgi(stop=["x"] * 129), "stop"),
+        ("/generate", tgi(adapter_id="x" * 257), "adapter_id"),
+        ("/generate", tgi(grammar={"type": "regex", "value": "a" * 65_537}), "grammar"),
+        ("/v2/models/tiny/infer", infer() | {"id": "x" * 257}, "id"),
+        ("/v2/models/tiny/infer", infer() | {"inputs": infer()["inputs"] * 17}, "inputs"),
+        ("/v2/repository/index", {"ready": "x"}, "ready"),
+        ("/v2/repository/models/x/load", {"no_such": 1}, "no_such"),
+    ],
+)
+def test_texts_and_lists_beyond_their_lengths(live: Live, path: str, body: dict[str, Any], param: str) -> None:
+    with live.http() as http:
+        check_error(path, http.post(path, content=json.dumps(body)), param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models/none", 404),
+        ("GET", "/v2/models/none/ready", 404),
+        ("POST", "/v2/models/none/infer", 404),
+        ("GET", "/v2/models/tiny/infer", 405),
+        ("GET", "/v2/models/tiny/no/such", 404),
+        ("GET", "/api/chat", 405),
+        ("POST", "/api/no-such", 404),
+        ("GET", "/generate", 405),
+    ],
+)
+def test_errors_without_a_field_are_texts_too(live: Live, method: str, path: str, status: int) -> None:
+    with live.http() as http:
+        reply = http.request(method, path, json=infer() if method == "POST" else None)
+    assert reply.status_code == status and isinstance(reply.json()["error"], str), reply.text
+
+
+def test_what_a_server_says_that_it_can_do_it_has(live: Live) -> None:
+    with live.http() as http:
+        told = http.get("/v2").json()["extensions"]
+        assert told == ["model_repository"] and http.post("/v2/repository/index", json={}).status_code == 200
+
+
+def test_a_failure_of_the_engine_has_each_protocols_shape(live: Live) -> None:
+    live.async_engine.fail_after = (1, EngineDead("The engine has ended."))
+    with live.http() as http:
+        for path, make in DOORS.items():
+            reply = http.post(path, json=make())
+            assert reply.status_code >= 500 and isinstance(reply.json()["error"], str), reply.text
