@@ -41,7 +41,8 @@ class EntryLanguage:
         words: of null, true and false those that are possible.
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
-        has_containers: arrays or objects are possible, each of which can be made longer at any time.
+        has_containers: arrays or objects are possible.
+        has_limited: some of them cannot be made longer at any time, so that the new ends of one may be used up.
         of_keys: the entries are the keys of an object, and not the items of an array.
     """
 
@@ -49,6 +50,7 @@ class EntryLanguage:
     numbers: tuple[StringAutomaton, ...] = ()
     strings: tuple[StringAutomaton, ...] = ()
     has_containers: bool = False
+    has_limited: bool = False
     of_keys: bool = False
 
     @property
@@ -62,14 +64,14 @@ class EntryLanguage:
     def encode(self) -> list[Any]:
         """Return the language as JSON; `decode` reads it."""
         automata = [[each.encode() for each in listed] for listed in (self.numbers, self.strings)]
-        return [self.words, *automata, self.has_containers, self.of_keys]
+        return [self.words, *automata, self.has_containers, self.has_limited, self.of_keys]
 
     @classmethod
     def decode(cls, data: Sequence[Any]) -> EntryLanguage:
         """Return the language of its JSON."""
-        words, numbers, strings, has_containers, of_keys = data
+        words, numbers, strings, has_containers, has_limited, of_keys = data
         decoded = [tuple(map(StringAutomaton.decode, listed)) for listed in (numbers, strings)]
-        return cls(tuple(words), decoded[0], decoded[1], has_containers, of_keys)
+        return cls(tuple(words), decoded[0], decoded[1], has_containers, has_limited, of_keys)
 
 
 class EntryRules:

@@ -118,6 +118,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+def record(**properties: Any) -> dict[str, Any]:
+    """An object with all of some properties and no other."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
 WORDS = ["", "a", "b", "aa", "ab", "ba", "bb", "é", "\t"]
 SCALARS = [*WORDS, -1, 0, 0.5, 1, 9, 10, 11, 12, True, False, None]
 
@@ -151,6 +156,35 @@ ITEMS: list[Any] = [
 @pytest.mark.parametrize("item", ITEMS, ids=str)
 def test_sets_of_scalars_are_exact(way: str, item: Any) -> None:
     assert_is_exact({"type": "array", "items": item, "uniqueItems": True, "minItems": 1, "maxItems": 2}, lists(2))
+
+
+BIT = {"enum": [0, 1]}
+# Arrays and objects of limited size, and all of their values.
+LIMITED: list[tuple[Any, list[Any]]] = [
+    (record(a=BIT), [{"a": 0}, {"a": 1}]),
+    (record(a=BIT, b={"type": "boolean"}), [{"a": a, "b": b} for a in (0, 1) for b in (False, True)]),
+    (record(a={"const": "aa"}, b={"type": "null"}) | {"required": []},
+     [{}, {"a": "aa"}, {"b": None}, {"a": "aa", "b": None}]),
+    ({"type": "array", "items": {"enum": ["a", "ab"]}, "minItems": 1, "maxItems": 2},
+     [["a"], ["ab"], *map(list, product(["a", "ab"], repeat=2))]),
+    ({"type": "array", "items": BIT, "maxItems": 2, "uniqueItems": True}, [[], [0], [1], [0, 1], [1, 0]]),
+    ({"anyOf": [record(k={"const": "a"}), record(k={"const": "ab"}), {"const": 1}]}, [{"k": "a"}, {"k": "ab"}, 1]),
+    ({"anyOf": [{"enum": ["a", None]}, {"type": "array", "items": {"const": 0}, "minItems": 1, "maxItems": 2}]},
+     ["a", None, [0], [0, 0]]),
+    (record(a={"anyOf": [record(b=BIT), {"type": "array", "items": BIT, "minItems": 1, "maxItems": 1}]}),
+     [{"a": a} for a in ({"b": 0}, {"b": 1}, [0], [1])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "values"), LIMITED, ids=[json.dumps(item)[:60] for item, _ in LIMITED])
+def test_sets_of_arrays_and_objects_of_limited_size_are_exact(
+    monkeypatch: pytest.MonkeyPatch, item: Any, values: list[Any]
+) -> None:
+    """Each item that is begun has an end that no other item has, however few of them are left."""
+    monkeypatch.setattr(listed_values, "MAX_LISTED_VALUES", 0)
+    least = min(len(values), 2)
+    schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": least, "maxItems": 3}
+    assert_is_exact(schema, lists(3, values))
 
 
 def test_a_set_is_used_up(way: str) -> None:
@@ -470,8 +504,6 @@ def test_an_open_alternative_is_told_apart_by_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
-        ({"items": {"properties": {"a": {"type": "string"}}, "additionalProperties": False}}, "uniqueItems"),
-        ({"items": {"type": "array", "maxItems": 3}}, "uniqueItems"),
         ({"prefixItems": [{}]}, "uniqueItems"),
         ({"contains": {"const": 1}}, "uniqueItems"),
         ({"items": {"type": "integer", "minimum": 1, "maximum": 99}, "minItems": 100}, "uniqueItems"),
