@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
@@ -96,6 +96,12 @@ class EntryRules:
     @property
     def is_used(self) -> bool:
         return self.has_open_objects or bool(self.languages)
+
+    def limit(self, language: EntryLanguage) -> None:
+        """Have the ends of arrays and objects of a language searched, as other ones may stand in their place."""
+        limited = replace(language, has_limited=True)
+        self.languages = [limited if each == language else each for each in self.languages]
+        self.distinct = {arrays: limited if each == language else each for arrays, each in self.distinct.items()}
 
     def mark(self, language: EntryLanguage) -> str:
         """Return the mark of a container whose entries have a language, which is added."""

@@ -187,6 +187,24 @@ def test_sets_of_arrays_and_objects_of_limited_size_are_exact(
     assert_is_exact(schema, lists(3, values))
 
 
+# Two arrays in one place, one of them a set of arrays or objects.
+IN_ONE_PLACE: list[Any] = [
+    {"anyOf": [{"type": "array", "items": record(a=BIT), "uniqueItems": True, "minItems": 2, "maxItems": 3},
+               {"type": "array", "items": record(a={"enum": [1, 2]}), "uniqueItems": True, "minItems": 1,
+                "maxItems": 3}]},
+    {"anyOf": [{"type": "array", "items": record(a=BIT), "uniqueItems": True, "maxItems": 2},
+               {"type": "array", "items": record(b={"const": 1}), "maxItems": 2}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", IN_ONE_PLACE, ids=["two sets", "a set and no set"])
+def test_a_set_of_objects_and_another_array_in_one_place_are_sets(monkeypatch: pytest.MonkeyPatch, schema: Any) -> None:
+    """All sets that the schema permits, also of the array that would take repetitions."""
+    monkeypatch.setattr(listed_values, "MAX_LISTED_VALUES", 0)
+    values = [{"a": 0}, {"a": 1}, {"a": 2}, {"b": 1}]
+    assert_is_exact({"uniqueItems": True, **schema}, lists(3, values))
+
+
 def test_a_set_is_used_up(way: str) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "ab", 1, True]}, "uniqueItems": True, "minItems": 3}
     assert_is_exact(schema, lists(4, ["a", "ab", 1, True]))
@@ -489,14 +507,15 @@ DISCRIMINATED = {
 }
 
 
-def test_an_open_alternative_is_told_apart_by_what_was_written() -> None:
-    with pytest.raises(GrammarError, match="another array"):
-        compiled(DISCRIMINATED)  # items of any kind, beside which another array could get stuck
+@pytest.mark.parametrize("items", [{}, {"type": "string"}])
+def test_an_open_alternative_is_told_apart_by_what_was_written(items: Any) -> None:
     schema = json.loads(
-        json.dumps(DISCRIMINATED).replace('"uniqueItems"', '"items": {"type": "string"}, "uniqueItems"')
+        json.dumps(DISCRIMINATED).replace('"uniqueItems"', f'"items": {json.dumps(items)}, "uniqueItems"')
     )
     grammar = compiled(schema)
     assert is_admitted(grammar, '{"k": "y", "tags": ["a", "a"]}')
+    assert is_admitted(grammar, '{"k": "y", "tags": [{"a": 1}, {"a": 1}]}')
+    assert not is_admitted(grammar, '{"k": "x", "tags": [{"a": 1}, {"a": 1}]}')
     assert not is_admitted(grammar, '{"k": "x", "tags": ["a", "a"]}')
     assert is_admitted(grammar, '{"k": "x", "tags": ["a", "b"]}')
 
@@ -504,6 +523,7 @@ def test_an_open_alternative_is_told_apart_by_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
+        ({"items": {"type": "array", "maxItems": 3}, "minItems": 61}, "uniqueItems"),
         ({"prefixItems": [{}]}, "uniqueItems"),
         ({"contains": {"const": 1}}, "uniqueItems"),
         ({"items": {"type": "integer", "minimum": 1, "maximum": 99}, "minItems": 100}, "uniqueItems"),
