@@ -108,8 +108,10 @@ class _Place:
     def must_be_searched(self) -> bool:
         """Whether it takes a search to tell if something else than a repetition is possible."""
         frame = self.frame
-        is_before_item = frame is not None and frame.has_distinct_items and frame.is_before_entry and not self.entry
-        return bool(self.rivals) or (is_before_item and any(each.has_limited for each in frame.counters))
+        if self.rivals or frame is None:
+            return bool(self.rivals)
+        is_before_item = frame.has_distinct_items and frame.is_before_entry and not self.entry
+        return is_before_item and any(each.has_limited for each in frame.counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +362,7 @@ class MemoryState:
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self._inner.fill(row)
         bits, singles = row.view(np.uint32), self._tokens.singles
-        some = singles[(bits[singles >> 5] >> (singles & 31).astype(np.uint32)) & 1 > 0].tolist()
+        some: list[int] = singles[(bits[singles >> 5] >> (singles & 31).astype(np.uint32)) & 1 > 0].tolist()
         if self._link.place.lexical != OUTSIDE:
             return some
         return [token for token in some if self._vocabulary.tokens[token] not in _BLANKS]
