@@ -14,6 +14,7 @@ from support.kernels.ragged_batches import RaggedBatch, ragged_batch
 from torch import Tensor
 
 from rootgraft.kernels import ops, quantised_weights
+from rootgraft.kernels.backend import LIBRARY
 from rootgraft.kernels.cpu.native_library import Buffers
 from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
@@ -70,7 +71,7 @@ def quantised(kernels: Kernels, form: str, monkeypatch: pytest.MonkeyPatch) -> Q
         return kernels.quantised.pack_channels(weight, Format.CHANNELS, None)
     block_type, _, product = form.partition(" ")
     raw = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[block_type])
-    monkeypatch.setattr(quantised_weights, "_kernels", lambda: kernels.quantised)
+    monkeypatch.setitem(vars(LIBRARY), "native", kernels)
     kind = {"dynamic": product == "dynamic", "widened": product == "widened"}
     return quantised_weights.pack_blocks(torch.from_numpy(raw.copy()), block_type, **kind)  # type: ignore[arg-type]
 
