@@ -3,6 +3,7 @@
     buckets/PLACE/VERSION/      a whole model, by the ETags and sizes of its files
     buckets/PLACE/partial/      a download in progress, to go on from
     buckets/PLACE/latest        the version that was seen last: what counts while the store does not answer
+    buckets/PLACE/place         the bucket and folder or file, of which PLACE is a hash
 
 A version gets its name by one rename, once all its files are whole. Older ones stay, as processes may read them.
 """
@@ -17,7 +18,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -31,6 +32,8 @@ Progress = Callable[[str, int, int], None]
 
 _PLACE = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9][\w.+=-]*)+", re.ASCII)
 _PREFIX = "s3://"
+_FOLDER = "buckets"
+_PLACE_NAME = "place"
 _LONGEST = 1024
 PART_BYTES = 8 << 20  # bytes of one request
 _NEEDS_EXTRA = "Models at s3:// need the package s3fs: install the extra s3 (pip install 'rootgraft[s3]')."
@@ -75,7 +78,7 @@ def fetch_from_bucket(
     place = model.removeprefix(_PREFIX).removesuffix("/")
     if len(place) > _LONGEST or not _PLACE.fullmatch(place):
         raise ModelError(f"--model: {model} is not s3://BUCKET/FOLDER or s3://BUCKET/FILE.gguf.")
-    folder = cache / "buckets" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    folder = cache / _FOLDER / hashlib.sha256(place.encode()).hexdigest()[:32]
     if on_machine:
         return _latest(folder, model)
     try:
@@ -104,6 +107,7 @@ def _kept(folder: Path, place: str, files: list[_BucketFile], progress: Progress
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
+            _write(folder / _PLACE_NAME, place)
             if not (folder / version).is_dir():
                 _download(folder, folder / "partial" / version / ("" if is_file else base), place, files, progress)
                 os.replace(folder / "partial" / version, folder / version)
@@ -117,6 +121,37 @@ def _kept(folder: Path, place: str, files: list[_BucketFile], progress: Progress
             "Try: XDG_CACHE_HOME=/tmp/cache rootgraft serve"
         ) from error
     return folder / found
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCopy:
+    """A model of a bucket on this machine.
+
+    Attributes:
+        model: its name, ``s3://...``.
+        folder: of all its versions.
+        path: the folder or GGUF file of the version seen last; None while its first download has not ended.
+    """
+
+    model: str
+    folder: Path
+    path: Path | None
+
+
+def bucket_copies(cache: Path) -> Iterator[BucketCopy]:
+    """Yield the models of buckets in a cache of downloaded models."""
+    for noted in sorted((cache / _FOLDER).glob(f"*/{_PLACE_NAME}")):
+        with suppress(OSError, ValueError):
+            model = _PREFIX + noted.read_text()
+            latest = noted.with_name("latest")
+            path = noted.parent / latest.read_text() if latest.exists() else None
+            yield BucketCopy(model, noted.parent, path if path is not None and path.exists() else None)
+
+
+def remove_copy(folder: Path) -> None:
+    """Delete all versions of a model of a bucket. Raises OSError."""
+    with _locked(folder):
+        shutil.rmtree(folder)
 
 
 @contextmanager

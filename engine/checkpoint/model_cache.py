@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, UnknownArchitecture
+from .bucket_model import bucket_copies, is_in_bucket, remove_copy
 from .families.library_classes import LIBRARY_CLASSES
 from .gguf import GgufFile
 from .locate import DEFAULT_MODEL, DEFAULT_NAME, cache_folder
@@ -57,8 +58,8 @@ def hub_cache() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """Return the models in our own cache and in that of the hub's client, by name."""
-    return sorted([*_packaged_models(), *_hub_models()], key=lambda model: model.name.lower())
+    """Return the models in our own cache, those of buckets included, and in that of the hub's client, by name."""
+    return sorted([*_packaged_models(), *_bucket_models(), *_hub_models()], key=lambda model: model.name.lower())
 
 
 def remove(model: CachedModel) -> None:
@@ -73,6 +74,8 @@ def remove(model: CachedModel) -> None:
         if model.path.is_file():
             model.path.unlink()
             model.path.with_name(model.path.name + ".verified.json").unlink(missing_ok=True)
+        elif is_in_bucket(model.name):
+            remove_copy(model.path)
         else:
             _remove_from_hub(model)
     except OSError as error:
@@ -112,6 +115,25 @@ def _packaged_models() -> Iterator[CachedModel]:
                 status.st_atime,
                 fault,
             )
+
+
+def _bucket_models() -> Iterator[CachedModel]:
+    cache = cache_folder()
+    for copy in bucket_copies(cache):
+        files = [each.stat() for each in copy.folder.rglob("*") if each.is_file()]
+        kind, fault = "", "its download has not ended: rootgraft pull fetches the rest"
+        if copy.path is not None:
+            kind, fault = _gguf(copy.path) if copy.path.is_file() else _describe(copy.model, copy.path)[1:]
+        yield CachedModel(
+            copy.model,
+            copy.model,
+            copy.folder,
+            cache,
+            sum(each.st_size for each in files),
+            kind,
+            max(each.st_atime for each in files),
+            fault,
+        )
 
 
 def _hub_models() -> Iterator[CachedModel]:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from support.adapter_sources.cut_proxy import CutProxy
 
+from rootgraft.api.cli.main import main
 from rootgraft.engine.checkpoint import bucket_model
 from rootgraft.engine.checkpoint.locate import ModelFiles, resolve_model
+from rootgraft.engine.checkpoint.model_cache import cached_models
 from rootgraft.engine.errors import ConfigError, ModelError
 
 pytestmark = pytest.mark.heavy
@@ -139,3 +141,25 @@ def test_a_revision_and_what_was_never_downloaded_are_refused(s3: Any) -> None:
         resolve_model(URL, revision="main")
     with pytest.raises(ModelError, match="Try: rootgraft pull s3://models/org/tiny"):
         resolve_model(URL, on_machine=True)
+
+
+def test_models_of_buckets_are_listed_and_removed(
+    s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = resolve_model(URL)
+    put(s3, "org", {"tiny-Q4_1.gguf": b"GGUF and more"})
+    resolve_model("s3://models/org/tiny-Q4_1.gguf")
+    folder, file = [each for each in cached_models() if each.name.startswith("s3://")]
+    assert (folder.name, folder.model, folder.size > 1024 * 256) == (URL, URL, True)
+    assert (file.name, file.format) == ("s3://models/org/tiny-Q4_1.gguf", "GGUF")
+    assert main(["rm", URL, "--yes"]) == 0
+    assert f"Removed {URL}" in capsys.readouterr().out
+    assert not found.path.exists() and [each.name for each in cached_models()] == [file.name]
+    with pytest.raises(ModelError, match="is not on this machine"):
+        resolve_model(URL, on_machine=True)
+    put(s3, "org/tiny", {"model.safetensors": b"cut"})
+    monkeypatch.setattr("s3fs.core.S3File.read", lambda *_: b"")
+    with pytest.raises(ModelError, match="What has come is kept"):
+        resolve_model(URL)
+    cut = next(each for each in cached_models() if each.name == URL)
+    assert cut.fault == "its download has not ended: rootgraft pull fetches the rest"
