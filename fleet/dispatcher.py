@@ -138,7 +138,8 @@ class Dispatcher:
         self._journal = Journal(limits.most_bytes)
         self._table = ReplicaTable(limits.most_replicas, limits.adapter_slots, limits.adapter_load_seconds)
         self._orders: dict[str, FrameOrder[Sequence[Message]]] = {}
-        self._held: dict[int, tuple[JournalEntry, float]] = {}  # with the time since when
+        # Sequences that are held back, and since when.
+        self._held: dict[int, tuple[JournalEntry, float]] = {}
         self._suspects: dict[str, JournalEntry] = {}  # by replica
         self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
         self._versions: dict[str, str] = {}
@@ -242,7 +243,8 @@ class Dispatcher:
         for version in lacking:
             self._lacking.setdefault(version, set()).add(name)
         self._table.join(name, ready, now, role)
-        self._base_digest = ready.base_digest  # of new sequences, as far as is known
+        # The digest of the base model for new sequences, as far as it is known.
+        self._base_digest = ready.base_digest
         self._orders[name] = FrameOrder()
         self._out.sent += [(name, texts) for texts in self._texts.values()]
         self._place_held(now)

@@ -80,7 +80,8 @@ class Fleet:
         self._timer: asyncio.TimerHandle | None = None
         self._num_failed = 0
         self._num_drained = 0
-        self._num_loads = 0  # of adapters, under way
+        # Loads of adapters that are under way.
+        self._num_loads = 0
         self._closing = False
         self._ready: Ready | None = None
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
@@ -277,7 +278,8 @@ class Fleet:
         for task in tuple(self._starts):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self.replicas.values():  # that they end now is no loss
+        # The fleet ends these replicas itself, so their ends are not losses.
+        for client in self.replicas.values():
             mute(client)
         try:
             await asyncio.gather(*(self._launcher.stop(client) for client in self.replicas.values()))
@@ -416,7 +418,8 @@ class Fleet:
                 await asyncio.sleep(self._num_failed)
                 continue
             self._num_failed = 0
-            if self._closing or self._count <= len(self._roster.serving):  # it is not wanted any more
+            if self._closing or self._count <= len(self._roster.serving):
+                # The new replica is not wanted any more.
                 await self._launcher.stop(client)
             else:
                 self._join(client, ready, lacking)

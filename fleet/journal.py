@@ -21,7 +21,8 @@ from ..engine.messages import Done, Failed, Submit, TokenOut, failure_of
 from ..engine.types import FinishReason, Usage
 from ..engine.weighted_adapters import names_in
 
-_ENTRY_BYTES = 2048  # of an entry beside its tokens, about
+# About the size of an entry without its tokens.
+_ENTRY_BYTES = 2048
 _TOKEN_BYTES = 4
 _LOSSES = ("EngineDead", "EngineError")
 

@@ -19,7 +19,8 @@ _ONE = (1,)
 # Words as tokenizers split them before merging: one leading space belongs to a word, more white space is a word.
 _WORDS = re.compile(rb"\s+(?=\s\S)| ?\S+|\s+")
 MAX_WORD = 200  # merging takes quadratic time; longer words are tokenized greedily
-MAX_WORDS = 10_000  # in the cache
+# The cache of words holds at most so many.
+MAX_WORDS = 10_000
 # Token sets precomputed per vocabulary, from which llguidance composes the masks inside of strings.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
@@ -203,7 +204,8 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
-        names = sorted(self._specials, key=len, reverse=True)  # of two that match the longer one
+        # Of two names that match, the longer one counts.
+        names = sorted(self._specials, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     @cached_property

@@ -100,7 +100,8 @@ class AdapterBank:
         # The rows of all tables in one tensor, so that one copy writes those of an adapter.
         total = sum(slots for _, slots in sizes.values())
         self._rows = torch.zeros(total, ROW_FIELDS, dtype=torch.int64, device=layout.device)
-        self._first: dict[str, int] = {}  # of each table's rows there
+        # The index of the first row of each table.
+        self._first: dict[str, int] = {}
         for name, (shape, slots) in sizes.items():
             first = self._first[name] = sum(len(table.rows) for table in self._tables.values())
             rows = self._rows[first : first + slots]

@@ -19,11 +19,9 @@ MOST_WORDS = 1_200
 MOST_README_WORDS = 700
 # Pages of more words, a ratchet: an entry may go or become smaller; none may grow or be added.
 LONG_PAGES = {
-    "docs/guide/adapters.md": 3007,
-    "docs/guide/fleet.md": 4005,
-    "docs/guide/keys-and-limits.md": 1887,
-    "docs/guide/operation.md": 2498,
-    "docs/guide/programs.md": 1425,
+    "docs/guide/fleet.md": 3470,
+    "docs/guide/keys-and-limits.md": 1777,
+    "docs/guide/programs.md": 1424,
     "docs/guide/structured-outputs.md": 2318,
 }
 FOLDERS = (*PACKAGES, "tests", "docs", "benchmarks", "examples", "deploy")

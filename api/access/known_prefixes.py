@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 FIRST, GROWTH = 32, 1.25  # the length of the first mark, and of each in lengths of the one before
 MOST = 1 << 16  # marks that are remembered
-_BYTES = 6  # of a mark
+# The size of a prefix's hash.
+_BYTES = 6
 
 
 def mark_lengths(num_tokens: int) -> list[int]:

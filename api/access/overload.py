@@ -84,19 +84,19 @@ class _Group:
         return round(self.ready.tokens + self.deferrable.tokens)
 
     def change(self, work: Work, sign: int, *, deferrable: bool) -> None:
-        """Add work, or take it away with the sign -1."""
+        """Add work to this class if ``sign`` is 1, remove it if it is -1."""
         if deferrable:
             self.deferrable = self.deferrable.plus(work, sign).whole()
         else:
             self.ready = self.ready.plus(work, sign).whole()
 
     def since(self, earliest: float) -> Work:
-        """Return the work that is ready and has joined since then."""
+        """Return the ready work that joined the queue at ``earliest`` or later."""
         recent = (work for joined, work in self.joined if joined >= earliest)
         return reduce(Work.plus, recent, NOTHING)
 
     def surely(self, ready: float) -> Work:
-        """Return the work of which it is sure that nothing is deferred, with that part of the deferrable one."""
+        """Return the ready work and, of the deferrable work, the share ``ready``."""
         return self.ready.plus(self.deferrable, ready) if ready else self.ready
 
 
@@ -156,7 +156,8 @@ class QueueLimits:
         self._capacity = capacity
         self._answers = AnswerMeter()
         self._waiting: dict[tuple[str, Priority], _Group] = {}
-        self._served: dict[tuple[str, Priority], float] = {}  # in the currency of fair queueing
+        # The cost served to each tenant in each priority class, in units of fair queueing.
+        self._served: dict[tuple[str, Priority], float] = {}
         self._last_to_leave = dict.fromkeys(Priority, "")
         self._begun: set[Answer] = set()
         self._deferrable = Work()  # all that waits and may be deferred

@@ -155,7 +155,8 @@ class QueueTicket:
         for work in self._waiting.values():
             self._queue.leave(self._load, work, begun=False)
         self._waiting.clear()
-        for sequence, answer in self._begun.items():  # of several, the ends of the others may not have been told
+        for sequence, answer in self._begun.items():
+            # Where one of several answers has ended, the ends of the others may not have been told.
             self._queue.end(answer, self._num_tokens[sequence] if self._load.sequences == 1 else None)
         self._begun.clear()
         used = 0 if self._num_generated is None else self._load.tokens + self._num_generated

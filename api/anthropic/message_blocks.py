@@ -33,7 +33,8 @@ class MessageBlocks:
         self.calls = False
         self._parser = parser
         self._blocks: list[dict[str, Any]] = []
-        self._kind: str | None = None  # of the open block
+        # The kind of the open block.
+        self._kind: str | None = None
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[MessageEvent]:

@@ -44,7 +44,8 @@ class MessageReply(ReplyEnd):
         self._blocks = MessageBlocks(tool_parser(output_format))
         self._shows_fields = body.field_probabilities
         self._fields: list[FieldProbability] = []
-        self._num_told = 0  # of these, in events
+        # How many of these were sent in events.
+        self._num_told = 0
         self._num_prompt = len(request.tokens)
         self._is_cut = 0 < request.params.max_tokens < body.max_tokens
         self._is_prefill_only = body.max_tokens == 0

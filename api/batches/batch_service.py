@@ -40,7 +40,8 @@ from .fair_slots import FairSlots, OwnerTurns
 from .internal_client import InternalClient
 
 MAX_UNFINISHED = 100  # batches of one owner
-MAX_RECORDS = 10_000  # of one owner
+# One owner has at most so many batches.
+MAX_RECORDS = 10_000
 MAX_AT_ONCE = 4  # batches in progress of one owner
 WORKERS = 16  # requests in flight per batch
 MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners

@@ -21,7 +21,8 @@ class OwnerTurns:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # those held or waited for
+        # The semaphore of each owner that has a turn or waits for one.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def __len__(self) -> int:
         """Owners that have a turn, or wait for one."""

@@ -24,7 +24,8 @@ _TEXT = (
     "reason research girl guy moment air teacher force education foot boy age policy music market"
 )
 _WORDS = _TEXT.split()
-_SHARED_TOKENS = 1024  # of the shared prefix of a mix, unless --shared-prefix-len says otherwise
+# Tokens of the shared prefix of a mix, unless --shared-prefix-len says otherwise.
+_SHARED_TOKENS = 1024
 
 
 def _object(**properties: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from .sweep_chart import write_chart
 from .sweep_report import Level, find_knee, sweep_table
 
 _REQUESTS_PER_CLIENT = 4
-_FEWEST_REQUESTS = 16  # of a level: a percentile of fewer says nothing
+# A level has at least so many requests: a percentile of fewer says nothing.
+_FEWEST_REQUESTS = 16
 
 
 def bench(remote: RemoteOptions, options: BenchOptions) -> int:

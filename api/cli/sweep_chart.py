@@ -18,7 +18,8 @@ from ...engine.whole_file import write_whole
 from .sweep_report import PERCENTILES, Level
 
 _WIDTH, _HEIGHT = 960, 340
-_TOP, _BOTTOM = 84, 286  # of the curves
+# Vertical bounds of the curves.
+_TOP, _BOTTOM = 84, 286
 _PANELS = ((58, 300), (384, 600), (684, 900))  # left and right of each
 _MOST_TICKS = 6
 CHART_STYLE = """

@@ -102,7 +102,8 @@ class GatewayClient:
 
     def _settle(self, number: int, value: Any, *, failed: bool) -> None:
         reply = self._calls.pop(number, None)
-        if reply is None or reply.done():  # its request was cancelled
+        if reply is None or reply.done():
+            # The request of this reply was cancelled.
             return
         if failed:
             reply.set_exception(unpack_error(value))

@@ -46,7 +46,8 @@ class GatewayProxy:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # its requests come here again, each by its own path
+        if scope["type"] == "websocket":
+            # The requests of a WebSocket come here again, each by its own path.
             scope.setdefault("state", {})[INNER_APP] = self
         if scope["type"] != "http" or self._is_own(scope["path"]):
             await self._app(scope, receive, send)

@@ -70,7 +70,7 @@ class GatewayDirectory(ModelDirectory):
     async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> ModelTarget:
-        """Return what the main process's directory does, which is asked whenever an adapter may be meant."""
+        """Resolve a model name: base models here, and names that may be an adapter's in the main process."""
         self._engine.serving()
         if not self._enable_lora or (not lora_path and (not model or model in self.names)):
             return await super().find(model, caller, lora_path, session)

@@ -152,7 +152,8 @@ class GatewaySupervisor:
     async def _end_all(self, gateways: Sequence[MainConnection], reason: str) -> None:
         for gateway in gateways:
             gateway.end(reason)
-            if not gateway.serves:  # it may not listen yet
+            if not gateway.serves:
+                # The gateway may not listen yet.
                 gateway.process.kill()
         until = asyncio.get_running_loop().time() + END_SECONDS
         while self._gateways and asyncio.get_running_loop().time() < until:
@@ -173,7 +174,8 @@ class GatewaySupervisor:
         gateway = MainConnection(f"gateway-{next(self._numbers)}", process, link, self._state, self._lose)
         self._num_started += 1
         await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
-        if not link.is_open:  # it has ended already
+        if not link.is_open:
+            # The gateway has ended already.
             return
         self._gateways[gateway.name] = gateway
         gateway.begin(self._settings(is_loaded=self._model is not None))

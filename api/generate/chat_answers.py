@@ -136,7 +136,8 @@ class ChatChunks:
             if delta.index in self._calling:
                 _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
-        if self._more:  # of text that is held back
+        if self._more:
+            # Some text is held back.
             events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
 

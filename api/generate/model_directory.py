@@ -296,7 +296,8 @@ class ModelDirectory:
         try:
             await remote.bring(adapter, caller.key.tenant, caller.timeout)
         except AdapterUnavailable:
-            self._engine.serving()  # which says that the server is shutting down, if that is why
+            # If the server is shutting down, this call raises an error that says so.
+            self._engine.serving()
             raise
         caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
 

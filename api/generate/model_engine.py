@@ -130,7 +130,8 @@ class ModelEngine:
             await self._load_found(adapter, tokenizers)
         info = self.adapters.get(adapter)
         if info is None:
-            return engine  # which loads or refuses it
+            # The engine loads the adapter, or refuses it.
+            return engine
         served = tokenizers.known(adapter, info)
         if served is None:
             served = await tokenizers.find_off_loop(adapter, info)

@@ -80,7 +80,8 @@ class RemoteAdapters:
         self._clock = clock
         self._fetched = {str(each.folder): each for each in (named or {}).values()}
         self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # by name
-        self._loads: dict[str, asyncio.Task[None]] = {}  # of requests, by name
+        # The loads that requests wait for, by name.
+        self._loads: dict[str, asyncio.Task[None]] = {}
         self._loading = TenantShares(most_names)
         self._waiting_for: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, EngineError]] = {}

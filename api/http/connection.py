@@ -100,7 +100,8 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _in_body = False
-    _found_body = False  # in the data that are being parsed
+    # Whether the data that are being parsed hold some of a body.
+    _found_body = False
     _refused = False  # nothing more is parsed
     _running: RequestResponseCycle | None = None  # the request that was begun last
     _drain_timer: asyncio.TimerHandle | None = None
@@ -222,7 +223,8 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._in_body = True
-        if self.expect_100_continue:  # and if it is answered before, nobody knows whether the body comes
+        if self.expect_100_continue:
+            # If the request is answered before it is told to continue, nobody knows whether its body comes.
             self.cycle.keep_alive = False
         # A paused socket does not report that its client has left, so reading goes on while few requests wait.
         if self.pipeline and len(self.pipeline) <= _MOST_WAITING:

@@ -115,7 +115,8 @@ class _InShape:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        self._head: Message | None = None  # of an error that is not in shape, until its text has come
+        # The head of an error that is not in our format is held back until its text has come.
+        self._head: Message | None = None
         self._text = b""
 
     async def __call__(self, message: Message) -> None:

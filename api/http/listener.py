@@ -178,7 +178,8 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # its queue of clients is full
+            # The queue of clients is full.
+            pass
         except OSError as error:
             raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error
     raise ConfigError(f"--uds: another process listens on {path}. Try: rootgraft ps, or rootgraft serve --uds {path}.2")

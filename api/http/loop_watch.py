@@ -26,7 +26,8 @@ PROCESSOR_SECONDS = 60.0
 EXIT_HUNG = 70
 _BEAT_SECONDS = 1.0
 _TICK_SECONDS = 0.25
-_MOST_SECONDS = 2 * _TICK_SECONDS  # that one look counts: more have passed if this process itself did not run
+# One look counts at most so many seconds: where more have passed, this process itself did not run.
+_MOST_SECONDS = 2 * _TICK_SECONDS
 
 
 class Silence:

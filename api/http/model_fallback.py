@@ -45,7 +45,8 @@ _OF_ONE_VOCABULARY = frozenset(
         *("logprob_token_ids", "return_token_ids"),
     )
 )
-_CHARS_PER_TOKEN = 4  # of a prompt that is reserved in a key's limits before a provider tells
+# Before a provider tells the tokens of a prompt, a key's limits reserve one for so many characters.
+_CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ class ModelFallback:
         provider = asked.state.plan.providers.get(name)
         if provider is not None:
             is_answered = await self._provided(provider, asked, scope, receive, send, headers)
-        elif self._router.owner(name) is None:  # it was removed
+        elif self._router.owner(name) is None:
+            # The model was removed.
             is_answered = False
         else:
             held = _Held(send, headers, fails_from=400)

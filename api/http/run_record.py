@@ -29,7 +29,8 @@ _LEAST_SECONDS = 1.0  # between two writes
 _MOST_FILES = 1000
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 1 << 31
-_MOST_CHARACTERS = 200  # of a text that is shown
+# A text is shown up to so many characters.
+_MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)

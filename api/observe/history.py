@@ -11,7 +11,8 @@ SECONDS = 2.0
 """Least time between two points."""
 POINTS = 150
 """Points kept: five minutes."""
-_MOST_LATENCIES = 4096  # of one kind in one point; further ones are ignored
+# A point keeps so many latencies of one kind; further ones are ignored.
+_MOST_LATENCIES = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class RequestObserver:
             (prompt, index): 0 for prompt, request in enumerate(requests) for index in range(request.n)
         }  # tokens of the sequences that have not ended
         self._ends: dict[str, int] = {}
-        self._lengths: dict[int, list[int]] = {}  # of the answers that have ended, by prompt
+        # The lengths of the answers that have ended, by prompt.
+        self._lengths: dict[int, list[int]] = {}
         self._measured: list[SequenceStats] = []
         self._num_later = 0  # tokens after the first, of the sequences in `_measured`
         for request in requests:

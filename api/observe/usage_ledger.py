@@ -30,7 +30,8 @@ MAX_WAITING = 10_000
 MAX_BATCH = 1000
 WAIT_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
-_CACHE_KIB = 256  # of pages; ids are random, so a larger cache has hardly more hits
+# SQLite's cache of pages; ids are random, so a larger one has hardly more hits.
+_CACHE_KIB = 256
 _DAYS_OF_IDS = 2  # ids are kept; a failed write is repeated within seconds
 _APPLICATION_ID = 0x52475547
 
@@ -91,7 +92,7 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path) -> None:
-        # Names of keys and what they use are nobody else's; SQLite gives the files beside it the same mode.
+        # Only the owner may read names of keys and their usage; SQLite gives its journal files the same mode.
         with suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:

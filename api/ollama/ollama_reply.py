@@ -64,7 +64,8 @@ class OllamaReply(ReplyEnd):
         self._parser = tool_parser(output_format)
         self._num_logprobs = num_logprobs
         self._began = time.perf_counter()
-        self._call: CallStart | None = None  # whose arguments are coming
+        # The call whose arguments are arriving.
+        self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._text: list[str] = []  # of the whole answer, as the next two
         self._thought: list[str] = []

@@ -113,7 +113,7 @@ class ChatRequest(ReasoningFields):
         return self
 
     def cache_points(self) -> Iterator[tuple[list[ChatMessage], CacheControl]]:
-        """Yield each ``cache_control`` in tools and messages with the messages up to there.
+        """Yield each ``cache_control`` in tools and messages, with all messages up to the one that it is in.
 
         Templates write tools beside the first instructions, so a mark on a tool is one on these.
         """

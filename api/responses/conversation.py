@@ -68,7 +68,8 @@ class Conversation:
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
         calls, left_out = ToolCallIds(), set[str | None]()
-        thought: str | None = None  # of the assistant's next message
+        # The thought of the assistant's next message.
+        thought: str | None = None
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
             match item:

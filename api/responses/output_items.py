@@ -41,7 +41,8 @@ class OutputItems:
         self._parser = parser
         self._num_logprobs = num_logprobs
         self._thinks = thinks
-        self._held_logprobs: list[dict[str, Any]] = []  # of tokens that may turn out to begin a thought
+        # Logprobs of tokens that may turn out to begin a thought.
+        self._held_logprobs: list[dict[str, Any]] = []
         self._open = False
         self._pieces: list[str] = []
 

@@ -68,7 +68,8 @@ class ResponseReply:
         self._request_fields = _request_fields(body, params, model, stored=stored)
         self._created_at = int(time.time())
         self._fields: list[dict[str, Any]] | None = [] if body.field_probabilities else None
-        self._held_fields: list[dict[str, Any]] = []  # that no event has told yet
+        # Fields that no event has told yet.
+        self._held_fields: list[dict[str, Any]] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
         """Add a delta and return its events; the delta with a finish reason ends the response."""

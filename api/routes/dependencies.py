@@ -40,7 +40,8 @@ PICKED_STATE = "server"
 _JSON = "application/json"
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _LEFT_OUT_STATE = "left_out"
-_MOST_ROUNDS = 8  # of dropping unknown fields: those inside a part show once the part is otherwise right
+# Unknown fields are dropped in rounds: those inside a part show once the part is otherwise right.
+_MOST_ROUNDS = 8
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

@@ -22,10 +22,13 @@ from ...tenancy.tenant_shares import TenantShares
 from ..errors import HTTPError
 from .steady_clock import STEADY_CLOCK
 
-MAX_FILES = 10_000  # of one owner
+# One owner has at most so many files.
+MAX_FILES = 10_000
 DEFAULT_EXPIRY = 30 * 86400
-MOST_UPLOADS = 4  # of the largest size, that may be under way together
-FORM_BYTES = 64 << 10  # of a form, beside its file
+# So many uploads of the largest size may run together.
+MOST_UPLOADS = 4
+# A form may have so many bytes beside its file.
+FORM_BYTES = 64 << 10
 _OWNERS_SHARE = 0.5
 _RETRY = {"retry-after": "5", "connection": "close"}
 _NAME = re.compile(r"file-[0-9a-f]{32}\.(data|json|part)")
@@ -219,5 +222,6 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
             os.fsync(out.fileno())
         part.replace(path)
     except BaseException:
-        part.unlink(missing_ok=True)  # it would keep the space that it was short of
+        # The unfinished file would keep the space that it was short of.
+        part.unlink(missing_ok=True)
         raise

@@ -54,7 +54,7 @@ def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) 
 
 
 class JsonReader:
-    """Reads a JSON object, which passes as it is."""
+    """Finds the end of a JSON object of arguments, whose text is passed on unchanged."""
 
     def __init__(self) -> None:
         self._depth = 0

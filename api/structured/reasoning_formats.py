@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
 
 _LONGEST_PROBE = 1 << 16  # characters
-MAX_NEWLINES = 2  # that models write between the end mark and the answer
+# Models write at most so many newlines between the end mark and the answer.
+MAX_NEWLINES = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ class _ThoughtCount:
         self._may_follow = form.in_messages  # another thought may follow one that has ended
         self._first: list[bytes] | None = []  # tokens of what may be the start mark; None once that is known
         self._tail = b""  # last bytes of the thought, in which the end mark may have begun
-        self._starts: deque[int] = deque(maxlen=len(self._end))  # of the last tokens, in bytes of the thought
+        # Where the last tokens start, in bytes of the thought.
+        self._starts: deque[int] = deque(maxlen=len(self._end))
         self._num_bytes = 0
         self._has_ended = False
 

@@ -74,7 +74,8 @@ class ToolParser:
         self._after_call = False
         self._has_content = False
         self._reader: ArgumentReader = JsonReader()
-        self._input: InputReader | None = None  # of a custom tool's call
+        # Reads the input of a custom tool's call.
+        self._input: InputReader | None = None
         self._state: Callable[[], bool] = self._text
         if plan.reading is Reading.TRIGGERED:
             if self._form.content_opening:

@@ -69,7 +69,7 @@ def probed_calls(render: Render, *, thought_end: str, ends: frozenset[str]) -> P
 
 
 class _Probe:
-    """The turns that one way of writing arguments gives."""
+    """Renders turns with tool calls, whose arguments are passed to the template as text or as objects."""
 
     def __init__(self, render: Render, thought_end: str, ends: frozenset[str], *, as_text: bool) -> None:
         self._render, self._as_text = render, as_text

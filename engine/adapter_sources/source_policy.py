@@ -22,7 +22,7 @@ class SourcePolicy:
     """What requests may load, and where downloads may connect to.
 
     Args:
-        entries: words of ``--adapter-sources``; see ``docs/guide/adapters.md``.
+        entries: words of ``--adapter-sources``; see ``docs/guide/adapter-sources.md``.
 
     Raises:
         ConfigError: one of them is none.

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...kernels.collectives import Ranks
-from ..batch import Batch, Masks, StepHandle, StepResult
+from ..batch import Batch, Masks, StepResult
 from ..config import EngineConfig
 from .followers import Followers
 from .model_runner import RunnerStep
 from .rank_messages import unpack_adapter
 from .worker import Worker
-
-
-@dataclass(slots=True)
-class RankStep:
-    """A step of all ranks, computed when its result is read."""
-
-    step: StepHandle
-    followers: Followers
-
-    @property
-    def batch(self) -> Batch:
-        return self.step.batch
-
-    def draw(self, masks: Callable[[], Masks] | None) -> None:
-        self.step.draw(masks)
-
-    def result(self) -> StepResult:
-        return self.followers.together(self.step.result)
 
 
 class LeadWorker(Worker):
@@ -40,8 +21,9 @@ class LeadWorker(Worker):
         self._followers = followers
         super().__init__(config, model_path, ranks=followers.group, mirror=followers)
 
-    def launch(self, batch: Batch) -> StepHandle:
-        return RankStep(super().launch(batch), self._followers)
+    def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step by all ranks; raises as ``Followers.together``."""
+        return self._followers.together(lambda: self._runner.run(batch, masks))
 
     def close(self) -> None:
         """End the other ranks, between two steps."""

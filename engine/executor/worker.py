@@ -21,7 +21,6 @@ from .draft_worker import DraftWorker
 from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_kv_pool, make_runner
-from .model_runner import ModelRunner
 from .pool_pages import PoolPages
 from .prompt_pooling import PromptPooling
 from .rank_adapters import RankMirror
@@ -33,7 +32,7 @@ from .worker_summary import summary_lines
 class DeferredStep:
     """A step that is computed when its result is read: on a CPU an earlier launch would gain nothing."""
 
-    runner: ModelRunner
+    compute: Callable[[Batch, Callable[[], Masks] | None], StepResult]
     batch: Batch
     masks: Callable[[], Masks] | None = None
 
@@ -41,7 +40,7 @@ class DeferredStep:
         self.masks = masks
 
     def result(self) -> StepResult:
-        return self.runner.run(self.batch, self.masks)
+        return self.compute(self.batch, self.masks)
 
 
 class Worker:
@@ -131,7 +130,11 @@ class Worker:
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step: see ``ModelRunner.launch``."""
         self.kv_pages.reach(batch)
-        return self._runner.launch(batch) if self.overlaps else DeferredStep(self._runner, batch)
+        return self._runner.launch(batch) if self.overlaps else DeferredStep(self.compute, batch)
+
+    def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
+        """Compute a step and wait for its result: see ``ModelRunner.run``."""
+        return self._runner.run(batch, masks)
 
     def free_memory(self) -> None:
         """Give memory of a GPU back that torch only caches."""

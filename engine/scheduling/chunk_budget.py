@@ -24,7 +24,8 @@ from .step_cost_model import StepCostModel, StepWork, num_pairs, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
 STEPS_WITHOUT_ERROR = 1000  # after which twice as many tokens are tried
-AIM = 0.9  # of the target that a step is planned for, as steps vary
+# A step is planned for this share of its target, as the times of steps vary.
+AIM = 0.9
 
 
 class PrefillAllowance:

@@ -66,7 +66,8 @@ class SessionPins:
         self._num_sessions: Counter[str] = Counter()
         self._retained: dict[str, dict[str, SoftPin]] = {}  # by tenant and name, of sessions kept for longer
         self._prompts: dict[str, list[_TimedPin]] = {}  # by tenant
-        self._next_end = float("inf")  # of a pinned prompt
+        # When the next pin of a prompt ends.
+        self._next_end = float("inf")
         self._next_session_end = float("inf")
 
     def add(self, sequence: Sequence) -> int:

@@ -24,7 +24,8 @@ _COMMON, _OWN = 25.0, 1.0
 _COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
 _NOISE = 0.1**2
 _SHORTEST = 1e-6  # seconds of a step
-_LEAST_COST, _MOST_COST = 1e-15, 1e3  # of a coefficient, in seconds: far beyond any machine
+# Bounds of a coefficient, in seconds: far beyond any machine.
+_LEAST_COST, _MOST_COST = 1e-15, 1e3
 _SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slow: something else ran
 
 

@@ -30,7 +30,8 @@ OBJECT_STORE_BYTES = 80 << 20
 """Nearly the least that Ray takes: nothing of a request goes through its object store."""
 
 REACH_SECONDS = 3.0
-_FOLDER = "rootgraft-ray-"  # of a local cluster's sessions, with the process id of its server
+# Folders of a local cluster's sessions begin so; the process id of its server follows.
+_FOLDER = "rootgraft-ray-"
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

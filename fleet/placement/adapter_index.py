@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from .routing import AdapterColumns
 
-_SHARE_DECAY = 0.999  # of an adapter's count, for each sequence routed
+# Each sequence that is routed reduces an adapter's count by this factor.
+_SHARE_DECAY = 0.999
 _LEAST_COUNT = 0.01
-_FEW = 20  # sequences, before which no share of the load can be told
+# The share of the load of an adapter is known only after so many sequences.
+_FEW = 20
 _FORGET_EVERY = 4096  # sequences
 
 
@@ -31,7 +33,8 @@ class AdapterIndex:
         self._full = np.zeros(num_slots, bool)
         self._sent = np.zeros(num_slots)  # sequences lately
         self._loaded: dict[str, npt.NDArray[np.bool_]] = {}
-        self._counts: dict[str, tuple[float, int]] = {}  # of sequences by adapter, and when it was counted
+        # Sequences by adapter, and when they were last counted.
+        self._counts: dict[str, tuple[float, int]] = {}
         self._num_routed = 0
 
     def open(self, replica: int) -> None:

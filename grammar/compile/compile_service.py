@@ -43,7 +43,8 @@ RETRY_SECONDS = 60.0
 MOST_TRIES = 2
 # Seconds for which workers do not yield after one that yields has starved.
 STEADY_SECONDS = 600.0
-NICENESS = 10  # of the threads that load compiled grammars
+# The niceness of the threads that load compiled grammars.
+NICENESS = 10
 
 
 class CompileQueueFull(Exception):

@@ -44,7 +44,8 @@ class WorkerPool(Generic[W]):
         self._busy = 0
         self._starting = 0
         self._waiting = 0
-        self._failures = 0  # of starts, not yet raised to a waiting thread
+        # Failed starts that were not raised to a waiting thread yet.
+        self._failures = 0
         self._ending = Event()
         self._num_started = 0
         self._was_ready = False  # any worker, ever
@@ -99,7 +100,8 @@ class WorkerPool(Generic[W]):
                 if worker.is_alive:
                     self._busy += 1
                     return worker
-                worker.kill()  # it ended while idle: not a grammar's fault
+                # The worker ended while it was idle, so no grammar is at fault.
+                worker.kill()
             if self._failures:
                 self._failures -= 1
                 break

@@ -68,7 +68,7 @@ class EntryLanguage:
 
     @classmethod
     def decode(cls, data: Sequence[Any]) -> EntryLanguage:
-        """Return the language of its JSON."""
+        """Return the language that `encode` wrote as JSON."""
         words, numbers, strings, has_containers, has_limited, of_keys = data
         decoded = [tuple(map(StringAutomaton.decode, listed)) for listed in (numbers, strings)]
         return cls(tuple(words), decoded[0], decoded[1], has_containers, has_limited, of_keys)

@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 
 
 def mark_of(parts: Sequence[str | int]) -> Mark:
-    """Return the mark that consists of some texts and ids of special tokens."""
+    """Return the end mark of a raw string, which is made of texts and ids of special tokens."""
     head, rest = ("", parts) if parts and isinstance(parts[0], int) else ("".join(map(str, parts[:1])), parts[1:])
     return Mark(rust_literal(head), f" {token_literal(rest)}" if rest else "")
 

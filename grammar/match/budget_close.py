@@ -43,7 +43,8 @@ PAUSE = 8
 # Tokens, beyond twice those that fit, up to which an end after a token is searched: it may be cut into fewer.
 BEYOND_TEST = 20
 MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
-MAX_SUFFIXES = 40  # of a known completion, tried before a search
+# So many suffixes of a known completion are tried before a search.
+MAX_SUFFIXES = 40
 MAX_TRIES = 200  # tokens that the test of one token may try
 TIE = 3  # tokens by which another end than the first one found may be shorter
 # Tokens up to which each one is tested alone.

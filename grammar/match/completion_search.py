@@ -147,7 +147,7 @@ class CompletionSearch:
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
             for token in allowed if len(allowed) <= MAX_FEW else ():
                 text = b"".join(tokens[each] for each in path) + tokens[token]
-                # White space alone leads nowhere that cannot be reached without it.
+                # White space between values of JSON is skipped: the same completions follow without it.
                 is_blank = self._texts.is_json and inside == OUTSIDE and not tokens[token].strip()
                 after = node.copy()
                 if is_blank or token in self._texts.vocabulary.eos or text in seen or not after.accept(token):

@@ -33,9 +33,11 @@ from .entry_sets import Entries, EntryCounter, Outlook, scalar_value
 from .json_chars import BACKSLASH, QUOTE
 from .partial_value import PartialValue, container_value
 
-MAX_DEPTH = 200  # of what is in an array of distinct items
+# The deepest value in an array of distinct items.
+MAX_DEPTH = 200
 MAX_SEARCHED = 1_000  # beginnings of an item that are followed in search of a new end of it
-_MARKER = 3  # in a marker of this state or of the string rules; beside the lexical states of `closing_texts`
+# The lexical state inside a marker of this state or of the string rules; the others are those of `closing_texts`.
+_MARKER = 3
 _BLANKS = b" \t\r\n"
 _OPENING, _CLOSING = b"[{", b"]}"
 _BLANK = re.compile(rb"[ \t\r\n]+")
@@ -744,7 +746,7 @@ def _entry_tokens(vocabulary: Vocabulary) -> _EntryTokens:
 
 
 def can_spell_entries(vocabulary: Vocabulary) -> bool:
-    """Return whether the marks of containers can be written in tokens."""
+    """Return whether the vocabulary can spell what stands for the entries of a container: a token and digits."""
     return vocabulary.token_of(ENTRIES) is not None and all(
         vocabulary.token_of(bytes((byte,))) is not None for byte in b"0123456789;"
     )

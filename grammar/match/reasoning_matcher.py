@@ -35,7 +35,7 @@ class _Phase(Enum):
 
 
 class _Place(NamedTuple):
-    """What is known after a token.
+    """The position after a token: in the start mark, the thought, the end mark or the answer.
 
     Attributes:
         at: bytes of the start mark (BEGIN) or end mark (THOUGHT) just drawn; newlines that may still come (GAP).

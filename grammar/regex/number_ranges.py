@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from decimal import Context, Decimal
 from fractions import Fraction
 
-MAX_INT_DIGITS = 200  # with an exponent of two digits still far from overflow
+# A float with so many digits and an exponent of two digits is still far from overflow.
+MAX_INT_DIGITS = 200
 MAX_BOUND_DIGITS = 40
 MAX_FRACTION_DIGITS = 20
 SIGNIFICANT_DIGITS = 15

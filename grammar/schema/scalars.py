@@ -50,7 +50,7 @@ def type_mask(schema: dict[str, Any]) -> int:
 
 
 def holds(node: SchemaNode) -> Alternative:
-    """Return the alternative in which all scalar and counting keywords of a node hold.
+    """Convert the scalar and counting keywords of a node to an alternative in which all of them hold.
 
     Raises:
         GrammarError: for a pattern, a multiple or a minimum that is not supported.

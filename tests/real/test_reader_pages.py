@@ -28,10 +28,10 @@ PAGES = (
     "docs/guide/from-vllm.md",
     "docs/guide/from-ollama.md",
     "docs/guide/from-openai.md",
-    "docs/guide/agents.md",
-    "docs/guide/adapters-per-customer.md",
+    "docs/guide/programs.md",
+    "docs/guide/adapters.md",
 )
-WITH_PYTHON = ("README.md", "docs/guide/structured-outputs.md", "docs/guide/adapters.md")
+WITH_PYTHON = ("README.md", "docs/guide/structured-outputs.md")
 ADDRESS = "http://127.0.0.1:8000"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVE = "rootgraft serve "
@@ -81,6 +81,7 @@ def server() -> Iterator[RealServer]:
 @pytest.mark.filterwarnings("default")
 def test_the_examples_run(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.chdir(ROOT)
     url = str(server.http.base_url).rstrip("/")
     (tmp_path / "rootgraft").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m rootgraft.api.cli.main "$@" $EXTRA\n')
     (tmp_path / "rootgraft").chmod(0o755)

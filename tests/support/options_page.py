@@ -65,7 +65,7 @@ def _ours() -> Iterator[str]:
         switch = f"`--{name}`, `--no-{name}`" if isinstance(spec.default, bool) else f"`--{name}`"
         text = " ".join(filter(None, (_choices(spec.metadata["choices"]), _safe(spec.metadata["help"]))))
         groups.setdefault(spec.metadata["group"], []).append(f"| {switch} | {_default(spec.default)} | {text} |")
-    yield "`--config FILE` names a file of options, or of [several base models](../guide/fleet.md#several-base-models).\n"
+    yield "`--config FILE` names a file of options, or of [several base models](../guide/models-and-versions.md#several-base-models).\n"
     for title, rows in groups.items():
         yield "\n".join([f"### {title.capitalize()}\n", "| option | default | |", "|---|---|---|", *rows, ""])
 

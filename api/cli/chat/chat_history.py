@@ -10,7 +10,8 @@ from typing import Any
 from ....engine.errors import ConfigError
 from ....engine.whole_file import write_whole
 
-MOST_FILE_BYTES = 4 << 20  # of a conversation or a text that is read
+# The largest file of a conversation, or text, that is read.
+MOST_FILE_BYTES = 4 << 20
 
 
 @dataclass(slots=True)

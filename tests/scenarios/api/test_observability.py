@@ -92,7 +92,7 @@ def test_a_line_of_the_log_tells_all_but_the_text(live: Live, log: Lines, spans:
     assert (line["tokens_per_second"], line["drafted_tokens"], "error" in line) == (2 * 2 / 2.0, 0, False)
     assert line["trace_id"] == f"{spans.get_finished_spans()[0].context.trace_id:032x}"
     assert "secret" not in str(log.lines)
-    page = (DOCS / "guide" / "operation.md").read_text()
+    page = (DOCS / "guide" / "observability.md").read_text()
     assert all(f"`{name}`" in page for name in (*line, "key", "error"))
 
 
