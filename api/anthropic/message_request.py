@@ -220,7 +220,7 @@ def _texts(block: ToolResultBlock) -> list[TextBlock]:
 class MessagesRequest(PromptFields, OptionFields):
     """Anthropic's fields, and some extensions of ours as for chats. ``max_tokens`` of 0 computes the prompt alone."""
 
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False
