@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from ...engine.types import MAX_TOKEN_COUNT
 from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl

@@ -177,6 +177,9 @@ class Metrics:
         self._rejections = self._counter("admission_rejections", "Requests that were not taken, by reason.", "reason")
         self._errors = self._counter("request_errors", "Requests that ended in an error, by its code.", "error")
         self._error_labels = BoundedLabels(MOST_ERRORS)
+        # Its labels are the operator's: targets are names of a models file.
+        text = "Requests that another model took, by why and which."
+        self._fallbacks = self._counter("fallback_requests", text, "reason", "target")
         # vLLM's dashboards read it under this name.
         text = "Requests by route, method and class of status."
         self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
@@ -281,6 +284,10 @@ class Metrics:
     def count_error(self, code: str) -> None:
         """Count a request that was answered with an error, or whose stream ended in one."""
         self._errors.labels(*self._labels, self._error_labels.label(code)).inc()
+
+    def count_fallback(self, reason: str, target: str) -> None:
+        """Count a request that ``target``, a model or a provider, took in the place of this one."""
+        self._fallbacks.labels(*self._labels, reason, target).inc()
 
     def count_structured(self, kind: str) -> None:
         self._structured.labels(*self._labels, kind).inc()

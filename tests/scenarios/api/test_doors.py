@@ -164,3 +164,28 @@ def test_a_failure_of_the_engine_has_each_protocols_shape(live: Live) -> None:
         for path, make in DOORS.items():
             reply = http.post(path, json=make())
             assert reply.status_code >= 500 and isinstance(reply.json()["error"], str), reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+def test_bounds_in_tokens_on_both_sides_of_their_limit(live: Live, path: str, name: str) -> None:
+    body: dict[str, Any] = {"model": "tiny"} | (
+        {"input": "hi"}
+        if path == "/v1/responses"
+        else {"prompt": "hi"}
+        if path == "/v1/completions"
+        else {"messages": HI}
+    )
+    with live.http() as http:
+        assert http.post(path, json={**body, name: MOST_TOKENS}).status_code == 200
+        for value in (MOST_TOKENS + 1, 2**70, -1):
+            reply = http.post(path, json={**body, name: value})
+            assert reply.status_code == 400 and name in reply.text, reply.text
