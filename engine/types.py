@@ -13,6 +13,8 @@ from .sampling_options import SamplingNumbers
 
 MAX_LOGPROBS = 20
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
+MAX_TOKEN_COUNT = (1 << 63) - 1
+"""Of bounds in tokens. One above the model's length means as many as fit, as ``sys.maxsize`` does."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 512

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from ...engine.types import MAX_TOKEN_COUNT
 from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Id, Refusal, StrictModel, rejected
 from ..protocol.cache_control import CacheControl
@@ -220,7 +221,7 @@ def _texts(block: ToolResultBlock) -> list[TextBlock]:
 class MessagesRequest(PromptFields, OptionFields):
     """Anthropic's fields, and some extensions of ours as for chats. ``max_tokens`` of 0 computes the prompt alone."""
 
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stop_sequences: list[str] = Field(default_factory=list)
     stream: bool = False

@@ -154,6 +154,8 @@ class ModelFallback:
             data = dumps_exact({**asked.body, "model": name})
             await held.run(self._app, _with_length(scope, len(data)), _Replay(data, receive))
             is_answered = not held.is_failed
+        if is_answered:
+            asked.state.observers.metrics.count_fallback(reason, name)
         return is_answered
 
     async def _provided(

@@ -58,6 +58,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 _REASONS = ("stop", "length", "abort", "error", "timeout")
 _ERRORS = ("internal_error", "engine_dead", "server_overloaded", "timeout", "structured_answer_broken")
 _METHODS = frozenset(("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"))
+_TOTALS = (
+    ("structured_answers_broken", "Finished answers that the safety net found invalid."),
+    ("reasoning_tokens", "Tokens of thoughts before answers."),
+)
 _OF_KEYS = (
     ("key_requests", "Requests that ended, by the name of their key."),
     ("key_prompt_tokens", "Tokens of their prompts."),
@@ -170,13 +174,13 @@ class Metrics:
         self._structured = self._counter(
             "structured_requests", "Requests for an answer of a certain form, by its kind.", "kind"
         )
-        text = "Finished answers that the safety net found invalid."
-        self._broken = self._counter("structured_answers_broken", text).labels(*self._labels)
-        text = "Tokens of thoughts before answers."
-        self._reasoning = self._counter("reasoning_tokens", text).labels(*self._labels)
+        self._totals = {name: self._counter(name, text).labels(*self._labels) for name, text in _TOTALS}
         self._rejections = self._counter("admission_rejections", "Requests that were not taken, by reason.", "reason")
         self._errors = self._counter("request_errors", "Requests that ended in an error, by its code.", "error")
         self._error_labels = BoundedLabels(MOST_ERRORS)
+        # Its labels are the operator's: targets are names of a models file.
+        text = "Requests that another model took, by why and which."
+        self._fallbacks = self._counter("fallback_requests", text, "reason", "target")
         # vLLM's dashboards read it under this name.
         text = "Requests by route, method and class of status."
         self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
@@ -282,14 +286,18 @@ class Metrics:
         """Count a request that was answered with an error, or whose stream ended in one."""
         self._errors.labels(*self._labels, self._error_labels.label(code)).inc()
 
+    def count_fallback(self, reason: str, target: str) -> None:
+        """Count a request that ``target``, a model or a provider, took in the place of this one."""
+        self._fallbacks.labels(*self._labels, reason, target).inc()
+
     def count_structured(self, kind: str) -> None:
         self._structured.labels(*self._labels, kind).inc()
 
     def count_broken(self, answers: int) -> None:
-        self._broken.inc(answers)
+        self._totals["structured_answers_broken"].inc(answers)
 
     def count_reasoning(self, tokens: int) -> None:
-        self._reasoning.inc(tokens)
+        self._totals["reasoning_tokens"].inc(tokens)
 
     def count_usage(
         self, key: str, adapter: str | None, tokens: TokenCounts, loaded: Container[str], *, requests: int = 1

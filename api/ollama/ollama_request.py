@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_TOKEN_COUNT
 from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Refusal, StrictModel, rejected, string_or_list
 from ..protocol.chat_messages import MAX_CALLS, MAX_MESSAGES, Name
@@ -39,7 +39,7 @@ class OllamaOptions(StrictModel):
         "typical_p": Refusal("there is no such way to draw: leave it out.", (1, 1.0)),
     }
 
-    num_predict: Annotated[int, Field(ge=-2)] = -1
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKEN_COUNT)] = -1
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -49,7 +49,7 @@ class OllamaOptions(StrictModel):
     repeat_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repeat_last_n: Annotated[int, Field(ge=-1)] = -1
+    repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_TOKEN_COUNT)] = -1
     penalize_newline: bool = True
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS
+from ...engine.types import MAX_LOGPROBS, MAX_PREFIX_PINS, MAX_TOKEN_COUNT
 from .base import Refusal, rejected
 from .cache_control import CacheControl
 from .call_ids import in_call_order
@@ -80,8 +80,8 @@ class ChatRequest(ReasoningFields):
     }
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] | None = None
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_TOKEN_COUNT
 from .base import Refusal, rejected
 from .foreign_fields import foreign_rules
 from .sampling import SamplingFields
@@ -56,11 +56,11 @@ class CompletionRequest(StructuredFields):
     }
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_MAX_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = DEFAULT_MAX_TOKENS
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool = True
-    logprob_start_len: Annotated[int, Field(ge=0)] = 0
+    logprob_start_len: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
 
     @model_validator(mode="after")
     def _check_scoring(self) -> CompletionRequest:

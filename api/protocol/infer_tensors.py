@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import orjson
 from pydantic import Field, model_validator
 
-from .base import Id, StrictModel, rejected
+from .base import MAX_ID, Id, StrictModel, rejected
 from .completions import MAX_PROMPTS
 
 INPUTS: dict[str, tuple[str, list[int]]] = {
@@ -25,7 +25,17 @@ OUTPUTS: dict[str, tuple[str, list[int]]] = {
     "num_output_tokens": ("UINT32", [-1]),
 }
 _NOT_OPTIONS = frozenset(("prompt", "model", "stream", "n", "echo", "stream_options", "logprobs"))
-_NEUTRAL = frozenset(("binary_data_output", "priority", "sequence_id", "timeout", "triton_enable_empty_final_response"))
+_NEUTRAL: Mapping[str, tuple[type, ...]] = {
+    "binary_data_output": (bool,),
+    "priority": (int,),
+    "sequence_end": (bool,),
+    "sequence_id": (int, str),
+    "sequence_start": (bool,),
+    "timeout": (int,),
+    "triton_enable_empty_final_response": (bool,),
+}
+"""Types of Triton's parameters that change no answer here. A priority in words is an option of the completion."""
+MAX_UINT64 = (1 << 64) - 1
 MAX_TENSORS = 16
 
 
@@ -124,7 +134,7 @@ class InferRequest(StrictModel):
             given = None
         if not isinstance(given, dict):
             raise rejected("must be a JSON object", "sampling_parameters")
-        options = {name: value for name, value in self.parameters.items() if name not in _NEUTRAL} | given
+        options = {name: value for name, value in self.parameters.items() if not _is_neutral(name, value)} | given
         for name in options:
             if name in _NOT_OPTIONS:
                 raise rejected("is no option here: the tensors and the path say it", "sampling_parameters", name)
@@ -133,3 +143,20 @@ class InferRequest(StrictModel):
     def completion_fields(self, model: str) -> dict[str, Any]:
         """Return the fields of the completion that this is."""
         return {**self.options, "model": model, "prompt": self.texts, "echo": self.echoes}
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether a parameter changes no answer. Raises PydanticCustomError where it is not what Triton takes."""
+    kinds = _NEUTRAL.get(name)
+    if kinds is None or (name == "priority" and isinstance(value, str)):
+        return False
+    if value is None:
+        return True
+    if type(value) not in kinds:
+        words = " or ".join({bool: "a boolean", int: "an integer", str: "a string"}[kind] for kind in kinds)
+        raise rejected(f"must be {words}", "parameters", name)
+    if type(value) is int and not 0 <= value <= MAX_UINT64:
+        raise rejected(f"must be from 0 to {MAX_UINT64}", "parameters", name)
+    if isinstance(value, str) and len(value) > MAX_ID:
+        raise rejected(f"must be of at most {MAX_ID} characters", "parameters", name)
+    return True

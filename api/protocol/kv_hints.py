@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ...engine.types import MAX_PIN_SECONDS
+from ...engine.types import MAX_PIN_SECONDS, MAX_TOKEN_COUNT
 from .base import StrictModel, rejected
 
 MAX_ACTIONS = 16  # as vLLM's
@@ -19,8 +19,8 @@ class RetainDirective(StrictModel):
     """A range of tokens in ``kv.retain``: a priority above 0 keeps it for ``duration`` seconds, 0 releases it."""
 
     priority: Annotated[int, Field(ge=0, le=100)]
-    start: Annotated[int, Field(ge=0)] = 0
-    end: Annotated[int, Field(ge=1)] | None = None
+    start: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
+    end: Annotated[int, Field(ge=1, le=MAX_TOKEN_COUNT)] | None = None
     duration: Annotated[float, Field(ge=0)] | None = None
     covers_output: bool = False
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_TOKEN_COUNT
 from .adapter_parts import AdapterFields
 from .base import FormatName, Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
@@ -216,7 +216,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
     }
 
     input: Input
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_COUNT)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     include: list[Includable] = Field(default_factory=list)
     store: bool = True

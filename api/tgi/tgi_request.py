@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ...engine.types import MAX_LOGPROBS
+from ...engine.types import MAX_LOGPROBS, MAX_TOKEN_COUNT
 from ..generate.field_names import FieldNames
 from ..protocol.adapter_parts import ModelName
 from ..protocol.base import Refusal, StrictModel, rejected
@@ -77,11 +77,11 @@ class TgiParameters(TgiSampling):
     adapter_id: ModelName | None = None
     details: bool = False
     grammar: TgiGrammar | None = None
-    max_new_tokens: Annotated[int, Field(ge=1)] = 100
+    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_COUNT)] = 100
     return_full_text: bool = False
     stop: Annotated[list[str], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     top_n_tokens: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-    truncate: Annotated[int, Field(ge=1)] | None = None
+    truncate: Annotated[int, Field(ge=1, le=MAX_TOKEN_COUNT)] | None = None
 
 
 class TgiRequest(StrictModel):

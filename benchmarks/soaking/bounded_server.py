@@ -18,6 +18,8 @@ from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.api.structured import output_check
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process, structured_output
+from rootgraft.engine.speculation import proposer
+from rootgraft.engine.speculation.output_lookup import OutputLookup
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.compile.compile_service import CompileService
 
@@ -25,12 +27,14 @@ GRAMMAR_BYTES = 4 << 20
 RESPONSE_BYTES = 1 << 17
 VALIDATORS = 32
 WORDS = 500
+DRAFT_POSITIONS = 1024
 PAGES, PAGE, MAX_LEN = 160, 16, 1024
 
 
 def engine(fd: str, liveness: str, folder: str, options: str) -> int:
-    """The engine process, with a small cache of grammars."""
+    """The engine process, with small caches of grammars and of outputs that drafts come from."""
     vocabulary.MAX_WORDS = WORDS
+    proposer.OutputLookup = partial(OutputLookup, DRAFT_POSITIONS)  # type: ignore[misc, assignment]
     structured_output.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)  # type: ignore[misc, assignment]
     return engine_process.main([fd, liveness, folder, options])
 

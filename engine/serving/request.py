@@ -24,6 +24,7 @@ from ..types import (
     MAX_SEED,
     MAX_SESSION_NAME,
     MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_COUNT,
     MIN_SEED,
     SESSION_SECONDS,
     Priority,
@@ -38,13 +39,13 @@ MAX_TIMEOUT = 86400.0
 # Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
 _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     **{option.name: (option.kind, option.low, option.high) for option in OPTIONS},
-    "max_tokens": (int, 1, None),
-    "min_tokens": (int, 0, None),
+    "max_tokens": (int, 1, MAX_TOKEN_COUNT),
+    "min_tokens": (int, 0, MAX_TOKEN_COUNT),
     "seed": (int, MIN_SEED, MAX_SEED),
     "logprobs": (int, 0, MAX_LOGPROBS),
     "prompt_logprobs": (int, 0, MAX_LOGPROBS),
-    "logprob_start_len": (int, 0, None),
-    "pooled_from": (int, 0, None),
+    "logprob_start_len": (int, 0, MAX_TOKEN_COUNT),
+    "pooled_from": (int, 0, MAX_TOKEN_COUNT),
 }
 _ABOVE_LOW = frozenset({"timeout", *(option.name for option in OPTIONS if option.is_above_low)})
 _WITH_ALIASES = tuple(option.name for option in OPTIONS if option.aliases)

@@ -41,6 +41,14 @@ TO_TINY = FallbackPlan(("tiny",))
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
+def taken(door: Door) -> dict[tuple[str, str], float]:
+    """Return how many requests of the model big another one took, by reason and target."""
+    families = door.big.observers.metrics.registry.collect()
+    samples = (sample for family in families for sample in family.samples)
+    wanted = (each for each in samples if each.name == "rootgraft:fallback_requests_total")
+    return {(each.labels["reason"], each.labels["target"]): each.value for each in wanted}
+
+
 class Door:
     """The models tiny and big, the second of which has a plan and may be made to fail."""
 
@@ -77,11 +85,12 @@ def test_a_failed_model_has_its_fallback_answer(path: str, stream: bool, tmp_pat
         door = Door(TO_TINY)
         door.tiny.stores.ledger = UsageLedger(tmp_path / "usage.db")
         whole = await door.ask(path, stream=stream)
-        assert whole.status_code == 200 and ROUTED_HEADER not in whole.headers
+        assert whole.status_code == 200 and ROUTED_HEADER not in whole.headers and taken(door) == {}
         door.fail()
         routed = await door.ask(path, stream=stream)
         assert routed.status_code == 200 and routed.headers[ROUTED_HEADER] == "tiny; reason=failure"
         assert door.counts == (1, 2) and (stream or routed.json()["model"] == "tiny")
+        assert taken(door) == {("failure", "tiny"): 1}
         await door.tiny.stores.ledger.close()
         assert {each.model for each in read_ledger(tmp_path / "usage.db")} == {"big", "tiny (for big)"}
 
@@ -98,6 +107,7 @@ def test_an_overloaded_model_has_its_fallback_answer_and_one_that_was_removed_is
             await asyncio.sleep(0)
         routed = await door.ask(stream=stream)
         assert routed.status_code == 200 and routed.headers[ROUTED_HEADER] == "tiny; reason=overload"
+        assert taken(door) == {("overload", "tiny"): 1}
         door.big.engine.async_engine.gate.set()
         assert ROUTED_HEADER not in (await first).headers
 
@@ -164,7 +174,7 @@ def test_the_first_error_is_told_where_nobody_can_answer() -> None:
         for stream in (False, True):
             reply = await door.ask(stream=stream)
             assert reply.status_code == 500 and reply.json()["error"]["message"] == "The step has failed."
-        assert door.counts == (2, 2)
+        assert door.counts == (2, 2) and taken(door) == {}
 
     asyncio.run(job())
 
@@ -185,6 +195,7 @@ def test_rules_by_length_and_priority_pick_a_model_at_once() -> None:
         door.tiny.engine.async_engine.fail_after = (0, EngineDead("The other one has ended."))
         reply = await door.ask(messages=[{"role": "user", "content": "a"}])
         assert reply.json()["model"] == "big" and ROUTED_HEADER not in reply.headers
+        assert taken(door) == {("rule", "tiny"): 3}
 
     asyncio.run(job())
 
@@ -240,6 +251,7 @@ def test_a_provider_answers_with_its_own_key_and_model(
             secret = {"authorization": "Bearer of-the-client", "x-other": "1", "cookie": "a=b"}
             reply = await door.ask(path, secret, stream=stream, user="me", **more)
             assert reply.status_code == 200 and reply.headers[ROUTED_HEADER] == "cloud; reason=failure"
+            assert taken(door) == {("failure", "cloud"): 1}
             assert "x-of-provider" not in reply.headers
             if stream:
                 assert reply.text.endswith("data: [DONE]\n\n") and reply.text.count('"delta"') == 2

@@ -194,6 +194,7 @@ WRONG: list[Row] = [
     *(({"temperature": value}, "temperature") for value in (-0.001, 1.001, 2, "1", True)),
     *(({"top_p": value}, "top_p") for value in (0, -0.1, 1.001, "1")),
     *(({"top_k": value}, "top_k") for value in (-2, (1 << 20) + 1, 1.5)),
+    ({"max_tokens": 1 << 63}, "max_tokens"),
     *(({"seed": value}, "seed") for value in (1 << 63, "1")),
     *(({"stop_sequences": value}, "stop_sequences") for value in ("x", [""], ["x" * 257], ["x"] * 17)),
     ({"stop_sequences": [5]}, "stop_sequences[0]"),

@@ -12,6 +12,8 @@ from rootgraft.engine.errors import EngineDead
 
 HI = [{"role": "user", "content": "hi"}]
 MOST_SEED, MOST_TOP_K = 2**63 - 1, 1 << 20
+MOST_TOKENS, MOST_UINT = 2**63 - 1, 2**64 - 1
+MOST_CHARS = "x" * 256
 
 
 def chat(**options: Any) -> dict[str, Any]:
@@ -46,29 +48,34 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "frequency_penalty": ([-2, 2], [-2.01, 2.01, 1e308]),
 }
 OLLAMA = {
-    "num_predict": ([-2, 1, 2**31], [-3, 1.5, 2**70]),
+    "num_predict": ([-2, 1, MOST_TOKENS], [-3, 1.5, MOST_TOKENS + 1, 2**70]),
     "min_p": ([0, 1], [-0.01, ABOVE]),
     "presence_penalty": ([-2, 2], [-2.01, 2.01]),
     "repeat_penalty": ([0.01, 2], [0, 2.01, 1e308]),
-    "repeat_last_n": ([-1, 0], [-2, 2**70]),
+    "repeat_last_n": ([-1, 0, MOST_TOKENS], [-2, MOST_TOKENS + 1, 2**70]),
 }
 LIMITS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "/api/chat": OLLAMA,
     "/api/generate": OLLAMA,
     "/generate": {
-        "max_new_tokens": ([1, 2**31], [0, -1, 1.5]),
+        "max_new_tokens": ([1, MOST_TOKENS], [0, -1, 1.5, MOST_TOKENS + 1, 2**70]),
         "repetition_penalty": ([0.01, 2], [0, 2.01]),
         "seed": ([0], [-1]),
         "temperature": ([0.01], [0]),
         "top_k": ([1], [0]),
         "top_n_tokens": ([0, 20], [-1, 21, 2**70]),
-        "truncate": ([1, 2**31], [0, -1]),
+        "truncate": ([1, MOST_TOKENS], [0, -1, MOST_TOKENS + 1, 2**70]),
     },
     "/v2/models/tiny/infer": {
-        "max_tokens": ([1, 2**31], [-1, 1.5]),
+        "max_tokens": ([1, MOST_TOKENS], [-1, 1.5, MOST_TOKENS + 1, 2**70]),
         "min_tokens": ([0, 4], [-1, 2**70]),
         "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+        "priority": ([0, MOST_UINT, "batch"], [-1, 1.5, MOST_UINT + 1, True, "high"]),
         "repetition_penalty": ([0.01, 2], [0, 2.01]),
+        "sequence_end": ([True], [1]),
+        "sequence_id": ([0, MOST_UINT, MOST_CHARS], [-1, 1.5, MOST_UINT + 1, MOST_CHARS + "x"]),
+        "sequence_start": ([True], [1]),
+        "timeout": ([0, MOST_UINT], [-1, 1.5, MOST_UINT + 1, "1"]),
     },
 }
 CASES = [
@@ -157,3 +164,28 @@ def test_a_failure_of_the_engine_has_each_protocols_shape(live: Live) -> None:
         for path, make in DOORS.items():
             reply = http.post(path, json=make())
             assert reply.status_code >= 500 and isinstance(reply.json()["error"], str), reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+def test_bounds_in_tokens_on_both_sides_of_their_limit(live: Live, path: str, name: str) -> None:
+    body: dict[str, Any] = {"model": "tiny"} | (
+        {"input": "hi"}
+        if path == "/v1/responses"
+        else {"prompt": "hi"}
+        if path == "/v1/completions"
+        else {"messages": HI}
+    )
+    with live.http() as http:
+        assert http.post(path, json={**body, name: MOST_TOKENS}).status_code == 200
+        for value in (MOST_TOKENS + 1, 2**70, -1):
+            reply = http.post(path, json={**body, name: value})
+            assert reply.status_code == 400 and name in reply.text, reply.text
