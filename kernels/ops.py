@@ -337,9 +337,11 @@ def find_long_rows(
     Args as for ``find_shared_prefixes``.
 
     Returns:
-        Tensors on the device; None where no row is long enough, for a CPU and with batch-invariant kernels.
+        Tensors on the device; None where no row is long enough, for a CPU, for a GPU without fused attention in torch
+        (before sm_80) and with batch-invariant kernels.
     """
-    if not on_triton(device) or is_invariant(device):
+    has_fused = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    if not on_triton(device) or is_invariant(device) or not has_fused:
         return None
     return gathered_attention.find_long_rows(page_table, query_len, context_len, page_size, device)
 

@@ -32,6 +32,9 @@ class BackendState(Protocol):
     def copy(self) -> BackendState:
         """Return an independent state at the same position."""
 
+    def search_copy(self) -> BackendState:
+        """Return a copy for a search that counts only if it reaches an end: it need not tell whether there is one."""
+
     def can_end(self) -> bool:
         """Return whether the text so far is complete."""
 
@@ -66,6 +69,9 @@ class LlguidanceBackend:
 
     def copy(self) -> LlguidanceBackend:
         return LlguidanceBackend(self._matcher.deep_copy())
+
+    def search_copy(self) -> LlguidanceBackend:
+        return self.copy()
 
     def can_end(self) -> bool:
         return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
@@ -102,6 +108,9 @@ class XgrammarBackend:
 
     def copy(self) -> XgrammarBackend:
         return XgrammarBackend(self._matcher.fork())
+
+    def search_copy(self) -> XgrammarBackend:
+        return self.copy()
 
     def can_end(self) -> bool:
         return bool(self._matcher.is_completed())
@@ -163,6 +172,10 @@ class BoundedState:
     def copy(self) -> BoundedState:
         self._left[0] -= COPY
         return BoundedState(self._state.copy(), self._left)
+
+    def search_copy(self) -> BoundedState:
+        self._left[0] -= COPY
+        return BoundedState(self._state.search_copy(), self._left)
 
     def can_end(self) -> bool:
         return self._state.can_end()

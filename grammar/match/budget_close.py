@@ -235,7 +235,8 @@ class BudgetClose:
             return None
         check: EndCheck | None = None
         if remaining <= len(found) + self._texts.jump:
-            check = EndCheck(self._search, self._texts, state.copy(), last.lexical, remaining - 1, row.copy(), found)
+            searched = state.search_copy()
+            check = EndCheck(self._search, self._texts, searched, last.lexical, remaining - 1, row.copy(), found)
         known = len(self._positions) - 1, found
         self._positions[-1] = replace(last, here=_Searched(known, last.before.retry_at, check, remaining))
         return check
@@ -252,7 +253,7 @@ class BudgetClose:
         shortest = self._texts.shortest
         if len(self._positions) == 1 and (shortest or self._texts.search_failed):
             return list(shortest) or None
-        return self._search.shortest(state, self._positions[-1].lexical, most)
+        return self._search.shortest(state.search_copy(), self._positions[-1].lexical, most)
 
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
@@ -264,7 +265,7 @@ class BudgetClose:
         """
         known = self._positions[-1].before.known
         tokens = known[1] if known else []
-        after = state.copy()
+        after = state.search_copy()
         found = _suffix_to_end(after, tokens)
         end = self._texts.vocabulary.tokenize_bpe(state.string_end()) if found is None and tokens else []
         if end and advance(after, end):

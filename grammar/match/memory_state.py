@@ -282,6 +282,12 @@ class MemoryState:
         other._link, other._is_searching = self._link, self._is_searching
         return other
 
+    def search_copy(self) -> MemoryState:
+        """Return a copy that takes repetitions for wrong once they are complete: it searches for no new ends."""
+        other = MemoryState(self._inner.search_copy(), self._counters, self._vocabulary, has_parts=self._has_parts)
+        other._link, other._is_searching = self._link, True
+        return other
+
     def can_end(self) -> bool:
         return self._inner.can_end()
 
@@ -342,8 +348,7 @@ class MemoryState:
 
     def _has_new_end(self, text: bytes) -> bool:
         """Search, byte by byte, what the items under way may become after a text that no item was before."""
-        begin, tokens = self.copy(), self._vocabulary.tokenize(text)
-        begin._is_searching = True
+        begin, tokens = self.search_copy(), self._vocabulary.tokenize(text)
         if begin.advance(tokens) < len(tokens):
             return False
         states = [begin]

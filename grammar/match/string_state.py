@@ -169,6 +169,11 @@ class StringState:
         other._link = self._link
         return other
 
+    def search_copy(self) -> StringState:
+        other = StringState(self._inner.search_copy(), self._rules, self._vocabulary, self._lead_ins)
+        other._link = self._link
+        return other
+
     def can_end(self) -> bool:
         return self._inner.can_end()
 
