@@ -453,7 +453,7 @@ class GgufWeights:
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
         shape = self.shapes[name]
-        if name in self._split or self._has_other_columns(name) or len(shape) != 2:
+        if self.stored(name) is None or len(shape) != 2:
             return None
         kind = self._file.tensors[self._tensors[name].stored].type
         return math.ceil(math.prod(shape) * grouped_bits(kind) / 8) if kind in GROUPED_TYPES else None
