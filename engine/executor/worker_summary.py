@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from ...kernels import ops
@@ -15,6 +17,10 @@ from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from .worker_plan import WorkerPlan
+
+_OTHER_SCALES: Final = (
+    "KV scales: the checkpoint's k_scale and v_scale have no effect; each token and head has a scale of its own"
+)
 
 
 def summary_lines(
@@ -35,6 +41,7 @@ def summary_lines(
         f"context {plan.max_model_len:,}; up to {config.most_seqs} sequences and "
         f"{config.most_tokens:,} tokens a step",
         *([_ranks(config, model)] if config.tensor_parallel_size > 1 else []),
+        *([_OTHER_SCALES] if isinstance(model, DecoderModel) and model.has_kv_scales and kv_format else []),
         *([_states(plan.states, kv.state_bytes)] if plan.states else []),
         *([draft] if draft else []),
         *notices(model),

@@ -65,6 +65,7 @@ def load_model(
     check_tensors(expected_shapes(config), source.shapes, optional)
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
+    has_kv_scales = isinstance(source, SafetensorsFolder) and source.has_kv_scales
     if shard is not None:
         check_split(config, shard.ranks.size)
         shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
@@ -74,7 +75,7 @@ def load_model(
     reader = WeightReader(source, dtype, device, weights)
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
         model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model(progress)
-    return replace(model, widened=tuple(sorted(reader.widened_storage)))
+    return replace(model, widened=tuple(sorted(reader.widened_storage)), has_kv_scales=has_kv_scales)
 
 
 def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:

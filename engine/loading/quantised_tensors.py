@@ -165,10 +165,14 @@ class QuantisedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix as it is kept on a GPU: numbers of two and three bits take four there."""
-        bits = max(self._scheme.bits, 4) if self._scheme.layout in _INTEGERS else 0
-        stored = sum(view.nbytes for part, view in self._parts.items() if part not in _INDICES)
-        return max(stored, math.prod(self.shape) * bits // 8)
+        """Bytes of the matrix as it is kept on a GPU: integers take four or eight bits there, a zero point a byte."""
+        scheme, (rows, width) = self._scheme, self.shape
+        if scheme.layout not in _INTEGERS:
+            return sum(view.nbytes for part, view in self._parts.items() if part not in _INDICES)
+        scales = self._parts.get("scales") or self._parts["weight_scale"]
+        count = rows * width // scheme.group if scheme.group else max(rows, math.prod(scales.shape))
+        of_group = _BYTES.get(scales.dtype, 4) + (not scheme.symmetric)
+        return rows * width * (4 if scheme.bits <= 4 else 8) // 8 + count * of_group
 
     @property
     def description(self) -> str:

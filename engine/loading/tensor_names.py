@@ -41,8 +41,10 @@ SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
 KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 
-# Old checkpoints store the rotary frequencies, which follow from the config.
+KV_SCALES = (".k_scale", ".v_scale")
+"""Ends of the names of scales of cached keys and values."""
 _CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale"})
+# Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 

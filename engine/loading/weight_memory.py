@@ -15,6 +15,8 @@ from .weight_forms import FORMS, WeightForm, has_kernels
 from .weight_readers import WeightSource
 
 _GIB = 1 << 30
+_SCALE_BYTES = 4
+_KEPT_SIZES = {"Q3_K": 114, "Q4_K": 148, "Q5_K": 180, "Q6_K": 274, "IQ4_XS": 138}
 
 
 def fitting_form(
@@ -91,8 +93,15 @@ def _tensor_bytes(
     if form.startswith("stored"):
         stored = source.stored(name)
         if form in ("stored_widened", "stored_both") and source.is_bytes(name):
-            return count
+            return count + _SCALE_BYTES * shape[0]
         if not stored or stored[0] not in quantised_weights.BLOCK_SIZES:
             return count * dtype.itemsize
-        return stored[1] + (count * dtype.itemsize if form == "stored_both" and is_packed else 0)
+        return _kept_bytes(*stored) + (count * dtype.itemsize if form == "stored_both" and is_packed else 0)
     return count if is_packed and form.startswith("int8") else count * dtype.itemsize
+
+
+def _kept_bytes(block_type: str, stored: int) -> int:
+    """Return the bytes of blocks in memory, where each scale of a super-block, and each number of Q6_K, has a byte."""
+    if block_type not in _KEPT_SIZES:
+        return stored
+    return stored // quantised_weights.BLOCK_SIZES[block_type][1] * _KEPT_SIZES[block_type]

@@ -40,6 +40,7 @@ from .tensor_names import (
     GGUF_DELTA_PARTS,
     GGUF_KV_UP,
     HEAD,
+    KV_SCALES,
     SCORE,
     Shape,
     delta_from_gguf,
@@ -121,6 +122,7 @@ class SafetensorsFolder:
     Attributes:
         may_be_bare: whether it is a whole model, which may have been saved without a head.
         is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
+        has_kv_scales: it brings scales of cached keys and values.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
@@ -137,6 +139,7 @@ class SafetensorsFolder:
         names: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.shapes: dict[str, Shape] = {}
+        self.has_kv_scales = False
         self._quantization = quantization
         self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
@@ -147,6 +150,7 @@ class SafetensorsFolder:
         self.is_bare = self.may_be_bare and not towers and has_bare_embedding
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
+                self.has_kv_scales |= stored.endswith(KV_SCALES)
                 if not in_tower(stored, towers):
                     name = usual_name(language_model_name(stored) if towers else stored, names)
                     self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
@@ -448,10 +452,11 @@ class GgufWeights:
 
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
-        found, shape = self.stored(name), self.shapes[name]
-        if found is None or found[0] not in GROUPED_TYPES or len(shape) != 2:
+        shape = self.shapes[name]
+        if self.stored(name) is None or len(shape) != 2:
             return None
-        return math.ceil(math.prod(shape) * grouped_bits(found[0]) / 8)
+        kind = self._file.tensors[self._tensors[name].stored].type
+        return math.ceil(math.prod(shape) * grouped_bits(kind) / 8) if kind in GROUPED_TYPES else None
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
         """Put the rows of a head's keys, stored transposed, and those of its values together again."""

@@ -38,6 +38,7 @@ class DecoderModel:
         layer_inputs: makes what layers get of a token beside the residual stream; None where they get nothing.
         score: [classes, H] fp32, the classification head; None without one.
         widened: types and schemes of the checkpoint's quantised matrices that are in the model's type here.
+        has_kv_scales: the checkpoint brings scales of cached keys and values.
     """
 
     config: ModelConfig
@@ -53,6 +54,7 @@ class DecoderModel:
     layer_inputs: LayerInputs | None = None
     score: Tensor | None = None
     widened: tuple[str, ...] = ()
+    has_kv_scales: bool = False
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
