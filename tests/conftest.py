@@ -7,10 +7,11 @@ engine on one is checked by ``benchmarks/gpu``.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         and (os.cpu_count() or 1) > 1
     ):
         option.numprocesses, option.dist = 2, "loadfile"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector, which leaves what was imported alone afterwards.
+
+    All test modules hold three million objects. Going through them took 15 of the 51 CPU seconds of a collection, and
+    then two seconds at each full collection of the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -92,12 +92,28 @@ def start(
     try:
         core = _load(config, model_path, weights)
     except EngineError as error:
-        channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
-        channel.drain(GOODBYE_SECONDS)
+        _tell_failure(channel, error)
         return None
     channel.send(encode([core.ready]))
     process_memory.freeze()
     return core
+
+
+def _tell_failure(channel: Channel, error: EngineError) -> None:
+    """Send what prevents the start."""
+    channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
+    channel.drain(GOODBYE_SECONDS)
+
+
+def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
+    """Start the thread of the signs of life; None, with the error sent, if the system refuses a thread."""
+    try:
+        return LivenessThread(fd, end_orphan)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+    _tell_failure(channel, ConfigError("The system gives the engine no thread: raise the limits ulimit -v and -u"))
+    return None
 
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
@@ -183,7 +199,10 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
     """
     channel = Channel(socket.socket(fileno=fd))
     try:
-        with closing(LivenessThread(liveness_fd, end_orphan)) as liveness:
+        liveness_thread = start_liveness(liveness_fd, channel)
+        if liveness_thread is None:
+            return EXIT_SOFTWARE
+        with closing(liveness_thread) as liveness:
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE

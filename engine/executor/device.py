@@ -58,7 +58,7 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     except BuildError as error:
         raise ConfigError(f"{error}.") from None
     kernels = ops.native_kernels()
-    has = torch_has if kernels is None else kernels.library.has_wide_registers
+    has = torch_has if kernels is None else kernels.library.keeps_bf16
     return torch.bfloat16 if has else torch.float32
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import memory
-from ...kernels.collectives import Ranks
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
@@ -63,13 +62,18 @@ from .weight_forms import WeightReader
 
 
 class LayerLoader:
-    """Builds a decoder layer by layer, reading each tensor where it is needed."""
+    """Builds a decoder layer by layer, reading each tensor where it is needed.
+
+    Attributes:
+        ranks: that the model is split over, None where there is one.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: WeightReader, max_positions: int, shard: Shard | None = None
     ) -> None:
         self.config = config
         self.shard = shard
+        self.ranks = None if shard is None else shard.ranks
         self.weights = weights
         self.max_positions = max_positions
         self.tables: dict[Rope, Tensor] = {}
@@ -301,11 +305,6 @@ class LayerLoader:
         split = None if self.shard is None else self.shard.splits.get(names[0])
         added_over = self.ranks if split is not None and split.side == "inputs" else None
         return Projection(names, tuple(modules.values()), packed, added_over)
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """The ranks that the model is split over, None where there is one."""
-        return None if self.shard is None else self.shard.ranks
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

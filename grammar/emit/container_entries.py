@@ -29,12 +29,12 @@ def item_language(rules: LarkRules, conj: Conj) -> EntryLanguage:
     """Return the language of the items of an array.
 
     Raises:
-        GrammarError: if they include arrays or objects of limited size, or are too complex to follow.
+        GrammarError: if they are too complex to follow.
     """
     words: dict[str, None] = {}
     numbers: list[StringAutomaton] = []
     strings: list[StringAutomaton] = []
-    has_containers = False
+    has_containers = has_limited = False
     for each in _alternatives(rules, conj):
         words |= dict.fromkeys(rules.words(each.types))
         if each.types & NUMBER:
@@ -42,11 +42,9 @@ def item_language(rules: LarkRules, conj: Conj) -> EntryLanguage:
         if each.types & STRING:
             strings += _string_automata(rules, [each.strings])
         if each.types & (ARRAY | OBJECT):
-            if not _is_open(rules, each):
-                reason = "the items are arrays or objects of limited size, and more than can be listed"
-                raise rules.unsupported(("uniqueItems",), reason)
             has_containers = True
-    return EntryLanguage(tuple(words), tuple(numbers), tuple(strings), has_containers)
+            has_limited = has_limited or not _is_open(rules, each)
+    return EntryLanguage(tuple(words), tuple(numbers), tuple(strings), has_containers, has_limited)
 
 
 def key_language(rules: LarkRules, objects: Objects, listed: Iterable[str]) -> EntryLanguage | None:

@@ -229,6 +229,10 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
         reason = f"the items are not from at most {MAX_LISTED_VALUES} values, and no others are remembered here"
         raise rules.unsupported(("uniqueItems",), reason)
     language = item_language(rules, arrays.item(0))
+    # Values that are too many to list are more than that; how many more is only known of scalars.
+    if language.has_limited and arrays.least > MAX_LISTED_VALUES:
+        reason = f"more than {MAX_LISTED_VALUES} arrays or objects of limited size, which are not counted"
+        raise rules.unsupported(("uniqueItems", "minItems"), reason)
     if not has_entries(language, arrays.least):
         raise rules.unsupported(("uniqueItems",), f"there are fewer than {arrays.least} different items")
     rules.entries.distinct[arrays] = language

@@ -24,19 +24,25 @@ def check_distinct(rules: LarkRules, root: Conj) -> None:
     Raises:
         GrammarError: if a memory of the items could come to an end that the other array does not have.
     """
-    distinct = rules.entries.distinct if rules.entries is not None else {}
-    if not distinct:
+    if rules.entries is None or not rules.entries.distinct:
         return
+    distinct = rules.entries.distinct.copy()
     positions = alternatives_by_position(rules.satisfiability, root)
     if positions is None:
         raise rules.unsupported(("uniqueItems",), "the schema has too many places for values to find such arrays in")
     for alternatives in positions:
         arrays = dict.fromkeys(each.arrays for each in alternatives if each.types & ARRAY)
         languages = dict.fromkeys(distinct[each] for each in arrays if each in distinct)
-        others = any(each not in distinct for each in arrays)
-        is_unclear = any(_overlap(*pair) for pair in combinations(languages, 2))
-        if is_unclear or (others and any(language.has_containers for language in languages)):
+        others = [each for each in arrays if each not in distinct]
+        if any(_overlap(*pair) for pair in combinations(languages, 2)):
             raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
+        of_containers = [each for each in languages if each.has_containers]
+        if others and of_containers:
+            # Which array an item that is an array or object belongs to is not known: its ends are searched.
+            if any(each.least > 1 or each.contains for each in others):
+                raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
+            for language in of_containers:
+                rules.entries.limit(language)
         if others and languages:
             found = rules.unsupported(("uniqueItems",), "another array in place of this one has distinct items too")
             narrowing = Narrowing(found.keyword, found.pointer, found.reason)
@@ -50,7 +56,6 @@ def _overlap(one: EntryLanguage, other: EntryLanguage) -> bool:
     return bool(
         not set(one.words).isdisjoint(other.words)
         or (one.numbers and other.numbers)
-        or (one.has_containers and other.has_containers)
         or not all(map(is_endless, strings))
     )
 

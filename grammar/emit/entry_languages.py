@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
@@ -41,7 +41,8 @@ class EntryLanguage:
         words: of null, true and false those that are possible.
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
-        has_containers: arrays or objects are possible, each of which can be made longer at any time.
+        has_containers: arrays or objects are possible.
+        has_limited: some of them cannot be made longer at any time, so that the new ends of one may be used up.
         of_keys: the entries are the keys of an object, and not the items of an array.
     """
 
@@ -49,6 +50,7 @@ class EntryLanguage:
     numbers: tuple[StringAutomaton, ...] = ()
     strings: tuple[StringAutomaton, ...] = ()
     has_containers: bool = False
+    has_limited: bool = False
     of_keys: bool = False
 
     @property
@@ -62,14 +64,14 @@ class EntryLanguage:
     def encode(self) -> list[Any]:
         """Return the language as JSON; `decode` reads it."""
         automata = [[each.encode() for each in listed] for listed in (self.numbers, self.strings)]
-        return [self.words, *automata, self.has_containers, self.of_keys]
+        return [self.words, *automata, self.has_containers, self.has_limited, self.of_keys]
 
     @classmethod
     def decode(cls, data: Sequence[Any]) -> EntryLanguage:
         """Return the language of its JSON."""
-        words, numbers, strings, has_containers, of_keys = data
+        words, numbers, strings, has_containers, has_limited, of_keys = data
         decoded = [tuple(map(StringAutomaton.decode, listed)) for listed in (numbers, strings)]
-        return cls(tuple(words), decoded[0], decoded[1], has_containers, of_keys)
+        return cls(tuple(words), decoded[0], decoded[1], has_containers, has_limited, of_keys)
 
 
 class EntryRules:
@@ -94,6 +96,12 @@ class EntryRules:
     @property
     def is_used(self) -> bool:
         return self.has_open_objects or bool(self.languages)
+
+    def limit(self, language: EntryLanguage) -> None:
+        """Have the ends of arrays and objects of a language searched, as other ones may stand in their place."""
+        limited = replace(language, has_limited=True)
+        self.languages = [limited if each == language else each for each in self.languages]
+        self.distinct = {arrays: limited if each == language else each for arrays, each in self.distinct.items()}
 
     def mark(self, language: EntryLanguage) -> str:
         """Return the mark of a container whose entries have a language, which is added."""

@@ -40,6 +40,10 @@ class Entries(NamedTuple):
         is_string = isinstance(value, bytes) and value[:1] == b'"'
         return Entries(self.values | {value}, self.strings | {value} if is_string else self.strings)
 
+    def containers(self) -> tuple[Any, ...]:
+        """Return the arrays and objects."""
+        return tuple(each for each in self.values if isinstance(each, frozenset | tuple))
+
     def rivals(self, beginning: bytes) -> list[bytes]:
         """Return the strings that have a beginning."""
         return [each for each in self.strings if each.startswith(beginning)]
@@ -48,19 +52,6 @@ class Entries(NamedTuple):
 def scalar_value(text: bytes) -> Any:
     """Return what two spellings of the same scalar have in common: numbers are compared by value."""
     return json.loads(text) if text[0] in _FIRST_OF_NUMBER else text
-
-
-def container_value(text: bytes) -> Any:
-    """Return the contents of an array or object, as a value that is equal for equal ones and can be hashed."""
-    return _frozen(json.loads(text))
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        return frozenset((key, _frozen(item)) for key, item in value.items())
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return (value, None) if isinstance(value, bool) else value  # for Python, True is 1
 
 
 class EntryCounter:
@@ -72,6 +63,7 @@ class EntryCounter:
         self._whole = {id(each) for each in self._numbers if _is_whole(each)}
         self._strings = [_StringCounter(automaton) for automaton in language.strings]
         self.has_containers = language.has_containers
+        self.has_limited = language.has_limited
         self.of_keys = language.of_keys
         self.is_endless = all(map(is_endless, language.strings))
         has_others = language.words or language.numbers or language.has_containers

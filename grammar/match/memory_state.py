@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 from threading import Lock
 from typing import Any, NamedTuple
@@ -29,10 +29,12 @@ from ..emit.string_rules import MATCHED, PROBE
 from ..vocabulary import Vocabulary
 from .backends import BackendState, Row
 from .closing_texts import ESCAPED, INSIDE, OUTSIDE
-from .entry_sets import Entries, EntryCounter, Outlook, container_value, scalar_value
+from .entry_sets import Entries, EntryCounter, Outlook, scalar_value
 from .json_chars import BACKSLASH, QUOTE
+from .partial_value import PartialValue, container_value
 
 MAX_DEPTH = 200  # of what is in an array of distinct items
+MAX_SEARCHED = 1_000  # beginnings of an item that are followed in search of a new end of it
 _MARKER = 3  # in a marker of this state or of the string rules; beside the lexical states of `closing_texts`
 _BLANKS = b" \t\r\n"
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -69,6 +71,23 @@ class _Frame(NamedTuple):
         return not self.is_object and bool(self.counters)
 
 
+class _Rivals(NamedTuple):
+    """The items of an array that an item under way, an array or object of limited size, may become.
+
+    Attributes:
+        begun: where in the answer the item has begun.
+        values: of the others.
+    """
+
+    begun: int
+    values: tuple[Any, ...]
+
+    def kept(self, text: bytes) -> _Rivals:
+        """Return those that the item may still become after its text so far."""
+        partial = PartialValue(text)
+        return self._replace(values=tuple(filter(partial.may_become, self.values)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A place in the answer.
@@ -77,18 +96,30 @@ class _Place:
         lexical: outside or inside of a JSON string, after a backslash in one, or in a marker.
         frame: the innermost array or object that is open.
         entry: the key, or the scalar item of an array of distinct ones, that has been begun; else empty.
+        rivals: of the items under way, from the outermost on, as far as they have any.
     """
 
     lexical: int = OUTSIDE
     frame: _Frame | None = None
     entry: bytes = b""
+    rivals: tuple[_Rivals, ...] = ()
+
+    @property
+    def must_be_searched(self) -> bool:
+        """Whether it takes a search to tell if something else than a repetition is possible."""
+        frame = self.frame
+        if self.rivals or frame is None:
+            return bool(self.rivals)
+        is_before_item = frame.has_distinct_items and frame.is_before_entry and not self.entry
+        return is_before_item and any(each.has_limited for each in frame.counters)
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
     """A place with the way to it: the link before, the text of the last token, and the number of bytes so far.
 
-    `probed` are the containers that may begin after some texts from here, as far as tokens were tried.
+    `probed` are the containers that may begin after some texts from here, as far as tokens were tried, and `searched`
+    whether an item has a new end after some texts.
     """
 
     place: _Place
@@ -96,6 +127,7 @@ class _Link:
     text: bytes = b""
     size: int = 0
     probed: dict[bytes, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    searched: dict[bytes, bool] = field(default_factory=dict, compare=False)
 
 
 class MemoryState:
@@ -116,6 +148,8 @@ class MemoryState:
         self._has_parts = has_parts
         self._tokens = _entry_tokens(vocabulary)
         self._link = _Link(_Place())
+        self._has_limited = any(each.has_limited for each in counters)
+        self._is_searching = False
 
     def fill(self, row: Row) -> None:
         """Write the library's bitmask without the tokens that lead to repetitions only."""
@@ -131,6 +165,8 @@ class MemoryState:
         suspects = self._suspects(bits, place)
         if len(suspects):
             self._check_each(bits, place, suspects)
+        if place.rivals and place.lexical == INSIDE:
+            self._ban_used_up(bits)
 
     def _suspects(self, bits: NDArray[np.uint32], place: _Place) -> NDArray[np.int64]:
         """Return the allowed tokens that may complete an entry and go on, or begin one."""
@@ -155,11 +191,11 @@ class MemoryState:
     def _check_each(self, bits: NDArray[np.uint32], place: _Place, suspects: NDArray[np.int64]) -> None:
         """Clear the bits of those tokens that lead to repetitions only."""
         frame = place.frame
-        is_endless = frame is None or all(each.is_endless for each in frame.counters)
+        is_endless = not self._has_limited and (frame is None or all(each.is_endless for each in frame.counters))
         lexical = place.lexical if place.lexical in (INSIDE, ESCAPED) else OUTSIDE
         kinds = self._tokens.kinds(lexical, is_endless=is_endless)
         numbers = kinds.of(suspects)
-        wrong = [number for number in np.unique(numbers).tolist() if self._follow(kinds.texts[number]) is None]
+        wrong = [number for number in np.unique(numbers).tolist() if self._possible(kinds.texts[number]) is None]
         for token in suspects[np.isin(numbers, wrong)].tolist() if wrong else ():
             _ban(bits, token)
 
@@ -178,6 +214,17 @@ class MemoryState:
                 for token in self._tokens.spelled(begun):
                     _ban(bits, token)
 
+    def _ban_used_up(self, bits: NDArray[np.uint32]) -> None:
+        """Clear the bits of the tokens of a string after which an item can only become one that was written."""
+        rests = set[bytes]()
+        for each in self._link.place.rivals:
+            rests |= PartialValue(self.written(each.begun, b"")).rests(each.values)
+        for text in {rest[:at] for rest in rests for at in range(1, len(rest) + 1)}:
+            tokens = [token for token in self._tokens.spelled(text) if bits[token >> 5] >> (token & 31) & 1]
+            if tokens and self._possible(text) is None:
+                for token in tokens:
+                    _ban(bits, token)
+
     def accept(self, token: int) -> bool:
         """Advance by a token, if it is allowed."""
         if not 0 <= token < len(self._vocabulary.tokens) or token in self._tokens.markers:
@@ -185,8 +232,8 @@ class MemoryState:
         if token in self._vocabulary.special:
             return self._inner.accept(token) and self._append(self._link.place, b"")
         text = self._vocabulary.tokens[token]
-        if self._must_probe(text):
-            place = self._follow(text)
+        if self._has_limited or self._must_probe(text):
+            place = self._possible(text)
             return place is not None and self._inner.accept(token) and self._append(place, text)
         if not self._inner.accept(token):
             return False
@@ -230,7 +277,7 @@ class MemoryState:
     def copy(self) -> MemoryState:
         """Return an independent state at the same position."""
         other = MemoryState(self._inner.copy(), self._counters, self._vocabulary, has_parts=self._has_parts)
-        other._link = self._link
+        other._link, other._is_searching = self._link, self._is_searching
         return other
 
     def can_end(self) -> bool:
@@ -277,13 +324,59 @@ class MemoryState:
                 return end + b'"'
         return b""
 
-    def _follow(self, text: bytes) -> _Place | None:
+    def _possible(self, text: bytes) -> _Place | None:
         """Return the place after a token's text, or None if only repetitions would be possible."""
+        place = self._follow(text)
+        if place is None or not place.must_be_searched:
+            return place
+        kept = (each.kept(self.written(each.begun, text)) for each in place.rivals)
+        place = replace(place, rivals=tuple(each for each in kept if each.values))
+        if not place.must_be_searched or self._is_searching:
+            return place
+        known = self._link.searched.get(text)
+        if known is None:
+            known = self._link.searched[text] = self._has_new_end(text)
+        return place if known else None
+
+    def _has_new_end(self, text: bytes) -> bool:
+        """Search, byte by byte, what the items under way may become after a text that no item was before."""
+        begin, tokens = self.copy(), self._vocabulary.tokenize(text)
+        begin._is_searching = True
+        if begin.advance(tokens) < len(tokens):
+            return False
+        states = [begin]
+        for state in states:
+            for token in state._next_bytes():
+                after = state.copy()
+                if not after.accept(token):
+                    continue
+                if not after._link.place.must_be_searched:
+                    return True
+                states.append(after)
+            if len(states) > MAX_SEARCHED:
+                return False
+        return False
+
+    def _next_bytes(self) -> list[int]:
+        """Return the allowed tokens of one byte, without white space between the parts of JSON."""
+        row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        self._inner.fill(row)
+        bits, singles = row.view(np.uint32), self._tokens.singles
+        some: list[int] = singles[(bits[singles >> 5] >> (singles & 31).astype(np.uint32)) & 1 > 0].tolist()
+        if self._link.place.lexical != OUTSIDE:
+            return some
+        return [token for token in some if self._vocabulary.tokens[token] not in _BLANKS]
+
+    def _follow(self, text: bytes) -> _Place | None:
+        """Return the place after a token's text, or None if that text completes a repetition.
+
+        Also None if each end of a scalar is one. Of arrays and objects only a search tells (`_possible`).
+        """
         place = self._link.place
         lexical, frame, entry = place.lexical, place.frame, place.entry
         if lexical == INSIDE and not (QUOTE in text or BACKSLASH in text):
-            return _checked(INSIDE, frame, entry + text) if entry else place
-        reader = _Reader(self, text, lexical, frame, entry)
+            return _checked(INSIDE, frame, entry + text, place.rivals) if entry else place
+        reader = _Reader(self, text, place)
         try:
             return reader.place() if reader.read() else None
         except ValueError:
@@ -344,20 +437,20 @@ class MemoryState:
 _LIKELY = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _checked(lexical: int, frame: _Frame | None, entry: bytes) -> _Place | None:
+def _checked(lexical: int, frame: _Frame | None, entry: bytes, rivals: tuple[_Rivals, ...]) -> _Place | None:
     """Return a place within an entry; None if each end of the entry is a repetition.
 
     A container whose language has no such entry is none of that language.
     """
     if not entry or frame is None or not frame.counters:
-        return _Place(lexical, frame, entry)
+        return _Place(lexical, frame, entry, rivals)
     outlooks = [each.outlook(entry, frame.entries) for each in frame.counters]
     if Outlook.NEW not in outlooks and Outlook.SEEN in outlooks:
         return None
     if Outlook.OTHER in outlooks:
         frame = _kept(frame, outlooks)
         entry = entry if frame.counters or frame.is_object else b""
-    return _Place(lexical, frame, entry)
+    return _Place(lexical, frame, entry, rivals)
 
 
 def _kept(frame: _Frame, outlooks: Sequence[Outlook]) -> _Frame:
@@ -372,13 +465,13 @@ def _kept(frame: _Frame, outlooks: Sequence[Outlook]) -> _Frame:
 class _Reader:
     """Reads the text of one token."""
 
-    def __init__(self, state: MemoryState, text: bytes, lexical: int, frame: _Frame | None, entry: bytes) -> None:
+    def __init__(self, state: MemoryState, text: bytes, place: _Place) -> None:
         self._state = state
         self._text = text
-        self._lexical, self._frame, self._entry = lexical, frame, entry
+        self._lexical, self._frame, self._entry, self._rivals = place.lexical, place.frame, place.entry, place.rivals
 
     def place(self) -> _Place | None:
-        return _checked(self._lexical, self._frame, self._entry)
+        return _checked(self._lexical, self._frame, self._entry, self._rivals)
 
     def read(self) -> bool:
         """Read the text; False if it completes a repetition."""
@@ -439,6 +532,8 @@ class _Reader:
         if frame is not None and frame.has_distinct_items:
             kept = [Outlook.NEW if each.has_containers else Outlook.OTHER for each in frame.counters]
             frame = _kept(frame, kept)._replace(begun=self._state.size + at)
+            others = frame.entries.containers() if any(each.has_limited for each in frame.counters) else ()
+            self._rivals += (_Rivals(frame.begun, others),) if others else ()
         is_object = byte == 0x7B
         numbers = self._state.containers(self._text[:at]) if self._state.has_counters else ()
         found = [self._state.counter(number) for number in numbers if number != JSON_PART]
@@ -467,6 +562,7 @@ class _Reader:
         if self._frame is None or not self._frame.has_distinct_items:
             return True
         text = self._state.written(self._frame.begun, self._text[: at + 1])
+        self._rivals = tuple(each for each in self._rivals if each.begun < self._frame.begun)
         return self._add(container_value(text))
 
     def _complete(self) -> bool:
@@ -559,6 +655,7 @@ class _EntryTokens:
         markers: tokens with a byte of a marker, which are never allowed.
         no_marker: bitmask of all other tokens.
         marker: the token of `ENTRIES`; -1 if there is none.
+        singles: the tokens of one byte.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -575,6 +672,7 @@ class _EntryTokens:
         self.no_marker = np.packbits(allowed, bitorder="little").view(np.uint32)
         found = vocabulary.token_of(ENTRIES)
         self.marker = -1 if found is None else found
+        self.singles = _array(t for t, text in listed if len(text) == 1 and vocabulary.token_of(text) == t)
         self._texts = vocabulary.tokens
         self._sorted = sorted((token for token, text in listed if text), key=self._texts.__getitem__)
         self._kinds: dict[tuple[int, bool], _TokenKinds] = {}

@@ -73,8 +73,7 @@ KEYWORDS: dict[str, Keyword] = {
     "maxItems": Keyword(_E, "", "a non-negative integer"),
     "uniqueItems": Keyword(
         _E,
-        "not beside prefixItems or contains; items that are arrays or objects can be made longer without end, or are "
-        "from at most 60 values",
+        "not beside prefixItems or contains",
         "a boolean",
     ),
     "contains": Keyword(_E, "one in an array, with up to 200 positions to tell apart", "a schema"),

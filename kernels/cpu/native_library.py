@@ -127,9 +127,9 @@ class NativeLibrary:
         return "BF16" in self.instruction_set
 
     @property
-    def has_wide_registers(self) -> bool:
-        """Whether it is of AVX2 or better, which widen bfloat16 faster than memory brings twice as many bytes."""
-        return "AVX" in self.instruction_set
+    def keeps_bf16(self) -> bool:
+        """Whether bfloat16 is faster than fp32: it has products of it, or widens it faster than memory brings fp32."""
+        return self.multiplies_bf16 or "AVX" in self.instruction_set
 
     def bind(self, name: str, layout: Struct, fields: Fields = _NO_FIELDS) -> Callable[[bytes], int]:
         """Return a C function as a Python function of its packed arguments.

@@ -38,7 +38,7 @@ _COMPILES = """A compile may take 2 seconds of processor time and 512 MiB of mem
 
 Of tools, a refusal names the place in the schema of one of them (`tools[1].function.parameters`), or `tools` where all together exceed a limit.
 
-Of the 27 schemas of published tools in check-jsonschema 0.39, 21 are served. Refused are `azure-pipelines` (an `anyOf` of 259 branches), `drone-ci` (a `oneOf` of more than 256 combinations), `circle-ci` and `travis` (branches of `oneOf` that overlap, and whose difference cannot be written), `citation-file-format` (a set of objects of limited size) and `renovate` (1.2 MB). CycloneDX refers to files beside it, which are never fetched, and has sets of objects of limited size.
+Of the 27 schemas of published tools in check-jsonschema 0.39, 21 are served. Refused are `azure-pipelines` (an `anyOf` of 259 branches), `drone-ci` (a `oneOf` of more than 256 combinations), `circle-ci` and `travis` (branches of `oneOf` that overlap, and whose difference cannot be written), `citation-file-format` (strings too complex to follow) and `renovate` (1.2 MB). CycloneDX 1.2 to 1.7 are served once the files that they refer to, which are never fetched, are definitions of the schema, and so are OpenAPI 2.0 to 3.2.
 """
 _REMEMBERED = f"""## What is remembered
 
@@ -51,8 +51,8 @@ A token is left out if it completes a repetition, or if nothing but repetitions 
 pattern `^(a[12]|b)$` no string begins with `a`. There is no limit on the number of items or keys. At most {MAX_LISTED_VALUES} values of any
 kind are listed in the grammar instead, which costs nothing along the answer.
 
-Of items, these are refused by name: arrays and objects of limited size (`maxItems`, or no undeclared properties) unless
-there are at most {MAX_LISTED_VALUES} of them, as they could come to their end as repetitions; strings and numbers whose automaton has too
+Of items that are arrays or objects of limited size (`maxItems`, or no undeclared properties) a search tells whether a
+beginning has an end that no item has. Refused by name are more than {MAX_LISTED_VALUES} of them by `minItems`; strings and numbers whose automaton has too
 many states; fewer values than `minItems`. Arrays in items are at most {MAX_DEPTH} deep. Where another array may
 stand in place of one with distinct items and the text does not tell which of them it is, the items are distinct in
 both; where that could leave an answer without an end, the schema is refused.

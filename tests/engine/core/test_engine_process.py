@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from array import array
 
@@ -16,8 +18,9 @@ import uvloop
 from support.machine.waits import until
 
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core import engine_process
 from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
-from rootgraft.engine.ipc import frame
+from rootgraft.engine.ipc import Channel, frame
 from rootgraft.engine.messages import AdapterChanged, Done, Failed, Heartbeat, Submit, TokenOut, encode
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.serving.watchdog import HEARTBEAT_TIMEOUT
@@ -230,3 +233,20 @@ def test_segments_of_gpu_memory_grow_unless_the_user_says_otherwise(given: dict[
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == (given or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_a_start_without_a_thread_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit on the address space, where not even the thread of the signs of life begins."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    client, server = socket.socketpair()
+    reader, writer = os.pipe()
+    with client, server:
+        channel = Channel(server)
+        assert engine_process.start_liveness(writer, channel) is None
+        assert b"The system gives the engine no thread" in client.recv(65536)
+    os.close(reader)
+    os.close(writer)

@@ -118,6 +118,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+def record(**properties: Any) -> dict[str, Any]:
+    """An object with all of some properties and no other."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
 WORDS = ["", "a", "b", "aa", "ab", "ba", "bb", "é", "\t"]
 SCALARS = [*WORDS, -1, 0, 0.5, 1, 9, 10, 11, 12, True, False, None]
 
@@ -151,6 +156,53 @@ ITEMS: list[Any] = [
 @pytest.mark.parametrize("item", ITEMS, ids=str)
 def test_sets_of_scalars_are_exact(way: str, item: Any) -> None:
     assert_is_exact({"type": "array", "items": item, "uniqueItems": True, "minItems": 1, "maxItems": 2}, lists(2))
+
+
+BIT = {"enum": [0, 1]}
+# Arrays and objects of limited size, and all of their values.
+LIMITED: list[tuple[Any, list[Any]]] = [
+    (record(a=BIT), [{"a": 0}, {"a": 1}]),
+    (record(a=BIT, b={"type": "boolean"}), [{"a": a, "b": b} for a in (0, 1) for b in (False, True)]),
+    (record(a={"const": "aa"}, b={"type": "null"}) | {"required": []},
+     [{}, {"a": "aa"}, {"b": None}, {"a": "aa", "b": None}]),
+    ({"type": "array", "items": {"enum": ["a", "ab"]}, "minItems": 1, "maxItems": 2},
+     [["a"], ["ab"], *map(list, product(["a", "ab"], repeat=2))]),
+    ({"type": "array", "items": BIT, "maxItems": 2, "uniqueItems": True}, [[], [0], [1], [0, 1], [1, 0]]),
+    ({"anyOf": [record(k={"const": "a"}), record(k={"const": "ab"}), {"const": 1}]}, [{"k": "a"}, {"k": "ab"}, 1]),
+    ({"anyOf": [{"enum": ["a", None]}, {"type": "array", "items": {"const": 0}, "minItems": 1, "maxItems": 2}]},
+     ["a", None, [0], [0, 0]]),
+    (record(a={"anyOf": [record(b=BIT), {"type": "array", "items": BIT, "minItems": 1, "maxItems": 1}]}),
+     [{"a": a} for a in ({"b": 0}, {"b": 1}, [0], [1])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "values"), LIMITED, ids=[json.dumps(item)[:60] for item, _ in LIMITED])
+def test_sets_of_arrays_and_objects_of_limited_size_are_exact(
+    monkeypatch: pytest.MonkeyPatch, item: Any, values: list[Any]
+) -> None:
+    """Each item that is begun has an end that no other item has, however few of them are left."""
+    monkeypatch.setattr(listed_values, "MAX_LISTED_VALUES", 0)
+    least = min(len(values), 2)
+    schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": least, "maxItems": 3}
+    assert_is_exact(schema, lists(3, values))
+
+
+# Two arrays in one place, one of them a set of arrays or objects.
+IN_ONE_PLACE: list[Any] = [
+    {"anyOf": [{"type": "array", "items": record(a=BIT), "uniqueItems": True, "minItems": 2, "maxItems": 3},
+               {"type": "array", "items": record(a={"enum": [1, 2]}), "uniqueItems": True, "minItems": 1,
+                "maxItems": 3}]},
+    {"anyOf": [{"type": "array", "items": record(a=BIT), "uniqueItems": True, "maxItems": 2},
+               {"type": "array", "items": record(b={"const": 1}), "maxItems": 2}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", IN_ONE_PLACE, ids=["two sets", "a set and no set"])
+def test_a_set_of_objects_and_another_array_in_one_place_are_sets(monkeypatch: pytest.MonkeyPatch, schema: Any) -> None:
+    """All sets that the schema permits, also of the array that would take repetitions."""
+    monkeypatch.setattr(listed_values, "MAX_LISTED_VALUES", 0)
+    values = [{"a": 0}, {"a": 1}, {"a": 2}, {"b": 1}]
+    assert_is_exact({"uniqueItems": True, **schema}, lists(3, values))
 
 
 def test_a_set_is_used_up(way: str) -> None:
@@ -455,14 +507,15 @@ DISCRIMINATED = {
 }
 
 
-def test_an_open_alternative_is_told_apart_by_what_was_written() -> None:
-    with pytest.raises(GrammarError, match="another array"):
-        compiled(DISCRIMINATED)  # items of any kind, beside which another array could get stuck
+@pytest.mark.parametrize("items", [{}, {"type": "string"}])
+def test_an_open_alternative_is_told_apart_by_what_was_written(items: Any) -> None:
     schema = json.loads(
-        json.dumps(DISCRIMINATED).replace('"uniqueItems"', '"items": {"type": "string"}, "uniqueItems"')
+        json.dumps(DISCRIMINATED).replace('"uniqueItems"', f'"items": {json.dumps(items)}, "uniqueItems"')
     )
     grammar = compiled(schema)
     assert is_admitted(grammar, '{"k": "y", "tags": ["a", "a"]}')
+    assert is_admitted(grammar, '{"k": "y", "tags": [{"a": 1}, {"a": 1}]}')
+    assert not is_admitted(grammar, '{"k": "x", "tags": [{"a": 1}, {"a": 1}]}')
     assert not is_admitted(grammar, '{"k": "x", "tags": ["a", "a"]}')
     assert is_admitted(grammar, '{"k": "x", "tags": ["a", "b"]}')
 
@@ -470,8 +523,7 @@ def test_an_open_alternative_is_told_apart_by_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
-        ({"items": {"properties": {"a": {"type": "string"}}, "additionalProperties": False}}, "uniqueItems"),
-        ({"items": {"type": "array", "maxItems": 3}}, "uniqueItems"),
+        ({"items": {"type": "array", "maxItems": 3}, "minItems": 61}, "uniqueItems"),
         ({"prefixItems": [{}]}, "uniqueItems"),
         ({"contains": {"const": 1}}, "uniqueItems"),
         ({"items": {"type": "integer", "minimum": 1, "maximum": 99}, "minItems": 100}, "uniqueItems"),

@@ -66,6 +66,12 @@ extern "C" const char* instruction_set() {
   return "AVX-512";
 #elif defined(__AVX2__)
   return "AVX2";
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return "NEON with BF16";
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return "NEON with dot products";
+#elif defined(__aarch64__)
+  return "NEON";
 #else
   return "baseline vectors";
 #endif

@@ -42,8 +42,10 @@ struct Product {
 constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
 #elif defined(__AVX2__)
 constexpr int kTileRows = 6, kTilePanels = 1;  // 12 of 16 registers
+#elif defined(__aarch64__)
+constexpr int kTileRows = 6, kTilePanels = 1;  // 24 of 32 registers
 #else
-constexpr int kTileRows = 3, kTilePanels = 1;  // 12 of 16 registers (SSE2; NEON has 32)
+constexpr int kTileRows = 3, kTilePanels = 1;  // 12 of 16 registers
 #endif
 
 // One tile, rows <= kTileRows and panels <= kTilePanels. Bf16 and Fp32.

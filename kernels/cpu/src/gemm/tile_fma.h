@@ -12,11 +12,7 @@
 
 #include "gemm/tile.h"
 
-#if defined(__AVX512BF16__)
-#define ROOTGRAFT_FMA 0
-#else
-#define ROOTGRAFT_FMA 1
-#endif
+#define ROOTGRAFT_FMA !ROOTGRAFT_DOT_BF16
 
 namespace rootgraft {
 
@@ -31,6 +27,9 @@ constexpr int fma_panels(int) { return 2; }
 #elif defined(__AVX2__)
 constexpr int kFmaRows = 6, kLeastFmaRows = 1;
 constexpr int fma_panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#elif defined(__aarch64__)
+constexpr int kFmaRows = 5, kLeastFmaRows = 1;
+constexpr int fma_panels(int rows) { return rows == 1 ? 2 : 1; }
 #else
 constexpr int kFmaRows = 3, kLeastFmaRows = 1;
 constexpr int fma_panels(int) { return 1; }

@@ -72,6 +72,8 @@ INLINE Floats load_half(const uint16_t* from) {
   return Floats{{(FloatPart)_mm512_cvtph_ps(load_as<__m256i>(from))}};
 #elif defined(__AVX2__) && defined(__F16C__)
   return map([&](int i) { return (FloatPart)_mm256_cvtph_ps(load_as<__m128i>(from + i * kLanes)); });
+#elif defined(__aarch64__)
+  return map([&](int i) { return (FloatPart)vcvt_f32_f16(load_as<float16x4_t>(from + i * kLanes)); });
 #else
   return map([&](int i) {
     const WordPart bits = __builtin_convertvector(load_as<HalfPart>(from + i * kLanes), WordPart);
@@ -94,6 +96,19 @@ INLINE IntPart add_pairs(__m256i bytes, __m256i signed_bytes, IntPart acc) {
 }
 #endif
 
+#if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
+// In each lane acc + the sum of four products of signed bytes.
+INLINE IntPart dot_signed(int8x16_t a, int8x16_t b, IntPart acc) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return (IntPart)vdotq_s32((int32x4_t)acc, a, b);
+#else
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+  const int32x4_t high = vpaddlq_s16(vmull_s8(vget_high_s8(a), vget_high_s8(b)));
+  return acc + (IntPart)vpaddq_s32(low, high);
+#endif
+}
+#endif
+
 // In each lane acc + the sum of four products: bytes of a, unsigned and up to kMostByte, times signed bytes of b.
 INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #if defined(__AVX512VNNI__)
@@ -111,6 +126,12 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
     const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(bytes, 8), _mm_srai_epi16(other, 8));
     return acc.part[i] + (IntPart)even + (IntPart)odd;
   });
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return map_ints([&](int i) {
+    return (IntPart)vusdotq_s32((int32x4_t)acc.part[i], (uint8x16_t)a.part[i], (int8x16_t)b.part[i]);
+  });
+#elif defined(__aarch64__)
+  return map_ints([&](int i) { return dot_signed((int8x16_t)a.part[i], (int8x16_t)b.part[i], acc.part[i]); });
 #else
   return map_ints([&](int i) {
     IntPart total = acc.part[i];
@@ -125,20 +146,23 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 
 // The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
 // lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
-#if defined(__AVX512VNNI__) || !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)))
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8) || \
+    !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__aarch64__))
 constexpr int32_t kBiasedStart = -128;
 constexpr int kMostByte = 255;  // unsigned, with which products are summed exactly
 
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) { return dot_bytes(a, b, acc); }
 #else
 constexpr int32_t kBiasedStart = 0;
-constexpr int kMostByte = 127;  // two products must fit 16 bits
+constexpr int kMostByte = 127;  // two products must fit 16 bits, or bytes are multiplied as signed ones
 
-// Pairs of products must fit 16 bits: |a| times b with a's sign.
+// Pairs of products must fit 16 bits: |a| times b with a's sign. NEON multiplies signed bytes as they are.
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) {
   return map_ints([&](int i) {
     const WordPart value = a.part[i] ^ 0x80808080u;
-#if defined(__AVX512BW__)
+#if defined(__aarch64__)
+    return dot_signed((int8x16_t)value, (int8x16_t)b.part[i], acc.part[i]);
+#elif defined(__AVX512BW__)
     const __m512i bytes = (__m512i)value, other = (__m512i)b.part[i];
     const __m512i turned = _mm512_mask_sub_epi8(other, _mm512_movepi8_mask(bytes), _mm512_setzero_si512(), other);
     return add_pairs(_mm512_abs_epi8(bytes), turned, acc.part[i]);

@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -25,6 +27,13 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 constexpr int kParts = kWidth / kLanes;
+
+// Whether the CPU multiplies pairs of bf16 and adds them to fp32 in one instruction.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define ROOTGRAFT_DOT_BF16 1
+#else
+#define ROOTGRAFT_DOT_BF16 0
+#endif
 
 typedef float FloatPart __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntPart __attribute__((vector_size(kLanes * 4)));
@@ -142,6 +151,8 @@ INLINE FloatPart fma(FloatPart a, FloatPart b, FloatPart c) {
   return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #elif defined(__FP_FAST_FMAF)
   for (int i = 0; i < kLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -367,6 +378,10 @@ struct Bf16 {
   static INLINE Floats dot(const Words& a, const Words& b, const Floats& acc) {
 #if defined(__AVX512BF16__)
     return Floats{{(FloatPart)_mm512_dpbf16_ps((__m512)acc.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0])}};
+#elif ROOTGRAFT_DOT_BF16
+    return map([&](int i) {
+      return (FloatPart)vbfdotq_f32((float32x4_t)acc.part[i], (bfloat16x8_t)a.part[i], (bfloat16x8_t)b.part[i]);
+    });
 #else
     return map([&](int i) {
       const FloatPart low = fma((FloatPart)(a.part[i] << 16), (FloatPart)(b.part[i] << 16), acc.part[i]);
