@@ -141,7 +141,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own |= _LOGIT_SCALE if family.logit_scale else {}
     own |= _LATENT if family.latent else {}
     own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
-    own |= _DELTA if family.recurrent == "delta" else {}
+    own |= _DELTA if family.has_delta else {}
     own |= _STATE_SPACE if family.recurrent == "mamba2" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
     own |= {"nextn_predict_layers": COUNT_KEY} if family.prediction else {}
@@ -169,7 +169,7 @@ def _read_by(family: Family) -> frozenset[str]:
     experts = _READ_WITH_EXPERTS if family.mixture else set()
     latent = _READ_WITH_LATENT if family.latent else set()
     latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
-    latent = latent | (_READ_WITH_DELTA if family.recurrent == "delta" else set())
+    latent = latent | (_READ_WITH_DELTA if family.has_delta else set())
     return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
 
 
@@ -292,7 +292,7 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
     """Return the layers with attention, and what else of a recurrent layer the file says."""
     if family.recurrent is None:
         return {}
-    if family.recurrent == "delta":
+    if family.has_delta:
         return _delta(fields)
     of_layers = fields.values.get("attention.head_count_kv")
     if not isinstance(of_layers, np.ndarray):
@@ -308,7 +308,7 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
 
 
 def _delta(fields: Fields) -> dict[str, Any]:
-    """Return the layers of a file of Qwen 3.5 without those that predict further tokens, and the size of its values."""
+    """Return the layers of gated delta nets without those that predict further tokens, and the size of their values."""
     heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank {heads}")
@@ -328,9 +328,9 @@ def _delta(fields: Fields) -> dict[str, Any]:
 
 
 def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
-    """Return the layers of a file of Qwen 3.5 that predict further tokens, which are no part of the model."""
+    """Return the layers of a file of gated delta nets that predict further tokens, which are no part of the model."""
     family = BY_NAME[config.family]
-    if family.recurrent != "delta":
+    if not family.has_delta:
         return range(0)
     count = file.metadata.get(f"{family.gguf_name}.{_PREDICTING}", 0)
     return range(config.num_layers, config.num_layers + int(count))

@@ -27,6 +27,8 @@ GGUF_OF_WHOLE: Final = {
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
 }
 """Architectures in GGUF files of multimodal classes, where it is not that of their language model."""
+_GGUF_AS: Final = {"mistral": "llama"}
+"""Families that llama.cpp writes as another one, which computes the same."""
 # What publishers of quantised forms write in config.json, by the name of the form.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "FP8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
@@ -113,7 +115,7 @@ def _gguf_answer(config: Mapping[str, Any]) -> FormAnswer:
         family = BY_NAME[model_config(config).family]
     except ModelError as error:
         return FormAnswer(GGUF, "", str(error))
-    name = GGUF_OF_WHOLE.get(config["architectures"][0], family.gguf_name)
+    name = GGUF_OF_WHOLE.get(config["architectures"][0]) or _GGUF_AS.get(family.name, family.gguf_name)
     if name is None:
         return FormAnswer(GGUF, "", f"GGUF files of {family.architecture} are not read.")
     return FormAnswer(GGUF, f"as {name}, in each type of llama.cpp that is in the list of types")

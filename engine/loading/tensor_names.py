@@ -448,6 +448,20 @@ def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
     return f"model.layers.{match[1]}.self_attn.{KV_UP}.weight"
 
 
+def delta_from_gguf(name: str, config: ModelConfig) -> str | None:
+    """Return the Hugging Face name of the matrix of which a GGUF tensor has the rows of q, k and v; None for another.
+
+    The rows of its gates are in a tensor named ``attn_gate`` instead of ``attn_qkv``.
+    """
+    match = _GGUF_LAYER.fullmatch(name)
+    if match is None or match[2] != GGUF_DELTA_PARTS[0] or int(match[1]) >= config.num_layers:
+        return None
+    layer = config.layers[int(match[1])].recurrent
+    if not isinstance(layer, DeltaLayer) or not layer.grouped:
+        return None
+    return f"model.layers.{match[1]}.linear_attn.in_proj_qkvz.{match[3]}"
+
+
 def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
     """Return the Hugging Face names of what a GGUF tensor of experts stacks; none for another tensor."""
     match = _GGUF_LAYER.fullmatch(name)
@@ -515,7 +529,7 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
         "shortconv.out_proj": "conv.out_proj",
     }
     if _has_delta(config):
-        names |= _GGUF_DELTA
+        names |= _GGUF_DELTA | (_GGUF_GROUPED if BY_NAME[config.family].recurrent == "grouped_delta" else {})
     if len(mlp) == 3:
         names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"
     if config.head_norms is not None:
@@ -529,7 +543,7 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
 
 
 def _has_delta(config: ModelConfig) -> bool:
-    return BY_NAME[config.family].recurrent == "delta"
+    return BY_NAME[config.family].has_delta
 
 
 _GGUF_DELTA = {
@@ -541,6 +555,9 @@ _GGUF_DELTA = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+# Of Qwen3-Next. The first one is of early files, which have its rows as published; of others see ``delta_from_gguf``.
+_GGUF_GROUPED = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+GGUF_DELTA_PARTS = ("attn_qkv", "attn_gate")
 _GGUF_SHARED = {"ffn_gate_shexp": "gate_proj", "ffn_up_shexp": "up_proj", "ffn_down_shexp": "down_proj"}
 _GGUF_LATENT = {
     "attn_q_a": QUERY_DOWN,

@@ -37,10 +37,12 @@ from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     EMBEDDING,
+    GGUF_DELTA_PARTS,
     GGUF_KV_UP,
     HEAD,
     SCORE,
     Shape,
+    delta_from_gguf,
     expected_shapes,
     experts_from_gguf,
     from_gguf,
@@ -349,17 +351,19 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._norm_offset = config.norm_offset
-        self._orders = _row_orders(config)
         self._columns = _column_orders(config)
         self._split = _split_matrices(file, config)
-        kv_up = {name for parts in self._split.values() for name in parts}
+        joined = _joined_matrices(file, config)
+        self._orders = _row_orders(config, joined=bool(joined))
+        read = {name for parts in (*self._split.values(), *joined.values()) for name in parts}
         behind = tuple(f"blk.{index}." for index in predicting_layers(file, config))
         stored = [
             name
             for name in file.tensors
-            if name not in ROPE_TENSORS and name not in kv_up and not name.startswith(behind)
+            if name not in ROPE_TENSORS and name not in read and not name.startswith(behind)
         ]
         found = [_stored_tensor(file, name, config) for name in stored]
+        found += [{name: _joined_tensor(file, *parts)} for name, parts in joined.items()]
         self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
         if len(self._tensors) != sum(map(len, found)):
             raise ModelError("The GGUF file has two tensors for the same purpose.")
@@ -393,7 +397,7 @@ class GgufWeights:
 
     def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
-        if self._has_other_columns(name):
+        if self._is_rebuilt(name):
             return None
         kind = self._file.tensors[self._tensors[name].stored].type
         if kind != "MXFP4":
@@ -416,14 +420,14 @@ class GgufWeights:
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return the type and bytes of a stored tensor; None for one that is put together from two or reordered."""
-        if name in self._split or self._has_other_columns(name):
+        if name in self._split or self._is_rebuilt(name):
             return None
         kind, num_bytes = self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
         return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix in blocks as numbers and scales; its rows are in the published order."""
-        if name in self._split or part is not None or len(self.shapes[name]) != 2 or self._has_other_columns(name):
+        if name in self._split or part is not None or len(self.shapes[name]) != 2 or self._is_rebuilt(name):
             return None
         stored = self._tensors[name].stored
         return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
@@ -461,12 +465,26 @@ class GgufWeights:
             if part in name:
                 order(rows)
 
-    def _has_other_columns(self, name: str) -> bool:
-        """Return whether the inputs of a matrix have another order, which may cut its blocks."""
-        return any(part in name for part in self._columns)
+    def _is_rebuilt(self, name: str) -> bool:
+        """Return whether a matrix cannot stay in blocks.
+
+        The inputs of some have another order, which may cut blocks; the parts of others have two types of blocks.
+        """
+        if any(part in name for part in self._columns):
+            return True
+        parts = self._tensors[name].parts if name in self._tensors else ()
+        return len({self._file.tensors[part].type for part in parts}) > 1
 
     def _decode(self, name: str, out: Tensor) -> None:
-        self._dequantise(self._data(name), self._tensors[name].stored, out)
+        tensor = self._tensors[name]
+        for part, rows in zip(tensor.parts, self._split_rows(tensor, out), strict=True):
+            self._dequantise(self._file.data(part), part, rows)
+        if not tensor.parts:
+            self._dequantise(self._data(name), tensor.stored, out)
+
+    def _split_rows(self, tensor: _StoredTensor, out: Tensor) -> tuple[Tensor, ...]:
+        """The rows of each part of a matrix that is stored in parts."""
+        return out.split([self._file.tensors[part].shape[0] for part in tensor.parts]) if tensor.parts else ()
 
     def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor) -> None:
         """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
@@ -479,6 +497,8 @@ class GgufWeights:
     def _data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor."""
         tensor = self._tensors[name]
+        if tensor.parts:
+            return np.concatenate([self._file.data(part) for part in tensor.parts])
         data = self._file.data(tensor.stored)
         if tensor.rows is not None:
             first, end = tensor.rows
@@ -501,14 +521,41 @@ def _split_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str,
     return found
 
 
+def _joined_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str, str]]:
+    """Return the matrices whose rows are in two tensors, one behind the other, by Hugging Face names.
+
+    Raises:
+        ModelError: the second one is missing, or has other columns.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for stored, tensor in file.tensors.items():
+        if (name := delta_from_gguf(stored, config)) is None:
+            continue
+        other = stored.replace(*GGUF_DELTA_PARTS)
+        shape = file.tensors[other].shape if other in file.tensors else ()
+        if len(tensor.shape) != 2 or len(shape) != 2 or shape[1] != tensor.shape[1]:
+            raise ModelError(f"The GGUF tensors {stored} {tensor.shape} and {other} {shape} do not fit together.")
+        found[name] = stored, other
+    return found
+
+
+def _joined_tensor(file: GgufFile, first: str, second: str) -> _StoredTensor:
+    rows, columns = file.tensors[first].shape
+    return _StoredTensor((rows + file.tensors[second].shape[0], columns), first, parts=(first, second))
+
+
 class _StoredTensor(NamedTuple):
-    """A tensor's shape, and where it is in a GGUF file: a stored tensor, one expert's part of it, or some rows."""
+    """A tensor's shape, and where it is in a GGUF file.
+
+    That is a stored tensor, one expert's part of it, some rows of it, or the rows of several tensors.
+    """
 
     shape: Shape
     stored: str
     expert: int | None = None
     experts: int = 1
     rows: tuple[int, int] | None = None
+    parts: tuple[str, ...] = ()
 
 
 def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str, _StoredTensor]:
@@ -532,12 +579,20 @@ Order = Callable[[Tensor], None]
 """Puts rows in the order of the published tensor, in place."""
 
 
-def _row_orders(config: ModelConfig) -> dict[str, Order]:
-    """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it."""
+def _row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
+    """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it.
+
+    Args:
+        joined: matrices of delta nets are stored in two tensors.
+    """
     if BY_NAME[config.family].permuted_gguf:
         heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
         return {part: partial(_deinterleave, num_heads=count) for part, count in heads.items()}
-    if (layer := _regrouped(config)) is None:
+    if (layer := _delta_layer(config)) is None:
+        return {}
+    if layer.grouped:
+        return {".in_proj_qkvz.": partial(_group, layer=layer)} if joined else {}
+    if layer.num_heads == layer.num_key_heads:
         return {}
     untiled = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)
     behind_keys = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads, first=2 * layer.key_width)
@@ -548,16 +603,23 @@ def _row_orders(config: ModelConfig) -> dict[str, Order]:
 
 def _column_orders(config: ModelConfig) -> dict[str, Order]:
     """Return the same for matrices whose columns are permuted."""
-    if (layer := _regrouped(config)) is None:
+    layer = _delta_layer(config)
+    if layer is None or layer.grouped or layer.num_heads == layer.num_key_heads:
         return {}
     return {".linear_attn.out_proj.": partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)}
 
 
-def _regrouped(config: ModelConfig) -> DeltaLayer | None:
-    """Return the gated delta nets of a model whose heads of values llama.cpp puts in another order."""
+def _delta_layer(config: ModelConfig) -> DeltaLayer | None:
+    """Return the gated delta nets of a model."""
     found = (layer.recurrent for layer in config.layers)
-    layer = next((each for each in found if isinstance(each, DeltaLayer)), None)
-    return None if layer is None or layer.num_heads == layer.num_key_heads else layer
+    return next((each for each in found if isinstance(each, DeltaLayer)), None)
+
+
+def _group(rows: Tensor, layer: DeltaLayer) -> None:
+    """Put all q, all k, all v and all gates in the order of key heads, each with its own of these, in place."""
+    parts = rows.split([layer.key_width, layer.key_width, layer.width, layer.width])
+    heads = [part.reshape(layer.num_key_heads, -1, *rows.shape[1:]) for part in parts]
+    rows.copy_(torch.cat(heads, dim=1).reshape(rows.shape))
 
 
 def _untile(rows: Tensor, groups: int, heads: int, first: int = 0) -> None:

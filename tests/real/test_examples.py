@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PLAIN = ("tree_of_thought", "judge_with_rubric", "map_reduce")
+WITH_ADAPTERS = ("three_adapters", "triage")
 ADAPTERS = ("pirate", "contact-card", "shell")
 NEEDS = {"tool_agent": "agents", "extract_contacts": "instructor"}
 INVOCATION = [1, 520, 9531, 198]  # <|im_start|>assistant and a line break: what every answer begins after
@@ -77,10 +78,11 @@ def test_other_peoples_libraries(server: RealServer, name: str) -> None:
     assert cached > 0.2 * prompt
 
 
-def test_three_adapters(server: RealServer) -> None:
+@pytest.mark.parametrize("name", WITH_ADAPTERS)
+def test_example_adapters(server: RealServer, name: str) -> None:
     if not (EXAMPLES / "adapters").exists():
         pytest.skip("there are no example adapters")
-    cached, _ = run(server, "three_adapters")
+    cached, _ = run(server, name)
     assert cached > 0
 
 
@@ -90,7 +92,7 @@ def test_activated_adapters_go_on_from_what_the_base_model_computed(server: Real
 
 
 def test_every_example_is_short_and_tested() -> None:
-    tested = {*PLAIN, *NEEDS, "three_adapters", "activated_adapters"}
+    tested = {*PLAIN, *NEEDS, *WITH_ADAPTERS, "activated_adapters"}
     ours = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py") if "URL" in path.read_text()}
     assert ours.keys() == tested
     assert all(text.count("\n") < 60 for text in ours.values())

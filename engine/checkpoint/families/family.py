@@ -184,3 +184,8 @@ class Family:
     prediction: PredictionModule | None = None
     config_names: Mapping[str, str] = field(default_factory=dict)
     tensor_names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether layers without attention are gated delta nets."""
+        return self.recurrent in ("delta", "grouped_delta")

@@ -391,8 +391,10 @@ HYBRID_FAMILIES = (
             "norm_topk_prob": True,
         },
         mrope=False,
-        gguf_name=None,
-        mixture=replace(_QWEN_MIXTURE, dense_layers="stepped", renormalises=None, optional=True),
+        gguf_name="qwen3next",
+        mixture=replace(
+            _QWEN_MIXTURE, dense_layers="stepped", renormalises=None, gguf_renormalises=True, optional=True
+        ),
         recurrent="grouped_delta",
     ),
     _QWEN35,

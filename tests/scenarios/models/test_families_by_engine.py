@@ -1,4 +1,4 @@
-"""Mixtures, chunks and scaled queries through the engine: prefix hits, chunked prefill and eviction change no token."""
+"""Families through the engine: prefix hits, chunked prefill and eviction change no token."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rootgraft.engine.executor.worker import Worker
 from rootgraft.radix.tree import RadixTree
 
 COUNT = 8
+GEMMA4 = ("gemma4", "gemma4_same_values", "gemma4_mixture")
 COMMON = [(17 * index + index * index) % VOCAB for index in range(40)]
 PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMON], COMMON[:37]]
 
@@ -28,7 +29,7 @@ def greedy(name: str, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3", *GEMMA4])
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
     evict = RadixTree.evict

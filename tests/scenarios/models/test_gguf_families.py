@@ -20,6 +20,7 @@ from rootgraft.engine.checkpoint.model_config import Rope, YarnScaling
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.weight_readers import GgufWeights
 from rootgraft.kernels import ops
 from rootgraft.kernels.expert_ops import expert_linear
 from rootgraft.kernels.ops import QuantisedLinear
@@ -73,6 +74,7 @@ WRITTEN = [
     "granite_hybrid",
     "granite_hybrid_mixture",
     "qwen3_5",
+    "qwen3_next_plain",
     "qwen3_5_biased",
     "qwen3_5_moe",
 ]
@@ -203,6 +205,26 @@ def test_parts_of_a_matrix_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_model(path, dtype=torch.float32, device=CPU)
 
 
+def test_early_files_of_qwen3_next(tmp_path: Path) -> None:
+    """They have q, k, v and gates in one tensor, as published."""
+    with mock.patch("support.models.gguf_files._add_grouped", write_whole):
+        path = write_gguf("qwen3_next_plain", tmp_path / "model.gguf")
+    theirs = oracle_logits("qwen3_next_plain", PROMPT)
+    ours = run_whole(load_model(path, dtype=torch.float32, device=CPU), PROMPT)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def write_whole(writer: gguf.GGUFWriter, key: str, tensor: torch.Tensor, config: object) -> None:
+    writer.add_tensor(gguf_name(key, "qwen3next"), tensor.numpy())
+
+
+def test_gates_of_qwen3_next_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    file = GgufFile.open(write_gguf("qwen3_next_plain", tmp_path / "model.gguf"))
+    file.tensors.pop("blk.2.attn_gate.weight")
+    with pytest.raises(ModelError, match=r"blk\.2\.attn_qkv\.weight .* and blk\.2\.attn_gate\.weight \(\) do not fit"):
+        GgufWeights(file, read_model_config(file))
+
+
 def test_tensors_named_by_llama_cpp() -> None:
     """The names that the test's writer gives are those of llama.cpp's own table."""
     for name in WRITTEN:
@@ -278,19 +300,28 @@ def test_experts_in_quantised_blocks(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_blocks_of_reordered_heads(kind: str, tmp_path: Path) -> None:
-    """Rows in blocks change places; a matrix whose columns do is widened."""
+@pytest.mark.parametrize(
+    ("name", "kind", "of_gates"),
+    [
+        ("qwen3_5", "Q8_0", "Q8_0"),
+        ("qwen3_5", "Q4_0", "Q4_0"),
+        ("qwen3_next_plain", "Q8_0", "Q8_0"),
+        ("qwen3_next_plain", "Q4_0", "Q8_0"),
+    ],
+)
+def test_blocks_of_reordered_heads(name: str, kind: str, of_gates: str, tmp_path: Path) -> None:
+    """Rows in blocks change places; a matrix whose columns do, or whose parts have two types, is widened."""
     path = tmp_path / "model.gguf"
-    add, number = gguf.GGUFWriter.add_tensor, gguf.GGMLQuantizationType[kind]
+    add = gguf.GGUFWriter.add_tensor
 
     def quantised(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
         if tensor.ndim != 2 or tensor.shape[-1] % 32 or "nextn" in name or "conv1d" in name:
             return add(writer, name, tensor)
+        number = gguf.GGMLQuantizationType[of_gates if "attn_gate" in name else kind]
         return add(writer, name, gguf.quants.quantize(tensor, number), raw_dtype=number)
 
     with mock.patch.object(gguf.GGUFWriter, "add_tensor", quantised):
-        write_gguf("qwen3_5", path)
+        write_gguf(name, path)
     stored, plain = (
         run_whole(load_model(path, dtype=torch.float32, device=CPU, weights=form), PROMPT)
         for form in ("stored", "plain")

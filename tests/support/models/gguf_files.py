@@ -51,8 +51,10 @@ _ARCHITECTURES = {
     "llama4_text": "llama4",
     "lfm2": "lfm2",
     "qwen3_5_text": "qwen35",
+    "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
 }
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -110,6 +112,8 @@ _NAMES = {
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
@@ -143,6 +147,7 @@ _ARCHITECTURE_NAMES = {
     "gpt-oss": _POST_NAMES,
     "glm4moe": _POST_NAMES,
     "qwen35": _POST_NAMES,
+    "qwen3next": _POST_NAMES,
     "qwen35moe": _POST_NAMES,
     "glm4": _NAMES | {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
@@ -169,8 +174,11 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = tensor + 1
         if key.endswith(("conv.conv.weight", "conv1d.weight")):
             tensor = tensor.squeeze(1)
-        if architecture in ("qwen35", "qwen35moe"):
+        if architecture in _DELTA:
             tensor = _of_delta(key, tensor, config)
+        if "in_proj_qkvz" in key:
+            _add_grouped(writer, key, tensor, config)
+            continue
         if architecture == "granitehybrid" and _add_of_granite(writer, key, tensor, config):
             continue
         if ".experts." in key:
@@ -229,7 +237,7 @@ def _of_delta(key: str, tensor: Tensor, config: Any) -> Tensor:
         tensor = -torch.exp(tensor)
     groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
     part = key.split(".")[4] if "linear_attn" in key else ""
-    if groups == heads or part in ("", "norm"):
+    if groups == heads or config.model_type == "qwen3_next" or part in ("", "norm"):
         return tensor
 
     def tiled(rows: Tensor) -> Tensor:
@@ -241,6 +249,16 @@ def _of_delta(key: str, tensor: Tensor, config: Any) -> Tensor:
     return torch.cat((tensor[:first], tiled(tensor[first:])))
 
 
+def _add_grouped(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) -> None:
+    """Of each key head its q, k, v and gates: all of the first three in one tensor, the gates in another."""
+    of_values = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+    heads = tensor.view(config.linear_num_key_heads, -1, tensor.shape[1])
+    parts = heads.split([config.linear_key_head_dim] * 2 + [of_values] * 2, dim=1)
+    *qkv, gates = (part.reshape(-1, tensor.shape[1]) for part in parts)
+    writer.add_tensor(f"blk.{key.split('.')[2]}.attn_qkv.weight", torch.cat(qkv).numpy())
+    writer.add_tensor(f"blk.{key.split('.')[2]}.attn_gate.weight", gates.contiguous().numpy())
+
+
 def _add_delta_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -248,11 +266,14 @@ def _add_delta_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     architecture = _ARCHITECTURES[config.model_type]
+    writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+    if architecture == "qwen3next":
+        writer.add_uint32(f"{architecture}.full_attention_interval", config.layer_types.index("full_attention") + 1)
+        return
     flags = [kind == "linear_attention" for kind in config.layer_types]
     writer.add_array(f"{architecture}.attention.recurrent_layers", [*flags, False])
     writer.add_uint32(f"{architecture}.full_attention_interval", 4)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
-    writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
     writer.add_nextn_predict_layers(1)
     writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
     writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
@@ -372,7 +393,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
         if is_hybrid:
             _add_state_space(writer, config)
-        if architecture in ("qwen35", "qwen35moe"):
+        if architecture in _DELTA:
             _add_delta_metadata(writer, config)
     if is_latent:
         _add_latent_metadata(writer, config, rope)
@@ -451,9 +472,9 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_nextn_predict_layers(1)
         writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
         writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "qwen35moe"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "qwen35moe", "qwen3next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture in ("qwen2moe", "qwen35moe"):
+    if architecture in ("qwen2moe", "qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)

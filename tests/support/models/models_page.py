@@ -61,7 +61,7 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 """
 _PUBLISHED = """## Published repositories
 
-From the `config.json` of each repository, by the reader that loads it; its weights were not tried. `rootgraft doctor NAME` says the same without a download, with the reason of each `n`. Forms beside the first are what others publish of the same model: FP8 in blocks, GPTQ and AWQ of 4 bits, GGUF in all types of [the list](#weights-adapters-devices), Q4_K_M and IQ4_XS among them.
+From the `config.json` of each repository, or its sizes in public code, by the reader that loads it; weights were not tried. `rootgraft doctor NAME` says the same without a download, with the reason of each `n`. Forms beside the first are what others publish of the same model: FP8 in blocks, GPTQ and AWQ of 4 bits, GGUF in all types of [the list](#weights-adapters-devices), Q4_K_M and IQ4_XS among them.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings

@@ -999,6 +999,12 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Qwen3NextForCausalLM,
         {**_DELTA, **_DELTA_MIXTURE, "norm_topk_prob": True, "decoder_sparse_step": 2},
     ),
+    # What a GGUF file can say of it: every layer has experts.
+    "qwen3_next_plain": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**_DELTA, **_DELTA_MIXTURE, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**_DELTA, "tie_word_embeddings": True}),
     "qwen3_5_biased": (
         Qwen3_5TextConfig,
