@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import grouped_weights, reference
+from . import gathered_attention, grouped_weights, reference
 from .backend import (
     is_invariant,
     native_for,
@@ -39,7 +39,7 @@ from .backend import (
     use_invariant,
     use_native,
 )
-from .layouts.attention_arguments import AttentionParams, HeadNorm, PagedBatch, RopeParams, SharedPrefixes
+from .layouts.attention_arguments import AttentionParams, HeadNorm, LongRows, PagedBatch, RopeParams, SharedPrefixes
 from .layouts.grouped_forms import GroupedLinear
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
@@ -52,6 +52,7 @@ __all__ = [
     "HeadNorm",
     "Largest",
     "Linear",
+    "LongRows",
     "PackedLinear",
     "PagedBatch",
     "QuantisedLinear",
@@ -64,6 +65,7 @@ __all__ = [
     "add_scaled",
     "attention",
     "copy_residual",
+    "find_long_rows",
     "find_shared_prefixes",
     "gated_activation",
     "gated_linear",
@@ -269,7 +271,8 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
     """Causal attention of a ragged batch over paged K and V, prefill and decode alike.
 
     Rows whose page tables have a common prefix read its pages once: on the native CPU path always, with the bits that
-    each row would get alone; on a CUDA device where ``batch.shared`` says so.
+    each row would get alone; on a CUDA device where ``batch.shared`` says so. There torch computes the
+    rows of ``batch.long`` over gathered pages, in layers without a window, cap or sinks.
 
     Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
     with a window the last ``window`` of them (itself included), with chunks those from the last multiple of ``chunk``
@@ -295,6 +298,8 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
         from .triton import attention as gpu
 
         if gpu.takes(q, k_cache, v_cache, batch.page_table, params.value_dim):
+            if batch.long is not None and gathered_attention.takes(k_cache, batch, params):
+                return gathered_attention.attention(q, k_cache, v_cache, batch, params, batch.long, gpu.attention)
             return gpu.attention(q, k_cache, v_cache, batch, params, invariant=is_invariant(q.device))
     value_dim = params.value_dim
     kernels = native_for_kv(q, k_cache, v_cache) if value_dim is None else native_for_latent(q, k_cache, value_dim)
@@ -322,6 +327,21 @@ def find_shared_prefixes(
     if not on_triton(device) or is_invariant(device):
         return None
     return shared_prefixes.find_shared_prefixes(page_table, query_len, context_len, page_size)
+
+
+def find_long_rows(
+    page_table: Ints, query_len: Ints, context_len: Ints, page_size: int, device: torch.device
+) -> LongRows | None:
+    """Choose the rows of a step whose pages ``attention`` gathers, from the host's copy of the batch.
+
+    Args as for ``find_shared_prefixes``.
+
+    Returns:
+        Tensors on the device; None where no row is long enough, for a CPU and with batch-invariant kernels.
+    """
+    if not on_triton(device) or is_invariant(device):
+        return None
+    return gathered_attention.find_long_rows(page_table, query_len, context_len, page_size, device)
 
 
 def shares_prefixes(num_rows: int, device: torch.device) -> bool:

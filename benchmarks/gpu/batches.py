@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.measure import Machine
 from rootgraft.kernels import ops
+from rootgraft.kernels.layouts.attention_arguments import LongRow
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Batch:
     context_len: Tensor
     shared: ops.SharedPrefixes | None
 
-    def attend(self, scale: float, *, sharing: bool = True, **options: object) -> Tensor:
+    def attend(self, scale: float, *, sharing: bool = True, gathering: bool = False, **options: object) -> Tensor:
+        """``ops.attention``, with ``gathering`` of all rows over gathered pages."""
         batch = ops.PagedBatch(
             self.page_table,
             self.query_start,
@@ -39,8 +41,18 @@ class Batch:
             max(query for query, _ in self.rows),
             max(context for _, context in self.rows),
             self.shared if sharing else None,
+            self._long_rows() if gathering else None,
         )
         return ops.attention(self.q, self.k_cache, self.v_cache, batch, ops.AttentionParams(scale, **options))
+
+    def _long_rows(self) -> ops.LongRows:
+        ends = np.cumsum([query for query, _ in self.rows]).tolist()
+        return ops.LongRows(
+            tuple(
+                LongRow(row, end - query, end, context)
+                for row, ((query, context), end) in enumerate(zip(self.rows, ends, strict=True))
+            )
+        )
 
     def dense(self, cache: Tensor, row: int) -> Tensor:
         """K or V of a row: [Hkv, context, D]."""

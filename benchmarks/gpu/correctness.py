@@ -80,6 +80,8 @@ def _attention(machine: Machine, dtype: torch.dtype) -> Iterator[tuple[str, floa
             batch = make_batch(machine, rows, heads=8, kv_heads=2, dim=dim, page_size=page_size, dtype=dtype)
             yield f"attention {dim}, pages of {page_size}", _attention_error(batch, None, None)
             yield f"attention {dim}, pages of {page_size}, window, cap", _attention_error(batch, 100, 5.0)
+            if dim <= 128:
+                yield f"attention {dim}, pages of {page_size}, gathered", _attention_error(batch, None, None, True)
     decode = [(1, 40)] * 3 if machine.tiny else [(1, 1100 + 37 * i) for i in range(40)]
     batch = make_batch(machine, decode, heads=8, kv_heads=2, dim=64 if machine.tiny else 128, dtype=dtype)
     yield "attention, split", _attention_error(batch, None, None)
@@ -88,9 +90,9 @@ def _attention(machine: Machine, dtype: torch.dtype) -> Iterator[tuple[str, floa
     yield "attention, shared prefix", _attention_error(batch, None, None)
 
 
-def _attention_error(batch: Batch, window: int | None, soft_cap: float | None) -> float:
+def _attention_error(batch: Batch, window: int | None, soft_cap: float | None, gathering: bool = False) -> float:
     dim = batch.q.shape[2]
-    out = batch.attend(dim**-0.5, window=window, soft_cap=soft_cap).view(batch.q.shape)
+    out = batch.attend(dim**-0.5, window=window, soft_cap=soft_cap, gathering=gathering).view(batch.q.shape)
     starts = batch.query_start.tolist()
     errors = []
     for row, (query, context) in enumerate(batch.rows):

@@ -38,8 +38,17 @@ def _line(name: str, took: float, floor: float, note: str = "") -> Line:
     return Line("kernels", name, took * 1e6, "us", floor * 1e6, note)
 
 
-def _attend_line(machine: Machine, ceilings: Ceilings, name: str, batches: list[Batch], sharing: bool = True) -> Line:
-    took = seconds(machine, [lambda batch=batch: batch.attend(0.1, sharing=sharing) for batch in batches])
+def _attend_line(
+    machine: Machine,
+    ceilings: Ceilings,
+    name: str,
+    batches: list[Batch],
+    *,
+    sharing: bool = True,
+    gathering: bool = False,
+) -> Line:
+    calls = [lambda batch=batch: batch.attend(0.1, sharing=sharing, gathering=gathering) for batch in batches]
+    took = seconds(machine, calls)
     return _line(name, took, _floor(ceilings, batches[0]))
 
 
@@ -86,10 +95,13 @@ def _decode(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
 
 
 def _extend(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
-    for query, context in [(9, 9)] if machine.tiny else [(2048, 2048), (8192, 8192), (2048, 8192)]:
+    """For the gate of ``rootgraft.kernels.gathered_attention``: where a copy of the pages begins to pay."""
+    sizes = [(9, 9), (3, 9)] if machine.tiny else [(512, 512), (2048, 2048), (8192, 8192), (512, 8192), (2048, 8192)]
+    for query, context in sizes:
         name = f"extend, {query} tokens of {context}"
         batches = _batches(machine, [(query, context)])[:4]
         yield _attend_line(machine, ceilings, name, batches)
+        yield _attend_line(machine, ceilings, f"{name}, gathered", batches, gathering=True)
         if query == context:
             yield _sdpa_line(machine, ceilings, name, batches)
 

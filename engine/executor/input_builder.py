@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...kernels.layouts.staging import to_device
 from ...kernels.layouts.state_arguments import StateBatch
-from ...kernels.ops import SharedPrefixes, find_shared_prefixes
+from ...kernels.ops import SharedPrefixes, find_long_rows, find_shared_prefixes
 from ...lora.lora_step import AdapterBank, LoraStep
 from ...lora.own.own_weights import OwnStep
 from ...lora.segments import BASE, token_slots
@@ -238,6 +238,9 @@ class InputBuilder:
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             shared=inputs.shared and inputs.shared.to(self._device),
+            long=find_long_rows(
+                inputs.page_table, np.diff(inputs.query_start), inputs.context_len, self._page_size, self._device
+            ),
             lora=self._lora(inputs.slots),
             states=None if inputs.states is None else self._state_batch(inputs.states, inputs),
             own=self.own_step(inputs.slots),
@@ -250,6 +253,7 @@ class InputBuilder:
             query_start=to_device(kept.query_start, self._device),
             max_query=kept.max_query,
             shared=kept.shared and kept.shared.to(self._device),
+            long=None,
             lora=self._lora(kept.slots),
             own=self.own_step(kept.slots),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -159,6 +159,7 @@ class PagedBatch:
         max_query: the longest row's number of tokens, or a bound of it.
         max_context: the largest of ``context_len``, or a bound of it.
         shared: prefixes that GPU kernels read once for several rows, from ``find_shared_prefixes``, or None.
+        long: rows whose pages a GPU gathers, from ``find_long_rows``, or None.
     """
 
     page_table: Tensor
@@ -167,3 +168,28 @@ class PagedBatch:
     max_query: int
     max_context: int
     shared: SharedPrefixes | None = None
+    long: LongRows | None = None
+
+
+class LongRow(NamedTuple):
+    """A row of a step with many new tokens: its index, its tokens ``first:end`` of the step, and its context."""
+
+    index: int
+    first: int
+    end: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongRows:
+    """Rows with many new tokens, and what is left of the step.
+
+    Attributes:
+        rows: these, by numbers on the host.
+        others: the other rows; None for none.
+        tokens: [N] int64, the tokens of the step that are theirs; None for none.
+    """
+
+    rows: tuple[LongRow, ...]
+    others: PagedBatch | None = None
+    tokens: Tensor | None = None

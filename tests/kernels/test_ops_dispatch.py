@@ -224,7 +224,8 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
 # Public functions that launch nothing on a device: of the host, or tested below.
 HOST = {
     "ops": {
-        "find_shared_prefixes", "is_invariant", "native_kernels", "native_status", "on_triton", "pack_linear",
+        "find_long_rows", "find_shared_prefixes", "is_invariant", "native_kernels", "native_status", "on_triton",
+        "pack_linear",
         "pack_linear_apart",
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_invariant", "use_native",
     },

@@ -1,0 +1,110 @@
+"""Attention of long new parts of prompts on a GPU: pages gathered into contiguous K and V, and torch's fused kernels.
+
+``scaled_dot_product_attention`` (cuDNN, FlashAttention) overlaps the softmax with its products, which the Triton kernel
+does not, but reads no pages. For many new tokens the copy of the row's pages costs little beside the products. Rows are
+chosen on the host, from the lengths of a step that is run op by op; a captured step has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from .layouts import kv_forms
+from .layouts.attention_arguments import AttentionParams, LongRow, LongRows, PagedBatch
+from .layouts.staging import to_device
+from .triton.shared_prefixes import Ints, find_shared_prefixes
+
+LEAST_NEW = 512
+"""New tokens of a row from which on its pages are gathered: torch took 0.57 of the Triton kernel's time for a prompt of
+2,048 on an H200, and 0.60 for one of 8,192, without the copy."""
+MOST_KEYS = 16_384
+"""Longest context that is gathered: 64 MiB for 8 KV heads of 128 dimensions in 16 bits."""
+_MOST_DIM = 128
+_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+PagedAttention = Callable[[Tensor, Tensor, Tensor, PagedBatch, AttentionParams], Tensor]
+
+
+def find_long_rows(
+    page_table: Ints, query_len: Ints, context_len: Ints, page_size: int, device: torch.device
+) -> LongRows | None:
+    """Choose the rows to gather of a step, from the host's copy of its arrays, as in ``find_shared_prefixes``.
+
+    Returns:
+        These rows and the batch of the others on the device; None where no row is long.
+    """
+    is_long = (query_len >= LEAST_NEW) & (context_len <= MOST_KEYS)
+    if not is_long.any():
+        return None
+    ends = np.cumsum(query_len)
+    rows = tuple(
+        LongRow(row, int(ends[row] - query_len[row]), int(ends[row]), int(context_len[row]))
+        for row in np.flatnonzero(is_long).tolist()
+    )
+    if is_long.all():
+        return LongRows(rows)
+    lengths, contexts, pages = query_len[~is_long], context_len[~is_long], page_table[~is_long]
+    shared = find_shared_prefixes(pages, lengths, contexts, page_size)
+    others = PagedBatch(
+        page_table=to_device(pages, device),
+        query_start=to_device(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), device),
+        context_len=to_device(contexts, device),
+        max_query=int(lengths.max()),
+        max_context=int(contexts.max()),
+        shared=shared and shared.to(device),
+    )
+    return LongRows(rows, others, to_device(np.flatnonzero(np.repeat(~is_long, query_len)), device))
+
+
+def takes(k_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> bool:
+    """Return whether a layer's attention is one that torch computes: all keys, plain scores, heads of its kernels."""
+    dim = k_cache.shape[3]
+    is_plain = params.soft_cap is None and params.sinks is None and params.value_dim is None
+    sees_all = all(limit is None or limit >= batch.max_context for limit in (params.window, params.chunk))
+    return is_plain and sees_all and dim <= _MOST_DIM and dim % 8 == 0 and not kv_forms.has_scales(k_cache.dtype)
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: PagedBatch,
+    params: AttentionParams,
+    long: LongRows,
+    attend_others: PagedAttention,
+) -> Tensor:
+    """``kernels.ops.attention``: the rows of ``long`` over gathered pages, and the others by ``attend_others``."""
+    out = torch.empty_like(q)
+    for row in long.rows:
+        out[row.first : row.end] = _attend(q[row.first : row.end], k_cache, v_cache, batch.page_table, row, params)
+    if long.others is not None and long.tokens is not None:
+        found = attend_others(q[long.tokens], k_cache, v_cache, long.others, params)
+        out[long.tokens] = found.view(-1, *q.shape[1:])
+    return out.flatten(1)
+
+
+def _attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, row: LongRow, params: AttentionParams
+) -> Tensor:
+    """Attention of a row's new tokens q [n, Hq, D], the last ones of its context: -> [n, Hq, D]."""
+    pages = page_table[row.index, : -(-row.context // k_cache.shape[2])]
+    k, v = (_gather(cache, pages, row.context) for cache in (k_cache, v_cache))
+    is_whole = len(q) == row.context
+    mask = None if is_whole else causal_lower_right(len(q), row.context)
+    with sdpa_kernel(_BACKENDS, set_priority=True):
+        found = scaled_dot_product_attention(
+            q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=is_whole, scale=params.scale, enable_gqa=True
+        )
+    return found[0].transpose(0, 1)
+
+
+def _gather(cache: Tensor, pages: Tensor, context: int) -> Tensor:
+    """Copy the first tokens of some pages: [pages, Hkv, page_size, D] -> [1, Hkv, context, D]."""
+    return cache.transpose(0, 1).index_select(1, pages).flatten(1, 2)[None, :, :context]
