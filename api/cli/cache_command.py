@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.kv_cache.kv_folder import KvFolder, KvGroup
+from ...engine.whole_file import write_whole
 from .machine.text_table import ago_text, bytes_text, text_table
-from .options import KvCacheOptions, KvFileOptions, RemoteOptions
+from .options import KvCacheOptions, KvExportOptions, KvImportOptions, RemoteOptions
 from .remote_server import RemoteServer
 
 _HEAD = ("TENANT", "ADAPTER", "PROMPTS", "PAGES", "SIZE", "USED", "BASE MODEL")
 _TIER_HEAD = ("TIER", "PAGES", "SIZE", "HITS", "MISSES", "STORED", "EVICTED", "REJECTED", "ERRORS")
 _SHOWN_DIGITS = 12
 _ENCRYPTED = "(encrypted)"
+_NO_MATCH = "Nothing is taken: the file is damaged, no session, or of another model, form of KV, adapter or key."
 
 
 def ls(options: KvCacheOptions) -> int:
@@ -65,15 +67,29 @@ def clear(options: KvCacheOptions) -> int:
     return 0
 
 
-def export(options: KvFileOptions) -> int:
-    """Pack a folder into a file. Returns 0. Raises ConfigError, OSError."""
-    with _opened(options.kv_disk) as folder:
-        print(f"{folder.export(Path(options.file))} pages of KV written to {options.file}")
+def export(options: KvExportOptions) -> int:
+    """Pack a folder, or a session of a server, into a file. Returns 0. Raises ConfigError, RemoteError, OSError."""
+    if options.kv_disk is not None:
+        with _opened(options.kv_disk) as folder:
+            print(f"{folder.export(Path(options.file))} pages of KV written to {options.file}")
+        return 0
+    data = asyncio.run(_download(options))
+    write_whole(Path(options.file), data)
+    print(f"{bytes_text(len(data))} of KV of the session written to {options.file}")
     return 0
 
 
-def import_file(options: KvFileOptions) -> int:
-    """Unpack a file into a folder. Returns 0. Raises ConfigError, OSError."""
+def import_file(options: KvImportOptions) -> int:
+    """Unpack a file into a folder or a server. Returns 0, and 1 where a server has no use for it.
+
+    Raises:
+        ConfigError, RemoteError, OSError: as ``export``.
+    """
+    if options.kv_disk is None:
+        answer = asyncio.run(_upload(options, Path(options.file).read_bytes()))
+        tokens = answer["cached_tokens"]
+        print(f"KV of {tokens:,} tokens taken from {options.file}" if tokens else _NO_MATCH)
+        return int(not tokens)
     Path(options.kv_disk).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     with _opened(options.kv_disk) as folder:
         taken, left = folder.import_file(Path(options.file), int(options.kv_disk_gib * 2**30))
@@ -88,6 +104,17 @@ def _opened(path: str) -> Iterator[KvFolder]:
         yield folder
     finally:
         folder.close()
+
+
+async def _download(options: KvExportOptions) -> bytes:
+    body = {"prompt_cache_key": options.session, "tenant": options.tenant}
+    async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
+        return await server.download("cache/sessions/export", body)
+
+
+async def _upload(options: KvImportOptions, data: bytes) -> Any:
+    async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
+        return await server.call("POST", "cache/sessions/import", data)
 
 
 async def _ask(options: KvCacheOptions, method: str, path: str) -> Any:

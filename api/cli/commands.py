@@ -31,7 +31,8 @@ from .options import (
     KeyListOptions,
     KeyNameOptions,
     KvCacheOptions,
-    KvFileOptions,
+    KvExportOptions,
+    KvImportOptions,
     NameOptions,
     PullOptions,
     QuantizeOptions,
@@ -156,11 +157,14 @@ COMMANDS = {
         "kv_disk",
     ),
     "cache export": Command(
-        "Write the files of a folder of --kv-disk into one.", (KvFileOptions,), "cache_command:export", "file"
+        "Write a session of a server, or a folder of --kv-disk, into a file.",
+        (KvExportOptions,),
+        "cache_command:export",
+        "file",
     ),
     "cache import": Command(
-        "Take KV from a file of `cache export` to a folder of --kv-disk.",
-        (KvFileOptions,),
+        "Take KV from a file of `cache export` to a server, or a folder of --kv-disk.",
+        (KvImportOptions,),
         "cache_command:import_file",
         "file",
     ),

@@ -99,17 +99,43 @@ class KvCacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class KvFileOptions:
-    """Options of ``rootgraft cache export`` and ``import``."""
+    """What ``rootgraft cache export`` and ``import`` have in common: a file of a folder's KV, or of a session's."""
 
     file: str = option("", "File of KV, which can be taken to another machine.", group="cache")
-    kv_disk: str = option("", "Folder of --kv-disk, whose server is not running.", group="cache")
-    kv_disk_gib: float = option(10.0, "Most GiB of files in the folder after an import.", low=0.001, high=1 << 20)
+    kv_disk: str | None = option(
+        None, "Folder of --kv-disk, whose server is not running. Without it: a session of a server.", group="cache"
+    )
+    url: str | None = option(None, f"Address of the server. {_DEFAULT_URL}", group="server")
+    api_key: str | None = option(
+        None, f"Key with the scope admin, where the server asks for keys. {_DEFAULT_KEY}", group="server"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in ("file", "kv_disk"):
-            if not getattr(self, name):
-                raise ConfigError(f"--{name.replace('_', '-')} must be named.")
+        if not self.file:
+            raise ConfigError("--file must be named.")
+
+
+@dataclass(frozen=True, slots=True)
+class KvExportOptions(KvFileOptions):
+    """Options of ``rootgraft cache export``."""
+
+    session: str = option("", "Session (prompt_cache_key) of a server.", group="cache")
+    tenant: str = option("", "Tenant of the key that the session is of. Default: none.", group="cache")
+
+    def __post_init__(self) -> None:
+        KvFileOptions.__post_init__(self)
+        if self.kv_disk is None and not self.session:
+            raise ConfigError("--kv-disk must be named, or with --session a session of a server.")
+        if self.kv_disk is not None and self.session:
+            raise ConfigError("--session is of a server, and --kv-disk a folder: name one of them.")
+
+
+@dataclass(frozen=True, slots=True)
+class KvImportOptions(KvFileOptions):
+    """Options of ``rootgraft cache import``."""
+
+    kv_disk_gib: float = option(10.0, "Most GiB of files in the folder after an import.", low=0.001, high=1 << 20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,12 +141,18 @@ class RemoteServer:
             raise RemoteError("not JSON", f"{self._url / path} answers with what is no JSON object.")
         return found
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and return (status, headers, body) for any status. Raises RemoteError without an answer."""
+    async def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Send JSON or a file, return (status, headers, body) for any status. Raises RemoteError without an answer."""
         async with self._sent("POST", path, body) as response:
             return response.status, response.headers, await response.read()
 
-    async def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def download(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request and return the file of its answer. Raises as ``call``."""
+        async with self._sent("POST", path, body) as response:
+            await _raise_for_status(response)
+            return await response.read()
+
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
         silent = _HEALTH_TIMEOUT if method == "GET" else None  # a download of an adapter takes as long as it takes
         async with self._sent(method, path, body, silent) as response:
@@ -192,12 +198,13 @@ class RemoteServer:
 
     @asynccontextmanager
     async def _sent(
-        self, method: str, path: str, body: Mapping[str, Any] | None, silent: float | None = None
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, silent: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request. Raises RemoteError, also if the server says nothing for ``silent`` seconds."""
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        headers = {} if body is None else {"Content-Type": kind}
         try:
-            data = None if body is None else dumps_exact(body)
+            data = body if body is None or isinstance(body, bytes) else dumps_exact(body)
         except UnicodeEncodeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:

@@ -12,7 +12,7 @@ from support.models.lora_models import LINEARS, NATIVE_BASES, VOCAB
 
 from rootgraft.engine.messages import Submit
 from rootgraft.engine.serving.request import RequestLimits, TextRequest
-from rootgraft.engine.types import Priority, SamplingParams
+from rootgraft.engine.types import SESSION_SECONDS, Priority, SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
 MAX_LEN = 96  # tokens of a sequence
@@ -143,6 +143,7 @@ def draw_request(world: Stems, seed: str, number: int, arrival: int) -> Request:
         priority=rng.choice(list(Priority)),
         session=rng.choice(("", "", "session")),
         pin_seconds=rng.choice((0.0, 0.0, 0.0, 60.0)),
+        session_seconds=rng.choice((0.0, 60.0, SESSION_SECONDS, 10 * SESSION_SECONDS)),
     )
     submits = RequestLimits(MAX_LEN, VOCAB).check(request).submits(count(number * MOST_ANSWERS))
     abort = arrival + rng.randint(0, 25) if rng.random() < 0.1 else None

@@ -105,6 +105,8 @@ def test_a_folder_in_use_and_what_is_none_are_refused(tmp_path: Path, capsys: py
     assert "no file of `rootgraft cache export`" in capsys.readouterr().err
     assert main(["cache", "export", "file"]) == 2
     assert "--kv-disk must be named" in capsys.readouterr().err
+    assert main(["cache", "export", "file", "--kv-disk", str(tmp_path), "--session", "chat"]) == 2
+    assert "name one of them" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,23 @@ def test_metrics_of_tiers_are_those_of_the_page(tiered: Live) -> None:
         [sample] = [each for each in family.samples if not each.name.endswith("_created")]
         assert sample.labels["tier"] == "disk"
         assert sample.value == TIER[name.removeprefix("rootgraft:kv_tier_").removesuffix("_total")]
+
+
+def test_a_session_goes_from_server_to_server(tiered: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiered.state.engine.client.sessions["team", "chat"] = b"known"  # type: ignore[union-attr]
+    file = tmp_path / "chat.kv"
+    with tiered.http() as http:
+        url = ["--url", str(http.base_url).rstrip("/") + "/v1"]
+    assert "5 B of KV" in say(capsys, "export", str(file), "--session", "chat", "--tenant", "team", *url)
+    assert file.read_bytes() == b"known"
+    assert "16 tokens" in say(capsys, "import", str(file), *url)
+    for session in ("none", "chat"):
+        assert main(["cache", "export", str(tmp_path / "other.kv"), "--session", session, *url]) == 1
+        assert "No KV of this session is cached" in capsys.readouterr().err
+    assert not (tmp_path / "other.kv").exists()
+    file.write_bytes(b"another model's")
+    assert main(["cache", "import", str(file), *url]) == 1
+    assert "of another model" in capsys.readouterr().out
+    file.write_bytes(b"")
+    assert main(["cache", "import", str(file), *url]) == 1
+    assert main(["cache", "import", str(tmp_path / "none"), *url]) == 1

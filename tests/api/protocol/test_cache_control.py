@@ -131,6 +131,9 @@ HINTS: list[tuple[dict[str, Any], float]] = [
     ({"actions": [{"action_type": "kv.retain", "payload": {"directives": [{"priority": 1}]}}]}, 86400.0),
     ({"actions": [{"action_type": "kv.demote", "payload": {"directives": 1}}] * 16}, 300.0),
     ({"release": True, "actions": [RETAIN]}, 0.0),
+    ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 1, "duration": 7.0}] * 128}}]}, 7.0),
+    ({"actions": [RETAIN | {"action_id": "i" * 256}]}, 60.0),
+    ({"actions": [{"action_type": "kv.demote", "action_id": "i" * 256}]}, 300.0),
 ]
 
 
@@ -152,6 +155,8 @@ def test_wrong_hints_are_refused_by_name(live: Live, path: str) -> None:
         ({"actions": [RETAIN] * 17}, "kv_hints.actions"),
         ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 101}]}}]}, "kv_hints.actions[0]"),
         ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 1}] * 129}}]}, "kv_hints.actions[0]"),
+        ({"actions": [RETAIN | {"action_id": "i" * 257}]}, "kv_hints.actions[0]"),
+        ({"actions": [{"action_type": "kv.demote", "action_id": "i" * 257}]}, "kv_hints.actions[0]"),
         ({"keep": 1}, "kv_hints"),
     ]
     with live.http() as http:

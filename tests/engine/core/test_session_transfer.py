@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import session_keys
 
 from rootgraft.engine.errors import RequestError
+from rootgraft.engine.kv_cache.session_files import KEPT_MAGIC, pack_head, read_head_of
 from rootgraft.engine.messages import Done, ExportSession, ImportSession, ReleaseSession, Reply, SessionReply
 
 T = TypeVar("T")
@@ -67,6 +70,19 @@ def taken(engine: Engine, data: bytes) -> int:
     return engine.core.sessions.load(data)
 
 
+def head_of(data: bytes) -> dict[str, Any]:
+    """Return what the head of a session's file says."""
+    fields: dict[str, Any] = json.loads(read_head_of(io.BytesIO(data), KEPT_MAGIC) or b"{}")
+    return fields
+
+
+def blocks_of(data: bytes) -> bytes:
+    """Return what follows the head of a session's file."""
+    source = io.BytesIO(data)
+    read_head_of(source, KEPT_MAGIC)
+    return source.read()
+
+
 def test_a_session_goes_on_in_another_engine() -> None:
     data = exported()
 
@@ -115,6 +131,21 @@ def test_with_a_key_only_the_same_key_opens_it(tmp_path: Path) -> None:
     fresh = {**options[0], "kv_disk": str(tmp_path / "fresh")}
     assert with_engine(lambda engine: taken(engine, data), **fresh) >= WHOLE
     assert with_engine(lambda engine: taken(engine, exported()), **fresh) == 0
+
+
+def test_a_session_of_another_base_model_is_a_miss() -> None:
+    data = exported()
+
+    def run(engine: Engine) -> None:
+        base = engine.core.ready.base_digest
+        head = pack_head(json.dumps({**head_of(data), "base": "f" * len(base)}).encode(), KEPT_MAGIC)
+        assert taken(engine, head + blocks_of(data)) == 0
+        assert engine.core.sessions.export("team", "chat") == (0, b"")
+        same = pack_head(json.dumps(head_of(data)).encode(), KEPT_MAGIC)
+        assert taken(engine, same + blocks_of(data)) >= WHOLE
+        engine.core.check()
+
+    with_engine(run)
 
 
 def test_damaged_files_are_never_wrong_tokens() -> None:
