@@ -96,7 +96,7 @@ def _attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, row: LongRow, params: AttentionParams
 ) -> Tensor:
     """Attention of a row's new tokens q [n, Hq, D], the last ones of its context: -> [n, Hq, D]."""
-    pages = page_table[row.index, : -(-row.context // k_cache.shape[2])]
+    pages = page_table[row.number, : -(-row.context // k_cache.shape[2])]
     k, v = (_gather(cache, pages, row.context) for cache in (k_cache, v_cache))
     is_whole = len(q) == row.context
     mask = None if is_whole else causal_lower_right(len(q), row.context)

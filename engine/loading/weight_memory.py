@@ -16,7 +16,8 @@ from .weight_readers import WeightSource
 
 _GIB = 1 << 30
 _SCALE_BYTES = 4
-_KEPT_SIZES = {"Q3_K": 114, "Q4_K": 148, "Q5_K": 180, "Q6_K": 274, "IQ4_XS": 138}
+_KEPT_SIZES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "Q6_K": (210, 274), "IQ4_XS": (136, 138)}
+"""Bytes of a super-block in a file, and in memory."""
 
 
 def fitting_form(
@@ -102,6 +103,5 @@ def _tensor_bytes(
 
 def _kept_bytes(block_type: str, stored: int) -> int:
     """Return the bytes of blocks in memory, where each scale of a super-block, and each number of Q6_K, has a byte."""
-    if block_type not in _KEPT_SIZES:
-        return stored
-    return stored // quantised_weights.BLOCK_SIZES[block_type][1] * _KEPT_SIZES[block_type]
+    in_file, in_memory = _KEPT_SIZES.get(block_type, (1, 1))
+    return stored // in_file * in_memory

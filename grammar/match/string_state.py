@@ -170,6 +170,7 @@ class StringState:
         return other
 
     def search_copy(self) -> StringState:
+        """Return a copy whose inner state is one for a search, see ``BackendState``."""
         other = StringState(self._inner.search_copy(), self._rules, self._vocabulary, self._lead_ins)
         other._link = self._link
         return other

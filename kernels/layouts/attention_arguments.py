@@ -172,9 +172,9 @@ class PagedBatch:
 
 
 class LongRow(NamedTuple):
-    """A row of a step with many new tokens: its index, its tokens ``first:end`` of the step, and its context."""
+    """A row of a step with many new tokens: its number, its tokens ``first:end`` of the step, and its context."""
 
-    index: int
+    number: int
     first: int
     end: int
     context: int

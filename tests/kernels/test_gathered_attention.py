@@ -34,7 +34,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     attend = gathered_attention.attention
 
     def noted(*args: object) -> Tensor:
-        rows.extend(row.index for row in args[5].rows)  # type: ignore[attr-defined]
+        rows.extend(row.number for row in args[5].rows)  # type: ignore[attr-defined]
         return attend(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gathered_attention, "attention", noted)
@@ -107,7 +107,7 @@ def test_short_rows_and_very_long_contexts_are_not_gathered(monkeypatch: pytest.
     assert with_long_rows(ragged_batch([(LEAST - 1, 30), (1, 9)], heads=2, kv_heads=1)).long is None
     monkeypatch.setattr(gathered_attention, "MOST_KEYS", 30)
     found = with_long_rows(ragged_batch([(LEAST, 31), (LEAST, 30)], heads=2, kv_heads=1)).long
-    assert found is not None and [row.index for row in found.rows] == [1]
+    assert found is not None and [row.number for row in found.rows] == [1]
 
 
 def test_batch_invariant_kernels_gather_nothing() -> None:

@@ -334,6 +334,9 @@ class _Failing:
     def copy(self) -> _Failing:
         return self
 
+    def search_copy(self) -> _Failing:
+        return self
+
     def can_end(self) -> bool:
         return False
 
