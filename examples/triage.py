@@ -2,11 +2,14 @@
 
 rootgraft serve --enable-lora --lora-modules pirate=examples/adapters/pirate
 python triage.py [URL] [ADAPTER]
+
+OpenAI's client from 3.57 on has the same call as ``client.decisions.create``.
 """
 
 import sys
+from typing import Any
 
-from openai import OpenAI
+import httpx
 
 MAILS = [
     "The parcel arrived broken, and nobody answers the phone. I want my money back today.",
@@ -27,27 +30,27 @@ def questions(adapter: str) -> list[dict[str, object]]:
     ]
 
 
-def said(answer: dict[str, object]) -> str:
+def said(answer: dict[str, Any]) -> str:
     """Return what an answer decides, with the shares of its labels."""
     if answer["type"] == "predicate":
         return f"{answer['probability']:.0%}"
-    shares = [f"{each.get('label', each['value'])} {each['probability']:.0%}" for each in answer["probabilities"]]  # type: ignore[attr-defined]
+    shares = [f"{each.get('label', each['value'])} {each['probability']:.0%}" for each in answer["probabilities"]]
     return ", ".join(shares)
 
 
 def main(url: str = "http://127.0.0.1:8000/v1", adapter: str = "pirate") -> None:
     """Print each answer with its probability, and how many prompt tokens came from the cache."""
-    client = OpenAI(base_url=url, api_key="none")
-    model = client.models.list().data[0].id
     cached = prompt = 0
-    for mail in MAILS:
-        asked = questions(adapter)
-        decision = client.decisions.create(model=model, input=mail, questions=asked)  # type: ignore[arg-type]
-        print(mail)
-        for question, answer in zip(asked, decision.answers, strict=True):
-            print(f"  {question['name']}: {said(answer.to_dict())}")
-        cached += decision.usage.input_tokens_details.cached_tokens
-        prompt += decision.usage.input_tokens
+    with httpx.Client(timeout=600) as client:
+        model = client.get(f"{url}/models").json()["data"][0]["id"]
+        for mail in MAILS:
+            body = {"model": model, "input": mail, "questions": questions(adapter)}
+            decision = client.post(f"{url}/decisions", json=body).raise_for_status().json()
+            print(mail)
+            for answer in decision["answers"]:
+                print(f"  {answer['name']}: {said(answer)}")
+            cached += decision["usage"]["input_tokens_details"]["cached_tokens"]
+            prompt += decision["usage"]["input_tokens"]
     print(f"{cached:,} of {prompt:,} prompt tokens came from the cache")
 
 
