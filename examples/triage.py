@@ -41,11 +41,11 @@ def said(answer: dict[str, Any]) -> str:
 def main(url: str = "http://127.0.0.1:8000/v1", adapter: str = "pirate") -> None:
     """Print each answer with its probability, and how many prompt tokens came from the cache."""
     cached = prompt = 0
-    with httpx.Client(timeout=600) as client:
-        model = client.get(f"{url}/models").json()["data"][0]["id"]
+    with httpx.Client(base_url=url, timeout=600) as client:
+        model = client.get("models").json()["data"][0]["id"]
         for mail in MAILS:
             body = {"model": model, "input": mail, "questions": questions(adapter)}
-            decision = client.post(f"{url}/decisions", json=body).raise_for_status().json()
+            decision = client.post("decisions", json=body).raise_for_status().json()
             print(mail)
             for answer in decision["answers"]:
                 print(f"  {answer['name']}: {said(answer)}")
