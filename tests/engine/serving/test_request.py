@@ -82,7 +82,7 @@ def test_bounds_are_inclusive(values: dict[str, Any]) -> None:
         ({"seed": MAX_SEED + 1}, "seed"),
         ({"seed": -1.0}, "seed must be an integer"),
         ({"seed": 10**400}, "seed"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1 and at most 9223372036854775807, not 0"),
         ({"logit_bias": ((50, 1.0),)}, "logit_bias must be a token id from 0 to 49, not 50"),
         ({"logit_bias": ((1, 100.5),)}, "logit_bias"),
         ({"logit_bias": ((1, math.nan),)}, "logit_bias"),
@@ -137,7 +137,7 @@ def test_context_length() -> None:
     assert LIMITS.default_max_tokens(99) == 1
     assert [LIMITS.default_max_tokens(3, most) for most in (1, 96, 97, 98, None)] == [1, 96, 97, 97, 97]
     LIMITS.check(with_params(max_tokens=97))
-    with pytest.raises(RequestError, match="max_tokens must be at least 1, not 0"):
+    with pytest.raises(RequestError, match="max_tokens must be at least 1 and at most 9223372036854775807, not 0"):
         LIMITS.check(with_params(max_tokens=0))
     for num_prompt in (100, 101):
         with pytest.raises(ContextTooLong, match="maximum context length is 100 tokens") as caught:

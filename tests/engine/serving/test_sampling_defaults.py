@@ -87,7 +87,7 @@ def test_bounds_are_inclusive(tmp_path: Path, content: dict[str, Any], defaults:
         ("min_p", 1.1, "min_p must"),
         ("repetition_penalty", 0, "repetition_penalty must be above 0"),
         ("repetition_penalty", 2.1, "repetition_penalty must"),
-        ("max_new_tokens", 0, "max_new_tokens must be at least 1, not 0"),
+        ("max_new_tokens", 0, "max_new_tokens must be at least 1 and at most 9223372036854775807, not 0"),
         ("max_new_tokens", [5], "max_new_tokens must be an integer"),
         ("max_new_tokens", "x" * 1_000_000, "max_new_tokens must be an integer"),
     ],

@@ -204,7 +204,12 @@ REFUSALS: list[tuple[Any, str, str]] = [
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "required", "/required"),
     ({"type": "array", "uniqueItems": True, "prefixItems": [{}]}, "uniqueItems", "/uniqueItems"),
     (
-        {"type": "array", "uniqueItems": True, "items": {"properties": {"a": {"type": "string"}}, **CLOSED}},
+        {
+            "type": "array",
+            "uniqueItems": True,
+            "minItems": 61,
+            "items": {"properties": {"a": {"type": "string"}}, **CLOSED},
+        },
         "uniqueItems",
         "/uniqueItems",
     ),

@@ -90,7 +90,8 @@ def blocks(guard: Guard, dtype: torch.dtype) -> None:
     for name, (values, size) in quantised_weights.BLOCK_SIZES.items():
         for columns, width in ((17, 256), (96, 768)):
             raw = torch.zeros(columns, width // values, size, dtype=torch.uint8)
-            raw[..., 4:-2] = torch.randint(256, raw[..., 4:-2].shape, dtype=torch.uint8)
+            # Factors, whose places are the first or the last four bytes, are 0.
+            raw[..., 4:-4] = torch.randint(256, raw[..., 4:-4].shape, dtype=torch.uint8)
             of_rows = guard(raw.flatten(1))
             widened = quantised_weights.pack_blocks(of_rows, name, widened=True)
             layers = [widened, quantised_weights.with_widened(widened, dtype, few_rows=4)]
