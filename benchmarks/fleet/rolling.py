@@ -44,7 +44,7 @@ class Load:
 
     Attributes:
         name: that they ask.
-        allowed: versions that requests may get after each change, and before and during the first; the last one holds.
+        allowed: versions that requests may get before, during and after each change; the last one holds.
         changes: each with its verb, seconds of the call, seconds from its begin to the end of the first answer that was
             asked for after it, and answers by version until the next change.
     """
@@ -100,8 +100,13 @@ async def keep_asking(client: openai.AsyncOpenAI, load: Load, place: int, tokens
 
 
 async def change(load: Load, url: str, verb: str, allowed: Collection[str], *words: str) -> None:
-    """Run a command of ``rootgraft models``, and note from when on which versions may answer."""
+    """Run a command of ``rootgraft models``, and note from when on which versions may answer.
+
+    While it runs those from before may, and those from after, as answers may come before the command has ended.
+    """
     began = time.monotonic()
+    if load.allowed:
+        load.allowed.append(load.allowed[-1].union(allowed))
     code = await asyncio.to_thread(command_line, ["models", verb, *words, "--url", url])
     if code:
         raise SystemExit(f"rootgraft models {verb} has ended with {code}")
