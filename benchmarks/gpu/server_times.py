@@ -103,17 +103,17 @@ def _weights(shape: Shape, machine: Machine) -> dict[str, torch.Tensor]:
 
 
 def wait_for(url: str) -> None:
-    """Wait until the server answers.
+    """Wait until the server is ready: it tells its models while it still loads them.
 
     Raises:
-        RemoteError: it does not in time, or has ended.
+        RemoteError: it is not in time, or has ended.
     """
     from rootgraft.api.cli.remote_server import RemoteError
 
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         try:
-            with urlopen(f"{url}/models", timeout=5):
+            with urlopen(f"{url.removesuffix('/v1')}/ready", timeout=5):
                 return
         except (URLError, OSError):
             time.sleep(0.2)
