@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 
@@ -12,6 +12,9 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[None]]:
+        return iter(tuple(self._tasks))
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -24,9 +27,9 @@ class BackgroundTasks:
 
     def cancel(self) -> None:
         """Cancel all of them."""
-        for task in tuple(self._tasks):
+        for task in self:
             task.cancel()
 
     async def wait(self) -> None:
         """Wait for all of them, whatever they end in."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self, return_exceptions=True)
