@@ -145,6 +145,10 @@ class QuantisedTensor:
         self._open = _OPENERS[scheme.layout]
         self.shape = _SHAPES[scheme.layout](_Checked(name, scheme, parts))
 
+    def check(self) -> None:
+        """Read scales, zero points and indices of groups. Raises ModelError for those that no matrix has."""
+        self._opened()
+
     def read(self, out: Tensor) -> None:
         """Write the dequantised matrix into ``out`` [N, K]. Raises ModelError for scales that are not finite."""
         for first, rows in self.pieces():

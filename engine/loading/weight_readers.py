@@ -227,6 +227,18 @@ class SafetensorsFolder:
                 found[name] = QuantisedTensor(name, scheme, parts)
         return found
 
+    def check_scales(self) -> None:
+        """Read what quantised matrices have beside their numbers, a few hundredths of the files.
+
+        Raises:
+            ModelError: for a scale, a zero point or an index that no matrix has: before memory is taken for one.
+        """
+        for tensor in self._quantised.values():
+            tensor.check()
+        for name, parts in self._mxfp4.items():
+            _, (file, stored) = _in_order(parts)
+            _check_exponents(name, file.get_tensor(stored))
+
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Copy a tensor, or decode a quantised one, or a part of one in MXFP4."""
         if name in self._quantised:
@@ -289,11 +301,7 @@ class SafetensorsFolder:
     def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
         """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
         blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
-        if not mxfp4.are_numbers(scales):
-            raise ModelError(
-                f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
-                "number."
-            )
+        _check_exponents(name, scales)
         return blocks, scales
 
     def storage(self, name: str) -> str:
@@ -322,6 +330,15 @@ class SafetensorsFolder:
         if name not in self._mxfp4:
             return None
         return sum(math.prod(View(*each).shape) for each in _in_order(self._mxfp4[name]))
+
+
+def _check_exponents(name: str, scales: Tensor) -> None:
+    """Raise ModelError for scales in MXFP4 that are no numbers."""
+    if not mxfp4.are_numbers(scales):
+        raise ModelError(
+            f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
+            "number."
+        )
 
 
 def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:

@@ -33,6 +33,7 @@ from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
+from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 from rootgraft.engine.models.decoder import DecoderModel
 from rootgraft.kernels import quantised_weights
 from rootgraft.kernels.grouped_weights import GroupedLinear, GroupedPart, dequantise, pack_grouped
@@ -180,6 +181,20 @@ def quantised_folder(tmp_path: Path, kind: str, family: str) -> tuple[Path, Path
     config["quantization_config"] = compressed_config(form, args)
     (packed / "config.json").write_text(json.dumps(config))
     return plain, packed
+
+
+def test_a_scale_of_the_last_layer_is_refused_before_a_matrix_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, packed = quantised_folder(tmp_path, "w4a16", "whole blocks")
+    stored = load_file(packed / "model.safetensors")
+    stored["model.layers.1.mlp.down_proj.weight_scale"][3, 1] = float("inf")
+    save_file(stored, packed / "model.safetensors")
+    monkeypatch.setattr(SafetensorsFolder, "read", lambda *_: pytest.fail("a matrix was read"))
+    with pytest.raises(
+        ModelError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is malformed: weight_scale has num"
+    ):
+        load_model(packed, dtype=torch.float32, device=CPU)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
