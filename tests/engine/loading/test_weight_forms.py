@@ -43,7 +43,7 @@ SUPERS: dict[quantised_weights.BlockType, Format] = {
     "Q3_K": Format.SUPER_3_BITS,
     "Q4_K": Format.SUPER_NIBBLES,
     "Q5_K": Format.SUPER_5_BITS,
-    "Q6_K": Format.SUPER_BYTES,
+    "Q6_K": Format.SUPER_6_BITS,
     "IQ4_XS": Format.SUPER_TABLE,
 }
 FORMATS = {KINDS.Q4_0: Format.SYMMETRIC, KINDS.Q4_1: Format.NIBBLES, KINDS.Q8_0: Format.BYTES}
@@ -216,7 +216,7 @@ def test_one_disturbed_measurement_decides_little() -> None:
     assert most_rows([1.4, 0.9, 0.9, 0.9, 1.0]) == 1
 
 
-@pytest.mark.parametrize("form", [*FORMATS.values(), Format.SUPER_NIBBLES, Format.SUPER_BYTES])
+@pytest.mark.parametrize("form", [*FORMATS.values(), Format.SUPER_NIBBLES, Format.SUPER_6_BITS])
 def test_few_rows_are_measured(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
     assert measured_form.measure_few_rows.__wrapped__(form, torch.bfloat16) in (0, *FEW_ROWS)

@@ -84,6 +84,7 @@ HALVES: dict[str, tuple[int, ...]] = {
     "TQ2_0": (64,),
     "IQ1_M": (54,),
     "MXFP4": (),
+    "NVFP4": (),
 }
 """Types of blocks, and where numbers in half precision are in a block: random bits there would often be infinite."""
 
