@@ -179,9 +179,11 @@ def _mxfp4(blocks: _Blocks) -> StoredNumbers | None:
     return StoredNumbers(blocks.shape, NumberForm.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
 
 
-def _nvfp4(blocks: _Blocks) -> StoredNumbers:
-    meaning = nvfp4.stored_meaning(blocks.field(nvfp4.block_scales).flatten(1), 1.0)
-    return replace(meaning, shape=blocks.shape, pieces=blocks.pieces(nvfp4.block_codes))
+def _nvfp4(blocks: _Blocks) -> StoredNumbers | None:
+    scales = blocks.field(nvfp4.block_scales).flatten(1)
+    if not nvfp4.are_numbers(scales):
+        return None
+    return replace(nvfp4.stored_meaning(scales, 1.0), shape=blocks.shape, pieces=blocks.pieces(nvfp4.block_codes))
 
 
 def _of_table(kind: TableType) -> Callable[[_Blocks], StoredNumbers]:

@@ -1,7 +1,6 @@
 """NVFP4: numbers of E2M1, a scale in E4M3 for each sixteen inputs, and one more in fp32, the factor, for the matrix.
 
-A GGUF file has blocks of 64 numbers, four scales and 32 bytes, and the factor of ``NAME.weight`` in ``NAME.scale``. Signs
-of scales are ignored there, and what stands for no number is 0, as llama.cpp reads them.
+A GGUF file has blocks of 64 numbers, four scales and 32 bytes, and the factor of ``NAME.weight`` in ``NAME.scale``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ KEPT_AS: Final[BlockType] = "NVFP4"
 """Type of the blocks that native kernels of a CPU read."""
 _SCALE_BYTES: Final = 4  # of a block
 _HALF: Final = 16  # bytes of 32 numbers
-_NO_SIGN: Final = 0x7F  # also the bits that stand for no number
+_NOT_A_NUMBER: Final = 0x7F  # of E4M3, without its sign
 
 
 def decode_blocks(raw: Tensor, factor: float = 1.0) -> Tensor:
@@ -33,15 +32,19 @@ def decode_blocks(raw: Tensor, factor: float = 1.0) -> Tensor:
 
 
 def block_codes(raw: Tensor) -> Tensor:
-    """The numbers' bits, one in each byte: [..., 36] -> [..., 64]. Sixteen are the low, then the high halves of eight."""
+    """The numbers' bits, one in each byte: [..., 36] -> [..., 64]. Of eight bytes low halves come before high ones."""
     groups = raw[..., _SCALE_BYTES:].unflatten(-1, (_SCALE_BYTES, GROUP // 2))
     return torch.cat((groups & 15, groups >> 4), dim=-1).flatten(-2)
 
 
 def block_scales(raw: Tensor) -> Tensor:
-    """The scales' bits without signs: [..., 36] -> [..., 4] uint8."""
-    bits = raw[..., :_SCALE_BYTES] & _NO_SIGN
-    return bits * (bits != _NO_SIGN)
+    """The scales' bits: [..., 36] -> [..., 4] uint8. Those with a sign, which none has, stand for no number."""
+    return raw[..., :_SCALE_BYTES].clamp(max=_NOT_A_NUMBER)
+
+
+def are_numbers(scales: Tensor) -> bool:
+    """Return whether bits of scales all stand for numbers."""
+    return not bool((scales & _NOT_A_NUMBER == _NOT_A_NUMBER).any())
 
 
 def e2m1(codes: Tensor) -> Tensor:
@@ -75,9 +78,16 @@ def kept_rows(codes: Tensor, scales: Tensor, factor: float) -> Tensor:
 
 
 def kept_block_rows(rows: Tensor, factor: float) -> Tensor:
-    """The same of rows in blocks of a GGUF file, [n, K / 64 * 36] uint8."""
+    """The same of rows in blocks of a GGUF file, [n, K / 64 * 36] uint8.
+
+    Raises:
+        ValueError: a scale is no number.
+    """
     blocks = rows.view(len(rows), -1, BLOCK_BYTES)
-    return kept_rows(block_codes(blocks).flatten(1), block_scales(blocks).flatten(1), factor)
+    scales = block_scales(blocks).flatten(1)
+    if not are_numbers(scales):
+        raise ValueError("a block has a scale that is not a number")
+    return kept_rows(block_codes(blocks).flatten(1), scales, factor)
 
 
 def stored_meaning(scales: Tensor, factor: float) -> StoredNumbers:

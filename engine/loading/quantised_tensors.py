@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
+from ...kernels.grouped_weights import NumberForm, Offsets, StoredNumbers
 from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened

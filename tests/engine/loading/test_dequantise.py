@@ -32,6 +32,8 @@ def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
         blocks[:, at : at + 2] = rng.normal(0, 0.1, (num_blocks, 1)).astype(np.float16).view(np.uint8)
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(90, 160, num_blocks)
+    if type_name == "NVFP4":
+        blocks[:, :4] %= 0x7F
     if type_name == "IQ1_M":  # its scale is in the upper four bits of four words, the highest in the last
         blocks[:, 55] &= 0x3F
     return blocks

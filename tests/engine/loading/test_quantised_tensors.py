@@ -35,7 +35,7 @@ from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, un
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
 from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels import quantised_weights
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.grouped_weights import GroupedLinear, GroupedPart, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
@@ -112,6 +112,30 @@ def test_compressed_tensors_reads_the_same_numbers(kind: str, tmp_path: Path) ->
     # The package reads NVFP4 back in bfloat16.
     torch.testing.assert_close(got, want, rtol=4e-3 if kind == "nvfp4" else 1e-6, atol=1e-7)
     assert (got - weight).abs().max() < weight.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nvfp4_stays_in_4_bits_on_a_cpu(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With the bits of the widened form, where rows are whole blocks of 256."""
+    form, args = COMPRESSED["nvfp4"]
+    weight = torch.randn(40, 512, generator=torch.Generator().manual_seed(1))
+    stored, _ = compressed(form, args, weight)
+    found = read_quantization({"quantization_config": compressed_config(form, args)})
+    assert found is not None
+    scheme = found.scheme("m")
+    assert scheme is not None
+    tensor = QuantisedTensor("m.weight", scheme, views(stored, tmp_path))
+    plain = torch.empty(40, 512)
+    tensor.read(plain)
+    blocks = tensor.blocks()
+    assert blocks is not None
+    kind, pieces = blocks
+    raw = torch.cat(list(pieces))
+    layer = quantised_weights.pack_blocks(raw, kind, widened=True)
+    assert layer.weight.nbytes + layer.scales.nbytes <= 1.03 * 48 * (256 + 32)  # three panels of 16 rows
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(40)), plain)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert torch.equal(ops.linear(x, layer), ops.linear(x, ops.pack_linear(plain.to(dtype))))
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])

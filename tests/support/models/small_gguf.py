@@ -101,4 +101,6 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, width: int, bits: 
         raw[..., at + 1] &= bits
     if kind is gguf.GGMLQuantizationType.MXFP4:
         raw[..., 0] = raw[..., 0] % 16 + 112
+    if kind is gguf.GGMLQuantizationType.NVFP4:
+        raw[..., :4] %= 0x7F
     return raw.reshape(rows, -1)

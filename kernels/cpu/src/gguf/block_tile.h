@@ -34,7 +34,8 @@ enum class Format : int64_t {
   kSuperNibbleRows,
   kSymmetricRows,
   kZeroPointRows,
-  kTable = 14,  // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
+  kFloat8,  // q in E4M3, d as of kChannels or of groups; see weight_only_linear.h
+  kTable,   // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
   kFloat4,      // the same of twice E2M1
   // Further formats in super-blocks, for products that widen them or round x to 8 bits; see super_blocks.h.
   kSuper5Bits,
