@@ -14,7 +14,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
-ROWS, WIDTH = 128, 128
+ROWS, WIDTH = 128, 256
 """Shape of the matrices."""
 
 _BLOCK = [128, 128]
@@ -136,7 +136,10 @@ def _bnb(is_nested: bool) -> StoredMatrix:
     if is_nested:
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.1}
         parts["weight.absmax"] = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
-        parts |= {"weight.nested_absmax": torch.rand(1), "weight.nested_quant_map": torch.linspace(0, 1, 256)}
+        parts |= {
+            "weight.nested_absmax": torch.rand(blocks // 256),
+            "weight.nested_quant_map": torch.linspace(0, 1, 256),
+        }
     text = json.dumps(state).encode()
     parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -177,7 +180,9 @@ MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "awq gemv": lambda: _awq("gemv"),
     **{f"compressed-tensors {kind}": _of_compressed(kind) for kind in COMPRESSED},
     "fp8": lambda: StoredMatrix({"quant_method": "fp8"}, {"weight": _float8(), "weight_scale": torch.tensor(0.01)}),
-    "fp8 in blocks": lambda: StoredMatrix(_FP8_BLOCKS, {"weight": _float8(), "weight_scale_inv": torch.rand(1, 1)}),
+    "fp8 in blocks": lambda: StoredMatrix(
+        _FP8_BLOCKS, {"weight": _float8(), "weight_scale_inv": torch.rand(1, WIDTH // 128)}
+    ),
     "fbgemm": lambda: StoredMatrix(
         {"quant_method": "fbgemm_fp8"}, {"weight": _float8(), "weight_scale": torch.rand(ROWS, 1)}
     ),
