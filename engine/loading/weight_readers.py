@@ -460,7 +460,7 @@ class GgufWeights:
         found = gguf_numbers(kind, torch.cat(list(self._rows(name))), self.shapes[name][1])
         if kind != "NVFP4" or found is None:
             return found
-        return replace(found, factors=torch.full((len(found.scales),), self._factor(name)))
+        return replace(found, factors=torch.full((found.shape[0],), self._factor(name)))
 
     def storage(self, name: str) -> str:
         """Return the type of a tensor; of one that is put together from two the first one's."""
