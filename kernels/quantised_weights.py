@@ -52,6 +52,8 @@ __all__ = [
 BlockType = Literal[
     "Q4_0",
     "Q4_1",
+    "Q5_0",
+    "Q5_1",
     "Q8_0",
     "Q2_K",
     "Q3_K",
@@ -62,11 +64,14 @@ BlockType = Literal[
     "IQ4_XS",
     "U4_ZERO_POINT",
     "E2M1",
+    "NVFP4",
 ]
 
 BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
     "Q8_0": (32, 34),
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
@@ -77,15 +82,19 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "IQ4_XS": (256, 136),
     "U4_ZERO_POINT": (32, 20),
     "E2M1": (32, 18),
+    "NVFP4": (256, 148),
 }
 """Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
 in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
-minimum has too many digits. E2M1, which is not either, is MXFP4 with half its scale in half precision.
+minimum has too many digits. E2M1, which is not either, is MXFP4 with half its scale in half precision. Nor is NVFP4
+here, 256 numbers of E2M1: half of the matrix's factor in fp32, sixteen scales in E4M3, 16 bytes for each 32 numbers.
 """
 
 _PLAIN: dict[BlockType, Format] = {
     "Q4_0": Format.SYMMETRIC,
     "Q4_1": Format.NIBBLES,
+    "Q5_0": Format.SYMMETRIC_5_BITS,
+    "Q5_1": Format.FIVE_BITS,
     "Q8_0": Format.BYTES,
     "U4_ZERO_POINT": Format.ZERO_POINTS,
     "IQ4_NL": Format.TABLE,
@@ -96,9 +105,12 @@ _SUPER: dict[BlockType, Format] = {
     "Q3_K": Format.SUPER_3_BITS,
     "Q4_K": Format.SUPER_NIBBLES,
     "Q5_K": Format.SUPER_5_BITS,
-    "Q6_K": Format.SUPER_BYTES,
+    "Q6_K": Format.SUPER_6_BITS,
     "IQ4_XS": Format.SUPER_TABLE,
+    "NVFP4": Format.SUPER_FLOAT4,
 }
+_WITHOUT_AMX = _SUPER.keys() | {"Q5_0", "Q5_1"}
+"""Types whose products with x in 8 bits have no way by AMX."""
 
 
 def available() -> bool:
@@ -116,17 +128,17 @@ def _kernels() -> QuantisedKernels:
 def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
     """Return whether products with blocks of a type take x as it is alone: those with zero points or a table do.
 
-    K-quants take x in 8 bits too, but not in 15.
+    K-quants and blocks of 5 bits take x in 8 bits too, but not in 15.
 
     Args:
         dynamic: for x in 8 bits.
     """
-    return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1") or (block_type in _SUPER and not dynamic)
+    return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4") or (block_type in _WITHOUT_AMX and not dynamic)
 
 
 def is_dynamic_slow(block_type: BlockType) -> bool:
     """Return whether products with x in 8 bits leave the machine's fastest instructions idle: of K-quants AMX."""
-    return block_type in _SUPER and _kernels().arranges
+    return block_type in _WITHOUT_AMX and _kernels().arranges
 
 
 def pack_blocks(

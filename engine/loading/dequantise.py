@@ -17,15 +17,17 @@ from ..checkpoint.gguf import TENSOR_TYPES
 from .finite import is_within
 from .gguf_tables import TABLE_TYPES
 from .mxfp4 import scaled_values
+from .nvfp4 import decode_blocks
 
 _CHUNK = 1 << 20  # elements widened to fp32 at once
 
 
-def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor) -> None:
+def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor, factor: float | None = None) -> None:
     """Write the elements of ``data``, blocks of type ``type_name``, to ``out``, on its device and in its type.
 
     Args:
         data: the raw bytes of a tensor, in whole blocks.
+        factor: of a matrix in NVFP4, None for 1.
         out: contiguous, with as many elements as ``data`` encodes. At most 2^20 elements are held in fp32 at a time.
 
     Raises:
@@ -37,7 +39,7 @@ def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor) -> None
     for start in range(0, len(blocks), step):
         # Copied, because torch has no read-only tensors for the mapped file.
         raw = torch.from_numpy(blocks[start : start + step].copy()).to(out.device)
-        elements = _DECODERS[type_name](raw)
+        elements = _DECODERS[type_name](raw) if factor is None else decode_blocks(raw, factor)
         if not is_within(elements, torch.finfo(torch.float32).max):
             raise ValueError("it has values that are not finite")
         flat[start : start + step] = elements
@@ -143,6 +145,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    "NVFP4": decode_blocks,
     **{name: each.decode for name, each in TABLE_TYPES.items()},
     **{name: _plain(dtype) for name, dtype in _PLAIN.items()},
 }

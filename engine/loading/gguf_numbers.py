@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
 from ..checkpoint.gguf import TENSOR_TYPES
+from . import nvfp4
 from .gguf_tables import INTEGERS, TABLE_TYPES, TableType
 
 _PIECE: Final = 1 << 23  # values that are unpacked at once
@@ -177,6 +179,13 @@ def _mxfp4(blocks: _Blocks) -> StoredNumbers | None:
     return StoredNumbers(blocks.shape, NumberForm.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
 
 
+def _nvfp4(blocks: _Blocks) -> StoredNumbers | None:
+    scales = blocks.field(nvfp4.block_scales).flatten(1)
+    if not nvfp4.are_numbers(scales):
+        return None
+    return replace(nvfp4.stored_meaning(scales, 1.0), shape=blocks.shape, pieces=blocks.pieces(nvfp4.block_codes))
+
+
 def _of_table(kind: TableType) -> Callable[[_Blocks], StoredNumbers]:
     """Return the reader of a type whose codes are indices into a table, or integers less eight."""
 
@@ -210,6 +219,7 @@ _READERS: Final[dict[str, Callable[[_Blocks], StoredNumbers | None]]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
     **{name: _of_table(kind) for name, kind in TABLE_TYPES.items()},
 }
 

@@ -63,6 +63,8 @@ def load_model(
     optional = prediction_tensors(source.shapes, config) | ignored_tensors(source.shapes, config)
     optional |= {HEAD} if config.tied_head else set()
     check_tensors(expected_shapes(config), source.shapes, optional)
+    if isinstance(source, SafetensorsFolder):
+        source.check_scales()
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
     has_kv_scales = isinstance(source, SafetensorsFolder) and source.has_kv_scales

@@ -50,7 +50,7 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.NIBBLES: "Q4_1",
     Format.BYTES: "Q8_0",
     Format.SUPER_NIBBLES: "Q4_K",
-    Format.SUPER_BYTES: "Q6_K",
+    Format.SUPER_6_BITS: "Q6_K",
     Format.ZERO_POINTS: "U4_ZERO_POINT",
     Format.TABLE: "IQ4_NL",
     Format.FLOAT4: "E2M1",
@@ -58,6 +58,9 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.SUPER_3_BITS: "Q3_K",
     Format.SUPER_2_BITS: "Q2_K",
     Format.SUPER_TABLE: "IQ4_XS",
+    Format.SUPER_FLOAT4: "NVFP4",
+    Format.FIVE_BITS: "Q5_1",
+    Format.SYMMETRIC_5_BITS: "Q5_0",
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5

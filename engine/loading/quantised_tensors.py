@@ -27,11 +27,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
+from ...kernels.grouped_weights import NumberForm, Offsets, StoredNumbers
 from ...kernels.quantised_weights import BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
-from . import mxfp4
+from . import mxfp4, nvfp4
 from .finite import is_within
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
@@ -40,7 +40,7 @@ _WORD_BYTES: Final = 4
 BLOCK: Final = 32
 """Inputs of a block that native kernels multiply with as it is."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
-_NVFP4_GROUP: Final = 16
+_NVFP4: Final = ("nvfp4", "nvfp4_modelopt")
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
@@ -145,6 +145,10 @@ class QuantisedTensor:
         self._open = _OPENERS[scheme.layout]
         self.shape = _SHAPES[scheme.layout](_Checked(name, scheme, parts))
 
+    def check(self) -> None:
+        """Read scales, zero points and indices of groups. Raises ModelError for those that no matrix has."""
+        self._opened()
+
     def read(self, out: Tensor) -> None:
         """Write the dequantised matrix into ``out`` [N, K]. Raises ModelError for scales that are not finite."""
         for first, rows in self.pieces():
@@ -208,14 +212,19 @@ class QuantisedTensor:
         if self.likely_blocks() is None:
             return None
         opened = self._opened()
-        found = opened.block_type(self._scheme.bits, self.shape[1]) if isinstance(opened, Integers) else None
-        if found is None or not isinstance(opened, Integers):
+        if isinstance(opened, Floats):
+            rows = opened.kept
+            return None if rows is None else (nvfp4.KEPT_AS, (rows(first, end) for first, end in self._ranges()))
+        found = opened.block_type(self._scheme.bits, self.shape[1])
+        if found is None:
             return None
         return found, (opened.blocks(first, end, found) for first, end in self._ranges())
 
     def likely_blocks(self) -> BlockType | None:
         """Return the type of blocks that the scheme's numbers have unless scales or groups are unusual."""
         scheme, width = self._scheme, self.shape[1]
+        if scheme.layout in _NVFP4:
+            return nvfp4.KEPT_AS if nvfp4.takes_kept(width) else None
         if scheme.layout not in _INTEGERS or width % BLOCK or (scheme.group or width) % BLOCK:
             return None
         if scheme.bits == 8:
@@ -338,11 +347,13 @@ class Floats:
         codes: rows [n, K] uint8, a number in each byte.
         decode: rows [n, K] in fp32.
         meaning: what the bytes are, without rows; None where kernels of a GPU have no form for it.
+        kept: rows in the blocks of NVFP4 that native kernels of a CPU read, None for other numbers.
     """
 
     codes: Rows
     decode: Rows
     meaning: StoredNumbers | None
+    kept: Rows | None = None
 
     def stored(self, shape: tuple[int, int], ranges: Ranges) -> StoredNumbers | None:
         """Return the same for kernels of a GPU."""
@@ -715,9 +726,9 @@ def _nvfp4_shape(parts: _Checked) -> tuple[int, int]:
     weight, total = _nvfp4_names(parts)
     rows, packed = parts.shape(weight, 2, "U8")
     width = 2 * packed
-    if width % _NVFP4_GROUP:
-        raise parts.wrong(weight, f"a width that is a multiple of {_NVFP4_GROUP}")
-    parts.check("weight_scale", (rows, width // _NVFP4_GROUP), dtypes=(_FLOAT8,))
+    if width % nvfp4.GROUP:
+        raise parts.wrong(weight, f"a width that is a multiple of {nvfp4.GROUP}")
+    parts.check("weight_scale", (rows, width // nvfp4.GROUP), dtypes=(_FLOAT8,))
     parts.check(total, (1,), (), dtypes=("F32",))
     return rows, width
 
@@ -734,26 +745,26 @@ def _open_nvfp4(parts: _Checked) -> Opened:
     if parts.scheme.layout == "nvfp4":  # compressed-tensors stores what the scales were multiplied with
         if not factor:
             raise parts.malformed(f"{total} is 0")
-        wide, factor = scales / factor, parts.bounded(total, 1 / factor)
-    else:
-        wide = scales * factor
+        factor = parts.bounded(total, 1 / factor)
+    wide, small = scales * factor, parts.tensor("weight_scale").view(torch.uint8)
 
-    def decode(first: int, end: int) -> Tensor:
-        return _e2m1(numbers[first:end]) * _in_groups(wide[first:end], width, None)
+    def codes(first: int, end: int) -> Tensor:
+        return _halves(numbers[first:end])
 
-    small = parts.tensor("weight_scale").view(torch.uint8)
-    meaning = StoredNumbers(_NOWHERE, NumberForm.E2M1, (), small, Scales.E4M3, factors=factor.expand(len(numbers)))
-    return Floats(lambda first, end: _halves(numbers[first:end]), decode, meaning)
+    def kept(first: int, end: int) -> Tensor:
+        return nvfp4.kept_rows(codes(first, end), small[first:end], float(factor))
+
+    return Floats(
+        codes=codes,
+        decode=lambda first, end: nvfp4.e2m1(codes(first, end)) * _in_groups(wide[first:end], width, None),
+        meaning=nvfp4.stored_meaning(small, float(factor)),
+        kept=kept,
+    )
 
 
 def _halves(packed: Tensor) -> Tensor:
     """NumberForm of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
-
-
-def _e2m1(packed: Tensor) -> Tensor:
-    """NumberForm of four bits in bytes, the first in the low half: [n, K / 2] uint8 -> [n, K] fp32."""
-    return mxfp4.scaled_values(_halves(packed), torch.full((1, 1), mxfp4.BIAS))
 
 
 def _mxfp4_packed_shape(parts: _Checked) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from ..checkpoint.quantization_config import KEY
 from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError, ModelError
-from . import measured_form, mxfp4
+from . import measured_form, mxfp4, nvfp4
 from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .tensor_names import stored_names
@@ -64,7 +64,9 @@ _DYNAMIC: Final[dict[BlockType, Format]] = {
     "Q4_1": Format.NIBBLES,
     "Q8_0": Format.BYTES,
     "Q4_K": Format.SUPER_NIBBLES,
-    "Q6_K": Format.SUPER_BYTES,
+    "Q6_K": Format.SUPER_6_BITS,
+    "Q5_0": Format.SYMMETRIC_5_BITS,
+    "Q5_1": Format.FIVE_BITS,
     "Q5_K": Format.SUPER_5_BITS,
     "Q3_K": Format.SUPER_3_BITS,
     "Q2_K": Format.SUPER_2_BITS,
@@ -167,7 +169,7 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
         blocks = blocks_of(
             (kept_as.get(each.type, each.type), each.shape[-1], each.num_bytes)
             for each in tensors
-            if len(each.shape) > 1
+            if len(each.shape) > 1 and (each.type != "NVFP4" or nvfp4.takes_kept(each.shape[-1]))
         )
         sizes = sum(math.prod(each.shape) for each in tensors), sum(each.num_bytes for each in tensors)
         return None if blocks is None else _Stored(blocks, *sizes, _has_experts(checkpoint))

@@ -16,7 +16,7 @@ from .weight_readers import WeightSource
 
 _GIB = 1 << 30
 _SCALE_BYTES = 4
-_KEPT_SIZES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "Q6_K": (210, 274), "IQ4_XS": (136, 138)}
+_KEPT_SIZES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "Q6_K": (210, 210), "IQ4_XS": (136, 138)}
 """Bytes of a super-block in a file, and in memory."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -31,7 +32,7 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import Quantization, Scheme
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
-from . import mxfp4
+from . import mxfp4, nvfp4
 from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
@@ -55,6 +56,7 @@ _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 PLAIN_TYPES = frozenset({*_FLOATS, "random"})
 """What ``WeightSource.storage`` says of tensors that are not quantised."""
+_NVFP4_PARTS = ("scale", "input_scale")  # beside a matrix in a GGUF file; the second is for activations of 4 bits
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 
 
@@ -227,6 +229,18 @@ class SafetensorsFolder:
                 found[name] = QuantisedTensor(name, scheme, parts)
         return found
 
+    def check_scales(self) -> None:
+        """Read what quantised matrices have beside their numbers, a few hundredths of the files.
+
+        Raises:
+            ModelError: for a scale, a zero point or an index that no matrix has: before memory is taken for one.
+        """
+        for tensor in self._quantised.values():
+            tensor.check()
+        for name, parts in self._mxfp4.items():
+            _, (file, stored) = _in_order(parts)
+            _check_exponents(name, file.get_tensor(stored))
+
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Copy a tensor, or decode a quantised one, or a part of one in MXFP4."""
         if name in self._quantised:
@@ -289,11 +303,7 @@ class SafetensorsFolder:
     def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
         """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
         blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
-        if not mxfp4.are_numbers(scales):
-            raise ModelError(
-                f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
-                "number."
-            )
+        _check_exponents(name, scales)
         return blocks, scales
 
     def storage(self, name: str) -> str:
@@ -322,6 +332,15 @@ class SafetensorsFolder:
         if name not in self._mxfp4:
             return None
         return sum(math.prod(View(*each).shape) for each in _in_order(self._mxfp4[name]))
+
+
+def _check_exponents(name: str, scales: Tensor) -> None:
+    """Raise ModelError for scales in MXFP4 that are no numbers."""
+    if not mxfp4.are_numbers(scales):
+        raise ModelError(
+            f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
+            "number."
+        )
 
 
 def _in_order(parts: Mapping[str, tuple[Any, str]]) -> tuple[tuple[Any, str], tuple[Any, str]]:
@@ -360,12 +379,10 @@ class GgufWeights:
         joined = _joined_matrices(file, config)
         self._orders = _row_orders(config, joined=bool(joined))
         read = {name for parts in (*self._split.values(), *joined.values()) for name in parts}
+        self._factors = _nvfp4_factors(file)
+        skipped = ROPE_TENSORS | read | {_beside(name, part) for name in self._factors for part in _NVFP4_PARTS}
         behind = tuple(f"blk.{index}." for index in predicting_layers(file, config))
-        stored = [
-            name
-            for name in file.tensors
-            if name not in ROPE_TENSORS and name not in read and not name.startswith(behind)
-        ]
+        stored = [name for name in file.tensors if name not in skipped and not name.startswith(behind)]
         found = [_stored_tensor(file, name, config) for name in stored]
         found += [{name: _joined_tensor(file, *parts)} for name, parts in joined.items()]
         self._tensors = {name: tensor for tensors in found for name, tensor in tensors.items()}
@@ -404,6 +421,9 @@ class GgufWeights:
         if self._is_rebuilt(name):
             return None
         kind = self._file.tensors[self._tensors[name].stored].type
+        if kind == "NVFP4":
+            keeps = partial(nvfp4.kept_block_rows, factor=self._factor(name))
+            return (nvfp4.KEPT_AS, map(keeps, self._rows(name))) if nvfp4.takes_kept(self.shapes[name][-1]) else None
         if kind != "MXFP4":
             return kind, self._rows(name)
         if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
@@ -427,14 +447,20 @@ class GgufWeights:
         if name in self._split or self._is_rebuilt(name):
             return None
         kind, num_bytes = self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
+        if kind == "NVFP4":
+            shape = self.shapes[name]
+            return (nvfp4.KEPT_AS, nvfp4.kept_bytes(math.prod(shape))) if nvfp4.takes_kept(shape[-1]) else None
         return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix in blocks as numbers and scales; its rows are in the published order."""
         if name in self._split or part is not None or len(self.shapes[name]) != 2 or self._is_rebuilt(name):
             return None
-        stored = self._tensors[name].stored
-        return gguf_numbers(self._file.tensors[stored].type, torch.cat(list(self._rows(name))), self.shapes[name][1])
+        kind = self._file.tensors[self._tensors[name].stored].type
+        found = gguf_numbers(kind, torch.cat(list(self._rows(name))), self.shapes[name][1])
+        if kind != "NVFP4" or found is None:
+            return found
+        return replace(found, factors=torch.full((found.shape[0],), self._factor(name)))
 
     def storage(self, name: str) -> str:
         """Return the type of a tensor; of one that is put together from two the first one's."""
@@ -478,23 +504,30 @@ class GgufWeights:
         if any(part in name for part in self._columns):
             return True
         parts = self._tensors[name].parts if name in self._tensors else ()
-        return len({self._file.tensors[part].type for part in parts}) > 1
+        types = {self._file.tensors[part].type for part in parts}
+        return len(types) > 1 or "NVFP4" in types  # whose parts have factors of their own
 
     def _decode(self, name: str, out: Tensor) -> None:
         tensor = self._tensors[name]
         for part, rows in zip(tensor.parts, self._split_rows(tensor, out), strict=True):
             self._dequantise(self._file.data(part), part, rows)
         if not tensor.parts:
-            self._dequantise(self._data(name), tensor.stored, out)
+            self._dequantise(self._data(name), tensor.stored, out, tensor.expert or 0)
 
     def _split_rows(self, tensor: _StoredTensor, out: Tensor) -> tuple[Tensor, ...]:
         """The rows of each part of a matrix that is stored in parts."""
         return out.split([self._file.tensors[part].shape[0] for part in tensor.parts]) if tensor.parts else ()
 
-    def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor) -> None:
+    def _factor(self, name: str) -> float:
+        """Return the factor of a matrix in NVFP4."""
+        tensor = self._tensors[name]
+        return self._factors[tensor.stored][tensor.expert or 0]
+
+    def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor, expert: int = 0) -> None:
         """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
         try:
-            dequantise(data, self._file.tensors[stored].type, out)
+            factor = self._factors[stored][expert] if stored in self._factors else None
+            dequantise(data, self._file.tensors[stored].type, out, factor)
         except ValueError as error:
             raise ModelError(f"The tensor {shortened(stored)} is malformed: {error}.") from None
         self._file.release(data)
@@ -509,6 +542,40 @@ class GgufWeights:
             first, end = tensor.rows
             return data.reshape(self._file.tensors[tensor.stored].shape[0], -1)[first:end].reshape(-1)
         return data if tensor.expert is None else data.reshape(tensor.experts, -1)[tensor.expert]
+
+
+def _nvfp4_factors(file: GgufFile) -> dict[str, tuple[float, ...]]:
+    """Return the factors of the matrices in NVFP4: one, or one of each expert; 1 where the file has none.
+
+    Raises:
+        ModelError: they are not so many finite numbers in fp32.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    for name, tensor in file.tensors.items():
+        if tensor.type != "NVFP4":
+            continue
+        count = tensor.shape[0] if len(tensor.shape) == 3 else 1
+        beside = file.tensors.get(_beside(name, _NVFP4_PARTS[0]))
+        if beside is None:
+            found[name] = (1.0,) * count
+            continue
+        if beside.type != "F32" or beside.shape != (count,):
+            raise ModelError(
+                f"The tensor {shortened(beside.name)} is malformed: it is {beside.type} {list(beside.shape)}; "
+                f"F32 [{count}] is needed."
+            )
+        factors = torch.empty(count)
+        try:
+            dequantise(file.data(beside.name), "F32", factors)
+        except ValueError as error:
+            raise ModelError(f"The tensor {shortened(beside.name)} is malformed: {error}.") from None
+        found[name] = tuple(factors.tolist())
+    return found
+
+
+def _beside(name: str, part: str) -> str:
+    """Return the name of a tensor beside a matrix ``NAME.weight``: ``NAME.PART``."""
+    return f"{name.removesuffix('weight')}{part}"
 
 
 def _split_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str, str]]:

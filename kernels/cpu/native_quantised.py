@@ -28,14 +28,16 @@ _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _SUPER_SIZES: Final = {
     Format.SUPER_NIBBLES: (4, 10),
-    Format.SUPER_BYTES: (8, 9),
+    Format.SUPER_6_BITS: (6, 9),
     Format.SUPER_5_BITS: (5, 10),
     Format.SUPER_3_BITS: (3, 9),
     Format.SUPER_2_BITS: (2, 10),
     Format.SUPER_TABLE: (4, 5),
+    Format.SUPER_FLOAT4: (4, 10),
 }
 """Bits of a number as it is packed, and halves of 16 bits of a super-block's scales."""
 
+_FIVE_BITS: Final = (Format.FIVE_BITS, Format.SYMMETRIC_5_BITS)
 _PACK_BLOCKS: Final = Struct("7q")
 _PACK_CHANNELS: Final = Struct("7q")
 _ROWS: Final = Struct("9q")
@@ -77,10 +79,11 @@ class QuantisedKernels:
     def pack_blocks(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """Pack pieces [n, K / 32, 18, 20 or 34] uint8 of [N, K / 32]; ValueError: a scale is not finite."""
+        """Pack pieces [n, K / 32, 18, 20, 22, 24 or 34] uint8 of [N, K / 32]; ValueError: a scale is not finite."""
         columns, blocks = shape
-        halves = 2 if form in (Format.NIBBLES, Format.ZERO_POINTS) else 1
-        weight, scales = self._empty_panels(shape, halves, 8 if form is Format.BYTES else 4)
+        halves = 2 if form in (Format.NIBBLES, Format.ZERO_POINTS, Format.FIVE_BITS) else 1
+        words = 5 if form in _FIVE_BITS else 8 if form is Format.BYTES else 4
+        weight, scales = self._empty_panels(shape, halves, words)
         if not self._packs_all(self._pack_blocks, pieces, shape, form, weight, scales):
             raise ValueError("a block has a scale or a minimum that is infinite or not a number")
         if not planes:
@@ -109,7 +112,7 @@ class QuantisedKernels:
         arranged = form.arranged
         if not self.arranges or arranged is None:
             return form
-        words = BLOCK // _WORD // (1 if form in (Format.BYTES, Format.SUPER_BYTES) else 2)
+        words = BLOCK // _WORD // (1 if form is Format.BYTES else 2)
         settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)
         self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), scales.data_ptr(), *settings))
         return arranged

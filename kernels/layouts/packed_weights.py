@@ -65,7 +65,7 @@ class Format(IntEnum):
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
     WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
     SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
-    SUPER_BYTES: blocks of 16 in super-blocks of 256, ``(d * s) * q`` with q of 6 bits in a byte (GGUF's Q6_K).
+    SUPER_6_BITS: blocks of 16 in super-blocks of 256, ``(d * s) * (q - 32)`` with q of 6 bits (GGUF's Q6_K).
     SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
     ZERO_POINTS: as NIBBLES, ``d * (q - z)`` with an integer z in half precision (AWQ, GPTQ).
     FLOAT8: rows, ``d * q`` with q in E4M3, d in fp32 for all inputs or each 128 of them, rounded to the type of x.
@@ -75,12 +75,15 @@ class Format(IntEnum):
     SUPER_3_BITS: blocks of 16 in super-blocks of 256, ``(d * s) * (q - 4)`` with q of 3 bits (GGUF's Q3_K).
     SUPER_2_BITS: the same, ``(d * s) * q - e * t`` with q of 2 bits (GGUF's Q2_K).
     SUPER_TABLE: blocks of 32 in super-blocks of 256, ``(d * s) * t[q]`` with TABLE's integers (GGUF's IQ4_XS).
-    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SUPER_BYTE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same six, arranged
-        for products of few rows by AMX.
+    SUPER_FLOAT4: the same, ``(f * s) * t[q]``, t FLOAT4's, s in E4M3 and f in fp32 (NVFP4).
+    FIVE_BITS: as NIBBLES, with q of 5 bits (GGUF's Q5_1).
+    SYMMETRIC_5_BITS: the same, ``d * (q - 16)`` (GGUF's Q5_0).
+    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same five, arranged for products of
+        few rows by AMX.
 
-    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for super-blocks to 8; or the
-    weight's numbers are rounded to its type, as those with zero points or a table always are. For CHANNELS x has 8 bits
-    with outliers kept apart. See ``kernels.quantised_weights``.
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for 5 bits and super-blocks to 8;
+    or the weight's numbers are rounded to its type, as those with zero points or a table always are. For CHANNELS x has
+    8 bits with outliers kept apart. See ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0
@@ -88,22 +91,24 @@ class Format(IntEnum):
     CHANNELS = 2
     WIDENED = 3
     SUPER_NIBBLES = 4
-    SUPER_BYTES = 5
+    SUPER_6_BITS = 5
     SYMMETRIC = 6
     ZERO_POINTS = 7
     NIBBLE_ROWS = 8
     BYTE_ROWS = 9
     SUPER_NIBBLE_ROWS = 10
-    SUPER_BYTE_ROWS = 11
-    SYMMETRIC_ROWS = 12
-    ZERO_POINT_ROWS = 13
-    FLOAT8 = 14
-    TABLE = 15
-    FLOAT4 = 16
-    SUPER_5_BITS = 17
-    SUPER_3_BITS = 18
-    SUPER_2_BITS = 19
-    SUPER_TABLE = 20
+    SYMMETRIC_ROWS = 11
+    ZERO_POINT_ROWS = 12
+    FLOAT8 = 13
+    TABLE = 14
+    FLOAT4 = 15
+    SUPER_5_BITS = 16
+    SUPER_3_BITS = 17
+    SUPER_2_BITS = 18
+    SUPER_TABLE = 19
+    SUPER_FLOAT4 = 20
+    FIVE_BITS = 21
+    SYMMETRIC_5_BITS = 22
 
     @property
     def description(self) -> str:
@@ -125,7 +130,6 @@ _ARRANGED: Final = {
     Format.NIBBLES: Format.NIBBLE_ROWS,
     Format.BYTES: Format.BYTE_ROWS,
     Format.SUPER_NIBBLES: Format.SUPER_NIBBLE_ROWS,
-    Format.SUPER_BYTES: Format.SUPER_BYTE_ROWS,
     Format.SYMMETRIC: Format.SYMMETRIC_ROWS,
     Format.ZERO_POINTS: Format.ZERO_POINT_ROWS,
 }
@@ -135,7 +139,7 @@ _DESCRIPTIONS: Final = {
     Format.CHANNELS: "8 bits (x too)",
     Format.WIDENED: "8 bits",
     Format.SUPER_NIBBLES: "4-bit super-blocks",
-    Format.SUPER_BYTES: "6-bit super-blocks",
+    Format.SUPER_6_BITS: "6-bit super-blocks",
     Format.SYMMETRIC: "4-bit blocks",
     Format.ZERO_POINTS: "4-bit blocks",
     Format.FLOAT8: "FP8",
@@ -145,6 +149,9 @@ _DESCRIPTIONS: Final = {
     Format.SUPER_3_BITS: "3-bit super-blocks",
     Format.SUPER_2_BITS: "2-bit super-blocks",
     Format.SUPER_TABLE: "4-bit super-blocks",
+    Format.SUPER_FLOAT4: "4-bit super-blocks",
+    Format.FIVE_BITS: "5-bit blocks",
+    Format.SYMMETRIC_5_BITS: "5-bit blocks",
 }
 
 

@@ -30,8 +30,17 @@ pytestmark = pytest.mark.usefixtures("kernels")
 TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
 SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS"]
-WIDENED_BLOCKS: list[quantised_weights.BlockType] = [*SUPER_BLOCKS, "U4_ZERO_POINT", "IQ4_NL", "E2M1"]
-FACTORS = {"Q4_1": (0, 4), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "Q3_K": (108, 110), "Q2_K": (80, 84)}
+ROUNDED_BLOCKS: list[quantised_weights.BlockType] = [*SUPER_BLOCKS, "Q5_0", "Q5_1"]  # take x in 8 bits, not in 15
+WIDENED_BLOCKS: list[quantised_weights.BlockType] = [*ROUNDED_BLOCKS, "U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4"]
+FACTORS = {
+    "Q4_1": (0, 4),
+    "Q5_1": (0, 4),
+    "Q4_K": (0, 4),
+    "Q5_K": (0, 4),
+    "Q6_K": (208, 210),
+    "Q3_K": (108, 110),
+    "Q2_K": (80, 84),
+}
 TWICE_E2M1 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
@@ -57,6 +66,8 @@ def random_blocks(
     """The same of random bytes, for types that the package does not quantise to too; factors are of the order of 1."""
     values, size = quantised_weights.BLOCK_SIZES[block_type]
     raw = torch.randint(256, (columns, width // values, size), dtype=torch.uint8, generator=generator(seed))
+    if block_type == "NVFP4":
+        return raw.flatten(1), with_float8_scales(raw, seed)
     halves = FACTORS.get(block_type, (0, 2))
     factors = randn(seed + 1, columns, width // values, (halves[1] - halves[0]) // 2).half()
     factors[1::5] *= torch.randint(2, factors[1::5].shape, generator=generator(seed + 2))  # some are 0 or -0
@@ -69,6 +80,19 @@ def random_blocks(
         return raw.flatten(1), (torch.tensor(TWICE_E2M1)[numbers] * factors.float()).flatten(1)
     raw, kind = raw.flatten(1), gguf.GGMLQuantizationType[block_type]
     return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())
+
+
+def with_float8_scales(raw: Tensor, seed: int) -> Tensor:
+    """Write factors in fp32 and scales in E4M3 into super-blocks of NVFP4, and return what they stand for."""
+    columns, supers, _ = raw.shape
+    factors = randn(seed + 1, columns, 1, 1).expand(columns, supers, 1).contiguous()
+    scales = randn(seed + 2, columns, supers, 16).to(torch.float8_e4m3fn)
+    scales[1::5] = 2.0**-9  # no leading digit
+    scales[2::5, :, ::3] = 0
+    raw[:, :, :4], raw[:, :, 4:20] = factors.view(torch.uint8), scales.view(torch.uint8)
+    halves = raw[:, :, 20:].unflatten(2, (8, 16))
+    numbers = torch.cat((halves & 15, halves >> 4), dim=-1).view(columns, supers, 16, 16).long()
+    return ((factors * scales.float())[..., None] * torch.tensor(TWICE_E2M1)[numbers]).flatten(1)
 
 
 def with_zero_points(raw: Tensor, scales: Tensor, seed: int) -> Tensor:
@@ -131,14 +155,14 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
 
 @settings(max_examples=40, deadline=None)
 @given(
-    block_type=st.sampled_from(SUPER_BLOCKS),
+    block_type=st.sampled_from(ROUNDED_BLOCKS),
     tokens=st.integers(0, 20),
     num_blocks=st.integers(1, 3),
     columns=st.integers(1, 70),
     dtype=TYPES,
     seed=st.integers(0, 1 << 30),
 )
-def test_super_blocks_times_rounded_rows(block_type, tokens, num_blocks, columns, dtype, seed):
+def test_blocks_times_rows_of_8_bits(block_type, tokens, num_blocks, columns, dtype, seed):
     raw, weight = random_blocks(block_type, seed, columns, 256 * num_blocks)
     offset, x = randn(seed + 1, columns), randn(seed + 2, tokens, 256 * num_blocks, dtype=dtype)
     layer = quantised_weights.pack_blocks(raw, block_type, offset, dynamic=True)
@@ -227,7 +251,7 @@ def test_both_forms_on_more_threads_and_in_the_other_type(block_type, dtype):
             assert torch.equal(ops.gated_linear(x[:count], layer, "relu2"), ops.gated_linear(x[:count], plain, "relu2"))
 
 
-@pytest.mark.parametrize("block_type", [name for name in BLOCKS + WIDENED_BLOCKS if name != "Q6_K"])
+@pytest.mark.parametrize("block_type", BLOCKS + WIDENED_BLOCKS)
 def test_blocks_take_what_they_take_in_the_file(block_type):
     raw, _ = random_blocks(block_type, 7, 64, 512)
     packed = quantised_weights.pack_blocks(raw, block_type, widened=True)
@@ -468,7 +492,7 @@ def test_lesser_instruction_sets(arch, monkeypatch):
         assert_near(kernels.linear(x, other, torch.float32), x.double() @ rounded.T, magnitudes)
         few, many = (kernels.with_widened(other, torch.bfloat16, None, few_rows) for few_rows in (9, 0))
         assert torch.equal(kernels.linear(x, few, torch.float32), kernels.linear(x, many, torch.float32))
-        if name in SUPER_BLOCKS:
+        if name in ROUNDED_BLOCKS:
             own = quantised_weights.pack_blocks(raw, name, dynamic=True)
             other = dataclasses.replace(own, kernels=kernels)
             assert torch.equal(kernels.rows(other, torch.arange(70)), exact)

@@ -15,7 +15,7 @@ TYPES = [name for name, _, _ in TENSOR_TYPES.values()]
 # Where the fp16 scales lie in a block: random bits there would often be infinite or not a number.
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)}
 SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F32": (), "F16": (), "BF16": ()}
-SCALES |= {"MXFP4": ()}  # its scale is a power of two, in the first byte
+SCALES |= {"MXFP4": (), "NVFP4": ()}  # its scale is a power of two, in the first byte
 SCALES |= {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,)}
 SCALES |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), (0,)) | {"IQ1_M": ()}
 
@@ -32,6 +32,8 @@ def random_blocks(type_name: str, num_blocks: int) -> np.ndarray:
         blocks[:, at : at + 2] = rng.normal(0, 0.1, (num_blocks, 1)).astype(np.float16).view(np.uint8)
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(90, 160, num_blocks)
+    if type_name == "NVFP4":
+        blocks[:, :4] %= 0x7F
     if type_name == "IQ1_M":  # its scale is in the upper four bits of four words, the highest in the last
         blocks[:, 55] &= 0x3F
     return blocks

@@ -33,8 +33,9 @@ from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View, unpacked
 from rootgraft.engine.loading.weight_forms import WeightForm, choose_weight_form
+from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 from rootgraft.engine.models.decoder import DecoderModel
-from rootgraft.kernels import quantised_weights
+from rootgraft.kernels import ops, quantised_weights
 from rootgraft.kernels.grouped_weights import GroupedLinear, GroupedPart, dequantise, pack_grouped
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
@@ -113,6 +114,30 @@ def test_compressed_tensors_reads_the_same_numbers(kind: str, tmp_path: Path) ->
     assert (got - weight).abs().max() < weight.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nvfp4_stays_in_4_bits_on_a_cpu(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With the bits of the widened form, where rows are whole blocks of 256."""
+    form, args = COMPRESSED["nvfp4"]
+    weight = torch.randn(40, 512, generator=torch.Generator().manual_seed(1))
+    stored, _ = compressed(form, args, weight)
+    found = read_quantization({"quantization_config": compressed_config(form, args)})
+    assert found is not None
+    scheme = found.scheme("m")
+    assert scheme is not None
+    tensor = QuantisedTensor("m.weight", scheme, views(stored, tmp_path))
+    plain = torch.empty(40, 512)
+    tensor.read(plain)
+    blocks = tensor.blocks()
+    assert blocks is not None
+    kind, pieces = blocks
+    raw = torch.cat(list(pieces))
+    layer = quantised_weights.pack_blocks(raw, kind, widened=True)
+    assert layer.weight.nbytes + layer.scales.nbytes <= 1.03 * 48 * (256 + 32)  # three panels of 16 rows
+    assert torch.equal(quantised_weights.rows(layer, torch.arange(40)), plain)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert torch.equal(ops.linear(x, layer), ops.linear(x, ops.pack_linear(plain.to(dtype))))
+
+
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("shape", [(64, 128), (33, 50)])
@@ -180,6 +205,20 @@ def quantised_folder(tmp_path: Path, kind: str, family: str) -> tuple[Path, Path
     config["quantization_config"] = compressed_config(form, args)
     (packed / "config.json").write_text(json.dumps(config))
     return plain, packed
+
+
+def test_a_scale_of_the_last_layer_is_refused_before_a_matrix_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, packed = quantised_folder(tmp_path, "w4a16", "whole blocks")
+    stored = load_file(packed / "model.safetensors")
+    stored["model.layers.1.mlp.down_proj.weight_scale"][3, 1] = float("inf")
+    save_file(stored, packed / "model.safetensors")
+    monkeypatch.setattr(SafetensorsFolder, "read", lambda *_: pytest.fail("a matrix was read"))
+    with pytest.raises(
+        ModelError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is malformed: weight_scale has num"
+    ):
+        load_model(packed, dtype=torch.float32, device=CPU)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import gguf
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.models import small_gguf
 from support.models.paged_run import CPU, run_whole
-from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix, damaged
+from support.models.quantised_oracle import matrix_meant
+from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix, damaged, damaged_file
 from torch import Tensor
 
+from rootgraft.engine.checkpoint import gguf as gguf_types
+from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.quantization_config import read_quantization
+from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
+from rootgraft.engine.loading.tensor_names import check_tensors, expected_shapes
 from rootgraft.engine.loading.weight_forms import WeightForm
-from rootgraft.engine.loading.weight_readers import SafetensorsFolder
+from rootgraft.engine.loading.weight_readers import GgufWeights, SafetensorsFolder, WeightSource
 from rootgraft.kernels import quantised_weights
 from rootgraft.kernels.grouped_weights import dequantise, pack_grouped
 from rootgraft.kernels.layouts.grouped_forms import NumberForm
 from rootgraft.kernels.layouts.packed_weights import Format
 
 NAME = "m.weight"
-ALL_ROWS = torch.arange(ROWS)
-DAMAGES = 12
+NAMES_ONE = re.compile(
+    r"The tensor \S+ |The checkpoint (lacks|has tensors [\w ]+:) \S+"
+    r"|config\.json: quantization_config|model\.safetensors "
+)
+"""Beginnings of errors: they name a tensor, or a file that is no such one as a whole."""
+DAMAGES = 20
 """Damages of each format, the first of those that were looked at."""
 
 
@@ -44,47 +55,70 @@ def source_of(matrix: StoredMatrix, folder: Path) -> SafetensorsFolder:
     return SafetensorsFolder(folder, (), quantization)
 
 
-def in_every_form(source: SafetensorsFolder) -> Iterator[Tensor]:
+def in_every_form(source: WeightSource, name: str = NAME) -> Iterator[Tensor]:
     """The matrix as each kind of kernel would read it, dequantised."""
-    widened = torch.empty(source.shapes[NAME])
-    source.read(NAME, widened)
+    widened = torch.empty(source.shapes[name])
+    source.read(name, widened)
     yield widened
-    numbers = source.numbers(NAME)
+    numbers = source.numbers(name)
     if numbers is not None and (grouped := pack_grouped([numbers], CPU, torch.bfloat16)) is not None:
         yield dequantise(grouped)
-    if (stored := source.byte_rows(NAME)) is not None:
+    if (stored := source.byte_rows(name)) is not None:
         assert stored.scales is not None
         form = Format.FLOAT8 if stored.numbers is NumberForm.E4M3 else Format.WIDENED
         packed = quantised_weights.pack_bytes(stored.pieces, stored.shape, stored.scales, form=form)
-        yield quantised_weights.rows(packed, ALL_ROWS)
-    if (found := source.blocks(NAME)) is not None:
+        yield quantised_weights.rows(packed, torch.arange(source.shapes[name][0]))
+    if (found := source.blocks(name)) is not None:
         kind, pieces = found
-        packed = quantised_weights.pack_blocks(torch.cat(list(pieces)), kind, widened=True)
-        yield quantised_weights.rows(packed, ALL_ROWS)
-
-
-def check(matrix: StoredMatrix, folder: Path) -> None:
-    """Check that a matrix is refused in one line that names it or the config, or has one meaning in all forms."""
-    try:
-        source = source_of(matrix, folder)
-        if source.shapes.get(NAME) != (ROWS, WIDTH):  # which loading a model refuses
+        if kind not in quantised_weights.BLOCK_SIZES:
             return
-        first, *others = in_every_form(source)
+        raw = torch.cat(list(pieces))
+        try:
+            packed = quantised_weights.pack_blocks(raw, cast(quantised_weights.BlockType, kind), widened=True)
+        except ValueError as error:
+            raise ModelError(f"The tensor {name} is malformed: {error}") from error
+        yield quantised_weights.rows(packed, torch.arange(source.shapes[name][0]))
+
+
+def check(matrix: StoredMatrix, folder: Path, damage: Callable[[bytes], bytes] = lambda raw: raw) -> bool:
+    """Check that a matrix is refused in one line, which names it or the config, or is what the oracle reads.
+
+    Args:
+        damage: of the file.
+
+    Returns:
+        whether it was refused.
+    """
+    file = folder / "model.safetensors"
+    try:
+        quantization = read_quantization({"quantization_config": matrix.config})
+        save_file({f"m.{name}": part.contiguous() for name, part in matrix.parts.items()}, file)
+        file.write_bytes(damage(file.read_bytes()))
+        source = SafetensorsFolder(folder, (), quantization)
+        check_tensors({NAME: (ROWS, WIDTH)}, source.shapes, frozenset())
+        found = list(in_every_form(source))
     except ModelError as error:
         assert "\n" not in str(error)
-        assert str(error).startswith(("The tensor m.", "config.json: quantization_config"))
-        return
-    assert bool(torch.isfinite(first).all())
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=1e-5, atol=1e-6 * float(first.abs().max()))
+        assert NAMES_ONE.match(str(error)), str(error)
+        return True
+    stored = {name.removeprefix("m."): part for name, part in load_file(file).items()}
+    want = torch.from_numpy(matrix_meant(matrix.config, stored)).float()
+    for each in found:
+        torch.testing.assert_close(each, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
+    return False
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-def test_a_damaged_matrix_is_refused_or_means_the_same_everywhere(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damages", [DAMAGES, pytest.param(200, marks=pytest.mark.heavy)])
+def test_a_damaged_matrix_is_refused_or_means_what_the_oracle_reads(kind: str, damages: int, tmp_path: Path) -> None:
     matrix = matrix_of(kind)
-    check(matrix, tmp_path)
-    for seed in range(DAMAGES):
-        check(damaged(matrix, seed), tmp_path)
+    assert not check(matrix, tmp_path)
+    refused = 0
+    for seed in range(damages):
+        refused += check(damaged(matrix, seed), tmp_path)
+        if seed % 3 == 0:
+            refused += check(matrix, tmp_path, lambda raw: damaged_file(raw, seed))  # noqa: B023 (called at once)
+    assert refused > damages // 3
 
 
 @pytest.mark.parametrize(
@@ -128,13 +162,68 @@ def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def damaged_file(whole: bytes, seed: int) -> bytes:
-    """Cut it, or change a byte of its header, or many of its numbers."""
+TYPES = [
+    kind
+    for kind in gguf.GGMLQuantizationType
+    if kind.name in small_gguf.HALVES and kind.value in gguf_types.TENSOR_TYPES
+]
+WIDE = 256
+"""Inputs of the matrix that is in blocks."""
+DOWN, STORED_DOWN = "model.layers.0.mlp.down_proj.weight", "blk.0.ffn_down.weight"
+
+
+def check_gguf(path: Path) -> bool:
+    """Check that a file is refused in one line, or its matrix in blocks is what the gguf package reads."""
+    try:
+        file = GgufFile.open(path)
+        config = read_model_config(file)
+        source = GgufWeights(file, config)
+        check_tensors(expected_shapes(config), source.shapes, frozenset({"lm_head.weight"}))
+        for name, shape in source.shapes.items():
+            source.read(name, torch.empty(shape))
+        found = list(in_every_form(source, DOWN))
+    except ModelError as error:
+        assert "\n" not in str(error)
+        return True
+    (stored,) = (each for each in gguf.GGUFReader(path).tensors if each.name == STORED_DOWN)
+    want = torch.from_numpy(gguf.quants.dequantize(stored.data, stored.tensor_type).copy()).float()
+    for each in found:
+        torch.testing.assert_close(each, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
+    return False
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("damages", [DAMAGES, pytest.param(200, marks=pytest.mark.heavy)])
+def test_a_damaged_gguf_type_is_refused_or_means_what_the_gguf_package_reads(
+    kind: gguf.GGMLQuantizationType, damages: int, tmp_path: Path
+) -> None:
+    hidden = small_gguf.HIDDEN
+    shapes = small_gguf.SHAPES | {f"blk.0.ffn_{side}.weight": (WIDE, hidden) for side in ("gate", "up")}
+    content = small_gguf.tensors(shapes) | {STORED_DOWN: small_gguf.random_blocks(kind, hidden, WIDE)}
+    path = tmp_path / "whole.gguf"
+    metadata = {"feed_forward_length": WIDE, "tokenizer__ggml__model": "gpt2"}
+    small_gguf.write(path, content, types={STORED_DOWN: kind}, **metadata)
+    assert not check_gguf(path)
+    whole, damaged_path, refused = path.read_bytes(), tmp_path / "damaged.gguf", 0
+    for seed in range(damages):
+        damaged_path.write_bytes(damaged_gguf(whole, seed))
+        refused += check_gguf(damaged_path)
+    assert refused > damages // 5
+
+
+def damaged_gguf(whole: bytes, seed: int) -> bytes:
+    """Cut it, or change a byte of its header, or what it says of a matrix, or many of its numbers."""
     draw, raw = random.Random(seed), bytearray(whole)
     header = 1500
-    match draw.randrange(4):
+    match draw.randrange(6):
         case 0:
             return bytes(raw[: draw.randrange(len(raw))])
+        case 4:
+            place = raw.index(STORED_DOWN.encode()) + len(STORED_DOWN)
+            raw[place + draw.randrange(4 + 8 + 8 + 4 + 8)] = draw.choice((0, 1, 2, 30, 40, 128, draw.randrange(256)))
+        case 5:
+            for _ in range(3):
+                raw[-draw.randrange(1, 4000)] = draw.choice((0, 0x7C, 0x7E, 0xFF, draw.randrange(256)))
         case 1:
             raw[draw.randrange(header)] = draw.randrange(256)
         case 2:
@@ -150,7 +239,7 @@ def test_a_damaged_gguf_file_is_refused_or_means_the_same_in_every_form(
     gguf_bytes: bytes, seed: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "damaged.gguf"
-    path.write_bytes(damaged_file(gguf_bytes, seed))
+    path.write_bytes(damaged_gguf(gguf_bytes, seed))
     forms: tuple[WeightForm, ...] = ("plain", "stored_widened", "grouped")
     found: list[Tensor | None] = []
     for form in forms:

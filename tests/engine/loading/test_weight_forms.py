@@ -43,7 +43,7 @@ SUPERS: dict[quantised_weights.BlockType, Format] = {
     "Q3_K": Format.SUPER_3_BITS,
     "Q4_K": Format.SUPER_NIBBLES,
     "Q5_K": Format.SUPER_5_BITS,
-    "Q6_K": Format.SUPER_BYTES,
+    "Q6_K": Format.SUPER_6_BITS,
     "IQ4_XS": Format.SUPER_TABLE,
 }
 FORMATS = {KINDS.Q4_0: Format.SYMMETRIC, KINDS.Q4_1: Format.NIBBLES, KINDS.Q8_0: Format.BYTES}
@@ -150,7 +150,7 @@ def test_blocks_that_are_never_faster_are_widened(tmp_path: Path, monkeypatch: p
 def test_what_has_no_kernel_or_differs_within_a_product_is_dequantised(tmp_path: Path) -> None:
     types = dict.fromkeys(MATRICES, KINDS.Q4_1) | {
         "blk.0.attn_v.weight": KINDS.Q8_0,
-        "blk.0.ffn_down.weight": KINDS.Q5_1,
+        "blk.0.ffn_down.weight": KINDS.BF16,
         "token_embd.weight": KINDS.F16,
     }
     model = load(write(tmp_path / "model.gguf", tensors(), types=types), "stored")
@@ -216,10 +216,47 @@ def test_one_disturbed_measurement_decides_little() -> None:
     assert most_rows([1.4, 0.9, 0.9, 0.9, 1.0]) == 1
 
 
-@pytest.mark.parametrize("form", [*FORMATS.values(), Format.SUPER_NIBBLES, Format.SUPER_BYTES])
+@pytest.mark.parametrize("form", [*FORMATS.values(), Format.SUPER_NIBBLES, Format.SUPER_6_BITS])
 def test_few_rows_are_measured(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_form, "_FEW_SIZE", 1 << 16)
     assert measured_form.measure_few_rows.__wrapped__(form, torch.bfloat16) in (0, *FEW_ROWS)
+
+
+@pytest.mark.parametrize("factor", [0.3, None])
+@pytest.mark.parametrize("width", [256, 192])
+def test_nvfp4_of_a_gguf_file(factor: float | None, width: int, tmp_path: Path) -> None:
+    """By the gguf package, with the factor beside it; in 4 bits where rows are whole blocks of 256."""
+    down = "blk.0.ffn_down"
+    shapes = SHAPES | {f"blk.0.ffn_{side}.weight": (width, HIDDEN) for side in ("gate", "up")}
+    content = tensors(shapes) | {f"{down}.weight": random_blocks(KINDS.NVFP4, HIDDEN, width)}
+    want = gguf.quants.dequantize(content[f"{down}.weight"], KINDS.NVFP4)
+    if factor:
+        content |= {f"{down}.scale": np.array([factor], "f4"), f"{down}.input_scale": np.array([2], "f4")}
+        want = want * np.float32(factor)
+    path = write(tmp_path / "model.gguf", content, types={f"{down}.weight": KINDS.NVFP4}, feed_forward_length=width)
+    plain, kept, grouped = (load(path, form, torch.float32) for form in ("plain", "stored_widened", "grouped"))
+    (of_plain, of_kept, of_grouped) = (each.projections[3].packed for each in (plain, kept, grouped))
+    assert isinstance(of_kept, ops.QuantisedLinear) == (width == 256)
+    eye = torch.eye(width)
+    torch.testing.assert_close(ops.linear(eye, of_plain).T, torch.from_numpy(want), rtol=1e-6, atol=0)
+    assert torch.equal(ops.linear(eye, of_kept), ops.linear(eye, of_plain))
+    torch.testing.assert_close(dequantise(of_grouped), torch.from_numpy(want), rtol=1e-6, atol=0)
+
+
+def test_factors_of_nvfp4_that_no_matrix_has_are_refused(tmp_path: Path) -> None:
+    down = "blk.0.ffn_down"
+    shapes = SHAPES | {f"blk.0.ffn_{side}.weight": (256, HIDDEN) for side in ("gate", "up")}
+    for factors, match in (
+        ([1.0, 2.0], r"it is F32 \[2\]; F32 \[1\] is needed"),
+        ([np.nan], "values that are not finite"),
+    ):
+        content = tensors(shapes) | {
+            f"{down}.weight": random_blocks(KINDS.NVFP4, HIDDEN, 256),
+            f"{down}.scale": np.array(factors, "f4"),
+        }
+        path = write(tmp_path / "model.gguf", content, types={f"{down}.weight": KINDS.NVFP4}, feed_forward_length=256)
+        with pytest.raises(ModelError, match=rf"The tensor blk\.0\.ffn_down\.scale is malformed: .*{match}"):
+            load(path, "plain")
 
 
 @pytest.fixture

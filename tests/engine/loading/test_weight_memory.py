@@ -59,8 +59,8 @@ def test_bytes_by_form(tmp_path: Path) -> None:
     assert size(untied, "int8_dynamic") == IN_MATRICES + 2 * (vectors + VOCAB * HIDDEN)
 
 
-def test_blocks_without_a_kernel_count_as_plain(tmp_path: Path) -> None:
-    path = file(tmp_path, KINDS.Q5_1)
+def test_types_without_a_kernel_count_as_plain(tmp_path: Path) -> None:
+    path = file(tmp_path, KINDS.BF16)
     assert size(path, "stored") == size(path, "plain")
 
 
@@ -93,7 +93,7 @@ def test_blocks_stay_as_stored_where_widened_ones_do_not_fit(
 
 
 def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
-    path = file(tmp_path, KINDS.Q5_1)
+    path = file(tmp_path, KINDS.BF16)
     with pytest.raises(ConfigError, match=r"in bfloat16; .* Try: rootgraft serve --quantization int8_dynamic \(0\.0 G"):
         load_model(path, dtype=torch.bfloat16, device=CPU, available=size(path, "plain") - 1)
     path = file(tmp_path, KINDS.Q4_0)
@@ -102,7 +102,7 @@ def test_a_refusal_names_the_form_that_fits(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_advised_no_form_that_it_lacks(tmp_path: Path) -> None:
-    path = file(tmp_path, KINDS.Q5_1)
+    path = file(tmp_path, KINDS.BF16)
     with pytest.raises(ConfigError, match=r"on the GPU beside the least KV\. Free some") as caught:
         load_model(path, dtype=torch.bfloat16, device=torch.device("cuda"), available=size(path, "plain") - 1)
     assert "--quantization" not in str(caught.value)
@@ -144,7 +144,10 @@ def vars_of(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", ["stored_widened", "grouped"])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_S", "MXFP4"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_S", "MXFP4", "Q5_0", "Q5_1", "NVFP4"],
+)
 def test_planned_bytes_are_what_a_loaded_model_holds(kind: str, form: WeightForm, tmp_path: Path) -> None:
     width, quantised = 256, KINDS[kind]
     block, block_bytes = gguf.GGML_QUANT_SIZES[quantised]

@@ -36,7 +36,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q2_K to Q6_K, IQ4_XS) | as stored, those of fewer than 4 bits in 4 |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q5_0, Q5_1, Q2_K to Q6_K, IQ4_XS) | as stored, those of fewer than 4 bits in 4 |
 | `--kv-cache-dtype int8` | yes | yes |
 | `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |

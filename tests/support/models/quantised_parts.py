@@ -14,7 +14,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
-ROWS, WIDTH = 128, 128
+ROWS, WIDTH = 128, 256
 """Shape of the matrices."""
 
 _BLOCK = [128, 128]
@@ -136,7 +136,10 @@ def _bnb(is_nested: bool) -> StoredMatrix:
     if is_nested:
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.1}
         parts["weight.absmax"] = torch.randint(0, 256, (blocks,), dtype=torch.uint8)
-        parts |= {"weight.nested_absmax": torch.rand(1), "weight.nested_quant_map": torch.linspace(0, 1, 256)}
+        parts |= {
+            "weight.nested_absmax": torch.rand(blocks // 256),
+            "weight.nested_quant_map": torch.linspace(0, 1, 256),
+        }
     text = json.dumps(state).encode()
     parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -177,7 +180,9 @@ MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "awq gemv": lambda: _awq("gemv"),
     **{f"compressed-tensors {kind}": _of_compressed(kind) for kind in COMPRESSED},
     "fp8": lambda: StoredMatrix({"quant_method": "fp8"}, {"weight": _float8(), "weight_scale": torch.tensor(0.01)}),
-    "fp8 in blocks": lambda: StoredMatrix(_FP8_BLOCKS, {"weight": _float8(), "weight_scale_inv": torch.rand(1, 1)}),
+    "fp8 in blocks": lambda: StoredMatrix(
+        _FP8_BLOCKS, {"weight": _float8(), "weight_scale_inv": torch.rand(1, WIDTH // 128)}
+    ),
     "fbgemm": lambda: StoredMatrix(
         {"quant_method": "fbgemm_fp8"}, {"weight": _float8(), "weight_scale": torch.rand(ROWS, 1)}
     ),
@@ -199,16 +204,53 @@ def damaged(matrix: StoredMatrix, seed: int) -> StoredMatrix:
     draw = random.Random(seed)
     parts = dict(matrix.parts)
     name = draw.choice(sorted(parts))
-    kind = draw.randrange(len(_DAMAGES) + 2)
-    if kind == len(_DAMAGES):
-        return StoredMatrix(_damaged_config(matrix.config, draw), parts)
-    if kind == len(_DAMAGES) + 1:
-        del parts[name]
-    else:
-        # A copy, as contiguous tensors with dimensions of length 1 may have any stride there.
-        part = torch.empty(parts[name].shape, dtype=parts[name].dtype).copy_(parts[name])
-        parts[name] = _DAMAGES[kind](part, draw)
+    kind = draw.randrange(len(_DAMAGES) + len(_CHANGES))
+    if kind >= len(_DAMAGES):
+        return _CHANGES[kind - len(_DAMAGES)](StoredMatrix(matrix.config, parts), name, draw)
+    # A copy, as contiguous tensors with dimensions of length 1 may have any stride there.
+    part = torch.empty(parts[name].shape, dtype=parts[name].dtype).copy_(parts[name])
+    parts[name] = _DAMAGES[kind](part, draw)
     return StoredMatrix(matrix.config, parts)
+
+
+def damaged_file(raw: bytes, seed: int) -> bytes:
+    """Return a file in the format safetensors that was cut, or whose header tells lies, as the seed says."""
+    draw = random.Random(seed)
+    length = int.from_bytes(raw[:8], "little")
+    match draw.randrange(4):
+        case 0:
+            return raw[: draw.randrange(len(raw))]
+        case 1:
+            changed = bytearray(raw)
+            for _ in range(3):
+                changed[draw.randrange(8 + length)] = draw.choice(b'0123456789,"}\xff')
+            return bytes(changed)
+        case _:
+            header = json.loads(raw[8 : 8 + length])
+            _tell_lie(header, draw)
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            return len(text).to_bytes(8, "little") + text + raw[8 + length :]
+
+
+def _tell_lie(header: dict[str, Any], draw: random.Random) -> None:
+    """Change what the header of a file says of a tensor: its name, type, shape or place."""
+    name = draw.choice(sorted(header))
+    entry = header[name]
+    match draw.randrange(5):
+        case 0:
+            header[draw.choice((name + "x", name.upper(), "m.weight", "m.bias"))] = header.pop(name)
+        case 1:
+            entry["dtype"] = draw.choice(("I32", "I64", "U8", "I8", "F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "I4"))
+        case 2:
+            entry["shape"] = draw.choice((entry["shape"][::-1], [*entry["shape"], 1], [1 << 40], [-1], [0], []))
+        case 3:
+            other = header[draw.choice(sorted(header))]
+            entry["data_offsets"] = draw.choice((other["data_offsets"], [0, 0], [8, 1 << 50], [64, 0], [0, 1]))
+        case _:
+            entry["dtype"], entry["shape"] = draw.choice(
+                (("U8", [entry["data_offsets"][1] - entry["data_offsets"][0]]), ("BF16", entry["shape"]))
+            )
 
 
 def _damaged_config(config: dict[str, Any], draw: random.Random) -> dict[str, Any]:
@@ -253,4 +295,48 @@ _DAMAGES: tuple[Callable[[Tensor, random.Random], Tensor], ...] = (
     lambda part, draw: _one_number(part, draw, -3e38),
     lambda part, _: torch.full_like(part.float(), 3e38).to(part.dtype),
     lambda part, _: torch.zeros_like(part),
+    lambda part, _: part.reshape(part.shape[::-1]).clone(),
+    lambda part, _: part.mT.contiguous() if part.dim() > 1 else part[None].contiguous(),
+    lambda part, draw: _one_index(part, draw),
+    lambda part, draw: part.to(draw.choice((torch.int64, torch.int16))),
+    lambda part, draw: part.to(draw.choice((torch.float64, torch.float32, torch.bfloat16, torch.float16))),
 )
+
+
+def _one_index(part: Tensor, draw: random.Random) -> Tensor:
+    """Change an integer to one that no index or zero point may be, or may."""
+    if part.is_floating_point() or not part.dim():
+        return part
+    flat = part.reshape(-1).clone()
+    limits = torch.iinfo(part.dtype)
+    flat[draw.randrange(len(flat))] = draw.choice((limits.min, limits.max, 4, 3, 0, max(-1, limits.min)))
+    return flat.reshape(part.shape)
+
+
+def _without(matrix: StoredMatrix, name: str, draw: random.Random) -> StoredMatrix:
+    del matrix.parts[name]
+    return matrix
+
+
+def _renamed(matrix: StoredMatrix, name: str, draw: random.Random) -> StoredMatrix:
+    matrix.parts[draw.choice((f"{name}s", name.replace("weight", "w"), "bias", "weight"))] = matrix.parts.pop(name)
+    return matrix
+
+
+def _exchanged(matrix: StoredMatrix, name: str, draw: random.Random) -> StoredMatrix:
+    other = draw.choice(sorted(matrix.parts))
+    matrix.parts[name], matrix.parts[other] = matrix.parts[other], matrix.parts[name]
+    return matrix
+
+
+def _with_other_value(matrix: StoredMatrix, name: str, draw: random.Random) -> StoredMatrix:
+    return StoredMatrix(_damaged_config(matrix.config, draw), matrix.parts)
+
+
+def _with_other_config(matrix: StoredMatrix, name: str, draw: random.Random) -> StoredMatrix:
+    """The config of another format."""
+    return StoredMatrix(MATRICES[draw.choice(sorted(MATRICES))]().config, matrix.parts)
+
+
+_CHANGES = (_without, _renamed, _exchanged, _with_other_value, _with_other_config)
+"""Changes of the whole, beside those of a part."""

@@ -84,6 +84,7 @@ HALVES: dict[str, tuple[int, ...]] = {
     "TQ2_0": (64,),
     "IQ1_M": (54,),
     "MXFP4": (),
+    "NVFP4": (),
 }
 """Types of blocks, and where numbers in half precision are in a block: random bits there would often be infinite."""
 
@@ -100,4 +101,6 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, width: int, bits: 
         raw[..., at + 1] &= bits
     if kind is gguf.GGMLQuantizationType.MXFP4:
         raw[..., 0] = raw[..., 0] % 16 + 112
+    if kind is gguf.GGMLQuantizationType.NVFP4:
+        raw[..., :4] %= 0x7F
     return raw.reshape(rows, -1)

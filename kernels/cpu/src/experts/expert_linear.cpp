@@ -23,7 +23,8 @@ constexpr int64_t kFewRows = 6;      // make one tile, which takes as long as a 
 constexpr int64_t kSlices = 4;       // of all weights for each thread
 constexpr int64_t kPanels = 8;       // at least in a slice
 constexpr int kOutOfRange = 1, kNoMemory = 2;
-constexpr int64_t kPlain = -1, kWidened = 3, kFloat8 = 14;  // formats beside those of Format
+constexpr int64_t kPlain = -1;  // beside those of Format
+constexpr auto kWidened = (int64_t)Format::kWidened, kFloat8 = (int64_t)Format::kFloat8;
 
 // A row of the table of experts.
 struct ExpertWeight {

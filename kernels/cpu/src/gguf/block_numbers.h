@@ -116,10 +116,10 @@ struct TableNumbers : NibbleNumbers {
   }
 };
 
-// Numbers in planes of kLow bits and, where kTop, of one more.
-template <int kLow, bool kTop>
+// Numbers in planes of kLow bits and, above them, of kTop bits, which may be 0.
+template <int kLow, int kTop>
 struct PlaneNumbers {
-  static constexpr uint32_t kLowMask = (1 << kLow) - 1, kBytes = 0x01010101;
+  static constexpr uint32_t kLowMask = (1 << kLow) - 1, kTopMask = (1 << kTop) - 1, kBytes = 0x01010101;
 
   const uint32_t* from;
   Floats scales[2], minima[2];  // of the first sixteen places, and of the others
@@ -127,10 +127,11 @@ struct PlaneNumbers {
   template <int I>
   INLINE Floats number() const {
     constexpr int kFour = I / kWordBytes, kByte = 8 * (I % kWordBytes), kHalf = I / (kBlockValues / 2);
-    const Words low = load_words(from + kFour % kLow * kWidth), top = top_bits();
+    constexpr int kTopPlace = kByte + kFour / kTopWords * kTopWords;
+    const Words low = load_words(from + kFour % kLow * kWidth), top = top_bits(kFour);
     return fma(scales[kHalf], map([&](int p) {
       WordPart number = low.part[p] >> (kByte + kFour / kLow * kLow) & kLowMask;
-      if constexpr (kTop) number |= (top.part[p] >> (kByte + kFour) & 1) << kLow;
+      if constexpr (kTop > 0) number |= moved<kTopPlace - kLow>(top.part[p]) & kTopMask << kLow;
       return __builtin_convertvector((IntPart)number, FloatPart);
     }), minima[kHalf]);
   }
@@ -138,21 +139,42 @@ struct PlaneNumbers {
   // Those at places 4 i up, one in each byte.
   INLINE Words four(int i) const {
     Words bytes = load_words(from + i % kLow * kWidth);
-    const Words top = top_bits();
+    const Words top = top_bits(i);
     for (int p = 0; p < kParts; p++) {
       bytes.part[p] = bytes.part[p] >> (i / kLow * kLow) & (kLowMask * kBytes);
-      if constexpr (kTop) bytes.part[p] |= (top.part[p] >> i & kBytes) << kLow;
+      if constexpr (kTop > 0) {
+        bytes.part[p] |= (top.part[p] >> (i / kTopWords * kTopWords) & (kTopMask * kBytes)) << kLow;
+      }
     }
     return bytes;
   }
 
  private:
-  INLINE Words top_bits() const { return load_words(from + (kTop ? kLow : 0) * kWidth); }
+  static constexpr int kTopWords = kTop > 0 ? kTop : 1;
+
+  INLINE Words top_bits(int four) const { return load_words(from + (kTop > 0 ? kLow + four % kTopWords : 0) * kWidth); }
+
+  // Bits so many places further down, or up.
+  template <int kBy>
+  static INLINE WordPart moved(const WordPart& bits) {
+    if constexpr (kBy >= 0) return bits >> kBy;
+    else return bits << -kBy;
+  }
+};
+
+// Numbers of E2M1, with scales of the first sixteen places and of the others.
+struct Float4Numbers {
+  TableNumbers<Format::kFloat4> halves[2];
+
+  template <int I>
+  INLINE Floats number() const {
+    return halves[I / (kBlockValues / 2)].template number<I>();
+  }
 };
 
 struct ByteNumbers {
   const uint32_t* from;
-  Floats scales[2];  // of the first sixteen places, and of the others
+  Floats scale;
 
   template <int I>
   INLINE Floats number() const {
@@ -161,7 +183,7 @@ struct ByteNumbers {
       const IntPart value = (IntPart)((word.part[p] ^ 0x80808080u) << (24 - 8 * (I % kWordBytes))) >> 24;
       return __builtin_convertvector(value, FloatPart);
     });
-    return whole * scales[I / (kBlockValues / 2)];
+    return whole * scale;
   }
 };
 
@@ -192,7 +214,7 @@ struct SymmetricRowNumbers : NibbleRowNumbers {};
 
 struct ByteRowNumbers {
   const uint32_t* from;
-  Floats scales[2];
+  Floats scale;
 
   template <int I>
   INLINE Floats number() const {
@@ -200,7 +222,7 @@ struct ByteRowNumbers {
     const __m512i words = four_words(from + kHalf * kWidth + kPlace, 2 * kWidth);
     const __m512i bytes = _mm512_srlv_epi32(words, _mm512_set4_epi32(24, 16, 8, 0));
     const __m512i whole = _mm512_sub_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(255)), _mm512_set1_epi32(128));
-    return Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}} * scales[kHalf];
+    return Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}} * scale;
   }
 };
 #endif
@@ -240,7 +262,7 @@ INLINE void store_column(const ByteRowNumbers& block, int column, float* to) {
     const __m512i words = _mm512_loadu_si512(block.from + (column / 4 * 2 + half) * kWidth);
     const __m512i bytes = _mm512_srl_epi32(words, _mm_cvtsi32_si128(column % 4 * 8));
     const __m512i whole = _mm512_sub_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(255)), _mm512_set1_epi32(128));
-    const Floats scale = broadcast(block.scales[half].part[0][column]);
+    const Floats scale = broadcast(block.scale.part[0][column]);
     store(to + half * kWidth, Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}} * scale);
   }
 }
@@ -289,18 +311,6 @@ template <>
 struct BlockNumbers<Format::kSuperTable> {
   using Nibbles = TableNumbers<Format::kSuperTable>;
 };
-template <>
-struct BlockNumbers<Format::kSuper5Bits> {
-  using Planes = PlaneNumbers<4, true>;
-};
-template <>
-struct BlockNumbers<Format::kSuper3Bits> {
-  using Planes = PlaneNumbers<2, true>;
-};
-template <>
-struct BlockNumbers<Format::kSuper2Bits> {
-  using Planes = PlaneNumbers<2, false>;
-};
 #if ROOTGRAFT_AMX
 struct RowNumbers {
   using Nibbles = NibbleRowNumbers;
@@ -313,8 +323,6 @@ struct BlockNumbers<Format::kByteRows> : RowNumbers {};
 template <>
 struct BlockNumbers<Format::kSuperNibbleRows> : RowNumbers {};
 template <>
-struct BlockNumbers<Format::kSuperByteRows> : RowNumbers {};
-template <>
 struct BlockNumbers<Format::kZeroPointRows> : RowNumbers {};
 template <>
 struct BlockNumbers<Format::kSymmetricRows> {
@@ -323,15 +331,19 @@ struct BlockNumbers<Format::kSymmetricRows> {
 };
 #endif
 
+template <Format F>
+using PlanesOf = PlaneNumbers<kLowBits<F>, kTopBits<F>>;
+
 // A block of a super-block in planes, with scales or minima of both halves.
 template <Format F>
 INLINE auto plane_block(const uint32_t* words, const uint16_t* factors, const uint8_t* steps) {
-  using Planes = typename BlockNumbers<F>::Planes;
+  using Planes = PlanesOf<F>;
   const Floats factor = load_half(factors);
-  if constexpr (F == Format::kSuper3Bits) {
+  if constexpr (!kHasMinimumFactor<F>) {
     const auto* signed_steps = reinterpret_cast<const int8_t*>(steps);
     const Floats first = factor * load_bytes(signed_steps), second = factor * load_bytes(signed_steps + kWidth);
-    return Planes{words, {first, second}, {first * broadcast(-4.0f), second * broadcast(-4.0f)}};
+    const Floats middle = broadcast(F == Format::kSuper6Bits ? -32.0f : -4.0f);
+    return Planes{words, {first, second}, {first * middle, second * middle}};
   } else {
     const Floats minimum = load_half(factors + kWidth) * broadcast(-1.0f);
     if constexpr (F == Format::kSuper5Bits) {
@@ -350,19 +362,16 @@ template <Format F>
 INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const uint8_t* steps) {
   if constexpr (kIsPlanes<F>) {
     return plane_block<F>(words, factors, steps);
+  } else if constexpr (F == Format::kSuperFloat4) {
+    const Floats factor = load(reinterpret_cast<const float*>(factors)), none = broadcast(0.0f);
+    const Floats first = factor * load_float8(steps), second = factor * load_float8(steps + kWidth);
+    return Float4Numbers{{{{words, first, none}}, {{words, second, none}}}};
   } else if constexpr (kIsTable<F>) {
     const Floats scale = load_half(factors) * load_bytes(reinterpret_cast<const int8_t*>(steps));
     return typename BlockNumbers<F>::Nibbles{{words, scale, broadcast(0.0f)}};
   } else {
-    using Byte = std::conditional_t<kIsNibbles<F>, uint8_t, int8_t>;
-    const auto* both = reinterpret_cast<const Byte*>(steps);
-    const Floats factor = load_half(factors), first = load_bytes(both), second = load_bytes(both + kWidth);
-    if constexpr (!kIsNibbles<F>) {
-      return typename BlockNumbers<F>::Bytes{words, {factor * first, factor * second}};
-    } else {
-      const Floats minimum = broadcast(-1.0f) * (load_half(factors + kWidth) * second);
-      return typename BlockNumbers<F>::Nibbles{words, factor * first, minimum};
-    }
+    const Floats minimum = broadcast(-1.0f) * (load_half(factors + kWidth) * load_bytes(steps + kWidth));
+    return typename BlockNumbers<F>::Nibbles{words, load_half(factors) * load_bytes(steps), minimum};
   }
 }
 
@@ -381,9 +390,12 @@ INLINE auto next_block(BlockPlace& place) {
     using Bytes = typename BlockNumbers<F>::Bytes;
     place.scales += kPanelScales<F>;
     const Floats scale = load_half(scales);
-    if constexpr (kIsTable<F>) return Nibbles{{words, scale, minimum_of<F>(scale, scales)}};
+    if constexpr (kIsPlanes<F>) {
+      const Floats minimum = minimum_of<F>(scale, scales);
+      return PlanesOf<F>{words, {scale, scale}, {minimum, minimum}};
+    } else if constexpr (kIsTable<F>) return Nibbles{{words, scale, minimum_of<F>(scale, scales)}};
     else if constexpr (kIsNibbles<F>) return Nibbles{words, scale, minimum_of<F>(scale, scales)};
-    else return Bytes{words, {scale, scale}};
+    else return Bytes{words, scale};
   }
 }
 
@@ -394,7 +406,7 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kNibbles: return f(std::integral_constant<Format, Format::kNibbles>{});
     case Format::kBytes: return f(std::integral_constant<Format, Format::kBytes>{});
     case Format::kSuperNibbles: return f(std::integral_constant<Format, Format::kSuperNibbles>{});
-    case Format::kSuperBytes: return f(std::integral_constant<Format, Format::kSuperBytes>{});
+    case Format::kSuper6Bits: return f(std::integral_constant<Format, Format::kSuper6Bits>{});
     case Format::kSymmetric: return f(std::integral_constant<Format, Format::kSymmetric>{});
     case Format::kZeroPoints: return f(std::integral_constant<Format, Format::kZeroPoints>{});
     case Format::kTable: return f(std::integral_constant<Format, Format::kTable>{});
@@ -403,11 +415,13 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kSuper3Bits: return f(std::integral_constant<Format, Format::kSuper3Bits>{});
     case Format::kSuper2Bits: return f(std::integral_constant<Format, Format::kSuper2Bits>{});
     case Format::kSuperTable: return f(std::integral_constant<Format, Format::kSuperTable>{});
+    case Format::kSuperFloat4: return f(std::integral_constant<Format, Format::kSuperFloat4>{});
+    case Format::k5Bits: return f(std::integral_constant<Format, Format::k5Bits>{});
+    case Format::kSymmetric5Bits: return f(std::integral_constant<Format, Format::kSymmetric5Bits>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});
     case Format::kSuperNibbleRows: return f(std::integral_constant<Format, Format::kSuperNibbleRows>{});
-    case Format::kSuperByteRows: return f(std::integral_constant<Format, Format::kSuperByteRows>{});
     case Format::kSymmetricRows: return f(std::integral_constant<Format, Format::kSymmetricRows>{});
     case Format::kZeroPointRows: return f(std::integral_constant<Format, Format::kZeroPointRows>{});
 #endif

@@ -21,11 +21,10 @@ INLINE void stays_in_memory(T& value) {
   asm volatile("" : "+m"(value));
 }
 
-// Factors of a block's columns: scales and minima; or scales of the first sixteen places and of the others, and 384 times
-// those, less than nothing. They are stored some time before they are loaded one by one, since a load waits for a store of
+// Factors of a block's columns: scales and minima; or scales, and 384 times those, less than nothing. They are stored some time before they are loaded one by one, since a load waits for a store of
 // more than it takes.
 struct alignas(64) RowFactors {
-  float of[4][kWidth];
+  float of[2][kWidth];
 
   INLINE void take(const NibbleRowNumbers& block) {
     store(of[0], block.scale);
@@ -33,10 +32,8 @@ struct alignas(64) RowFactors {
     stays_in_memory(of);
   }
   INLINE void take(const ByteRowNumbers& block) {
-    for (int half = 0; half < 2; half++) {
-      store(of[half], block.scales[half]);
-      store(of[2 + half], block.scales[half] * broadcast(-kByteZero));
-    }
+    store(of[0], block.scale);
+    store(of[1], block.scale * broadcast(-kByteZero));
     stays_in_memory(of);
   }
   INLINE void take(const SymmetricRowNumbers& block) {
@@ -154,10 +151,10 @@ INLINE void widen_symmetric_rows(const uint32_t* from, const RowFactors& factors
 INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   // A byte becomes a number as the digits behind those of 256, of which 384 is nothing: exact, as the product is.
   const __m512i base = _mm512_castps_si512(_mm512_set1_ps(256.0f)), digits = _mm512_set1_epi32(0x7F8000);
-  const auto number = [&](const __m512i& word, int half, int column, int64_t bits) {
+  const auto number = [&](const __m512i& word, int column, int64_t bits) {
     const __m512i shifted = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(bits), word);
     const __m512 value = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(shifted, digits, base, 0xEA));
-    return _mm512_fmadd_ps(value, _mm512_set1_ps(factors.of[half][column]), _mm512_set1_ps(factors.of[2 + half][column]));
+    return _mm512_fmadd_ps(value, _mm512_set1_ps(factors.of[0][column]), _mm512_set1_ps(factors.of[1][column]));
   };
 #pragma GCC unroll 4
   for (int column = 0; column < kWidth; column += 4) {
@@ -167,7 +164,7 @@ INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uin
     for (int64_t place = 0; place < 4; place++) {
       // Bits 8 place .. of each word as bits 15 ..
       const int64_t one = (8 * place + 57) % 64 << 8 | (8 * place + 1) << 16, both = one | (one + 0x202000) << 32;
-      const __m512 low = number(first, 0, column + place, both), high = number(second, 1, column + place, both);
+      const __m512 low = number(first, column + place, both), high = number(second, column + place, both);
       _mm512_store_si512(to + (column + place) * kAmxWords, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
   }

@@ -46,7 +46,7 @@ struct Weights {
         }
       }
     } else {
-      scales[0] = block.scales[0], scales[1] = block.scales[1];
+      scales[0] = scales[1] = block.scale;
 #pragma GCC unroll 8
       for (int i = 0; i < kBlockWords; i++) words[i] = load_words(block.from + i * kWidth);
     }
@@ -132,10 +132,12 @@ template void multiply_byte_tile<Format::kSymmetric, 2>(const ByteProduct<2>&, i
 template void multiply_byte_tile<Format::kBytes, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kBytes, 2>(const ByteProduct<2>&, int);
 template void multiply_byte_tile<Format::kSuperNibbles, 1>(const ByteProduct<1>&, int);
-template void multiply_byte_tile<Format::kSuperBytes, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSuper6Bits, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kSuper5Bits, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kSuper3Bits, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kSuper2Bits, 1>(const ByteProduct<1>&, int);
 template void multiply_byte_tile<Format::kSuperTable, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::k5Bits, 1>(const ByteProduct<1>&, int);
+template void multiply_byte_tile<Format::kSymmetric5Bits, 1>(const ByteProduct<1>&, int);
 
 }  // namespace rootgraft

@@ -25,36 +25,43 @@ enum class Format : int64_t {
   kChannels,  // q as above, d in fp32 for each column; see int8_tile.h
   kWidened,   // the same, for products in the type of x
   kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
-  kSuperBytes,
+  kSuper6Bits,
   kSymmetric,  // blocks of 32: d * (q - 8), words as those of kNibbles
   kZeroPoints,  // blocks of 32: d * (q - z), z in half precision in the place of m, words as those of kNibbles
-  // The six formats with blocks, whose words are arranged by columns; see block_rows.h.
+  // The five formats with blocks, whose words are arranged by columns; see block_rows.h.
   kNibbleRows,
   kByteRows,
   kSuperNibbleRows,
-  kSuperByteRows,
   kSymmetricRows,
   kZeroPointRows,
-  kTable = 15,  // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
+  kFloat8,  // q in E4M3, d as of kChannels or of groups; see weight_only_linear.h
+  kTable,   // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
   kFloat4,      // the same of twice E2M1
   // Further formats in super-blocks, for products that widen them or round x to 8 bits; see super_blocks.h.
   kSuper5Bits,
   kSuper3Bits,
   kSuper2Bits,
   kSuperTable,
+  kSuperFloat4,
+  // Blocks of 32 of 5 bits, in planes as those of kSuper5Bits.
+  k5Bits,           // d * q + m
+  kSymmetric5Bits,  // d * (q - 16)
 };
 
 constexpr bool is_by_rows(Format format) { return format >= Format::kNibbleRows && format <= Format::kZeroPointRows; }
 template <Format F>
 constexpr bool kIsByRows = is_by_rows(F);
 template <Format F>
-constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4 || F == Format::kSuperTable;
-// Numbers whose bits lie in planes: two or four of each, and one more where they are odd.
+constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4 || F == Format::kSuperTable || F == Format::kSuperFloat4;
 template <Format F>
-constexpr bool kIsPlanes = F == Format::kSuper5Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
+constexpr bool kIsSuperPlanes = F == Format::kSuper6Bits || F == Format::kSuper5Bits || F == Format::kSuper3Bits ||
+                                F == Format::kSuper2Bits;
+// Numbers whose bits lie in planes: two or four of each, and one or two more.
 template <Format F>
-constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperBytes || F == Format::kSuperNibbleRows ||
-                          F == Format::kSuperByteRows || F == Format::kSuperTable || kIsPlanes<F>;
+constexpr bool kIsPlanes = kIsSuperPlanes<F> || F == Format::k5Bits || F == Format::kSymmetric5Bits;
+template <Format F>
+constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperNibbleRows || F == Format::kSuperTable ||
+                          F == Format::kSuperFloat4 || kIsSuperPlanes<F>;
 template <Format F>
 constexpr bool kIsSymmetric = F == Format::kSymmetric || F == Format::kSymmetricRows;
 template <Format F>
@@ -63,13 +70,24 @@ template <Format F>
 constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
                             F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F> || kIsTable<F>;
 
+// Whether products with x in 8 bits have a way by AMX.
+template <Format F>
+constexpr bool kTakesAmx = !kIsSuper<F> && !kIsPlanes<F>;
+
 template <Format F>
 constexpr int bits_of() {
-  if (F == Format::kSuper5Bits) return 5;
+  if (F == Format::kSuper6Bits) return 6;
+  if (F == Format::kSuper5Bits || F == Format::k5Bits || F == Format::kSymmetric5Bits) return 5;
   if (F == Format::kSuper3Bits) return 3;
   if (F == Format::kSuper2Bits) return 2;
   return kIsNibbles<F> ? 4 : 8;
 }
+
+// Bits of a number in the lower planes, and in those above them.
+template <Format F>
+constexpr int kLowBits = kIsPlanes<F> ? (bits_of<F>() > 4 ? 4 : 2) : bits_of<F>();
+template <Format F>
+constexpr int kTopBits = bits_of<F>() - kLowBits<F>;
 
 // A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
 template <int kPlanes>
@@ -100,14 +118,15 @@ template <Format F>
 constexpr int kPanelWords = kBlockValues * bits_of<F>() / 32 * kWidth;
 template <Format F>
 constexpr int kPanelScales =
-    kWidth * (F == Format::kNibbles || F == Format::kNibbleRows || kHasZeroPoints<F> ? 2 : 1);
+    kWidth * (F == Format::kNibbles || F == Format::kNibbleRows || F == Format::k5Bits || kHasZeroPoints<F> ? 2 : 1);
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
 
-// The minimum of sixteen columns of a block of nibbles.
+// The minimum of sixteen columns of a block that is none of a super-block.
 template <Format F>
 INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
   if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
+  else if constexpr (F == Format::kSymmetric5Bits) return scale * broadcast(-16.0f);
   else if constexpr (kIsTable<F>) return broadcast(0.0f);
   else if constexpr (kHasZeroPoints<F>) return scale * load_half(scales + kWidth) * broadcast(-1.0f);
   else return load_half(scales + kWidth);

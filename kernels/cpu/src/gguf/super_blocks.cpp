@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "simd/parallel.h"
 
@@ -45,12 +46,12 @@ struct SuperColumn {
 
   // The numbers of a block.
   void put_values(int block, const uint8_t (&value)[kBlockValues]) const {
-    constexpr int kBits = bits_of<F>(), kLow = kBits - (kIsPlanes<F> ? kBits % 2 : 0);
+    constexpr int kBits = bits_of<F>(), kLow = kLowBits<F>, kTop = kTopBits<F>;
     uint32_t words[kBits] = {};
     for (int place = 0; place < kBlockValues; place++) {
       const int four = place / kWordBytes, byte = 8 * (place % kWordBytes);
       words[four % kLow] |= (uint32_t)(value[place] & ((1 << kLow) - 1)) << (byte + four / kLow * kLow);
-      if (kLow < kBits) words[kBits - 1] |= (uint32_t)(value[place] >> kLow) << (byte + four);
+      if constexpr (kTop > 0) words[kLow + four % kTop] |= (uint32_t)(value[place] >> kLow) << (byte + four / kTop * kTop);
     }
     for (int i = 0; i < kBits; i++) panel[(block * kBits + i) * kWidth + lane] = words[i];
   }
@@ -90,14 +91,14 @@ bool pack_nibbles(const uint8_t* from, const SuperColumn<F>& to) {
 uint8_t pair_at(const uint8_t* from, int block, int k) { return from[block / 4 * kBlockValues + k] >> block % 4 * 2 & 3; }
 
 // Two halves of 128 values: 64 bytes of low nibbles, 32 bytes of high pairs of bits; a scale for each 16 values; d.
-bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuperBytes>& to) {
+bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuper6Bits>& to) {
   const uint8_t *low = from, *high = from + 128, *step = from + 192;
   for (int block = 0; block < kSuperBlocks; block++) {
     const int half = block / 4, quarter = block % 4;
     uint8_t value[kBlockValues];
     for (int k = 0; k < kBlockValues; k++) {
       const int nibble = low[half * 64 + quarter % 2 * 32 + k] >> (quarter / 2 * 4) & 15;
-      value[k] = (uint8_t)((nibble | pair_at(high, block, k) << 4) - 32 + 128);
+      value[k] = (uint8_t)(nibble | pair_at(high, block, k) << 4);
     }
     to.put_values(block, value);
     for (int i = 0; i < 2; i++) to.put_step(block, i, step[2 * block + i]);
@@ -145,20 +146,36 @@ bool pack_iq4_xs(const uint8_t* from, const SuperColumn<Format::kSuperTable>& to
   return to.put_factor(0, from);
 }
 
+// f; sixteen scales; 16 bytes for each block. Which numbers are not finite is known before.
+bool pack_nvfp4(const uint8_t* from, const SuperColumn<Format::kSuperFloat4>& to) {
+  for (int block = 0; block < kSuperBlocks; block++) {
+    constexpr int kHalf = kBlockValues / 2;
+    const uint8_t* bytes = from + 20 + block * kHalf;
+    uint8_t value[kBlockValues];
+    for (int k = 0; k < kBlockValues; k++) value[k] = bytes[k % kHalf] >> k / kHalf * 4 & 15;
+    to.put_values(block, value);
+    for (int i = 0; i < 2; i++) to.put_step(block, i, from[4 + 2 * block + i]);
+  }
+  std::memcpy(to.scales + 2 * to.lane, from, sizeof(float));
+  return (load_as<uint32_t>(from) & 0x7F800000u) != 0x7F800000u;
+}
+
 template <Format F>
 bool pack_column(const uint8_t* from, const SuperColumn<F>& to) {
-  if constexpr (F == Format::kSuperBytes) return pack_q6_k(from, to);
+  if constexpr (F == Format::kSuper6Bits) return pack_q6_k(from, to);
   else if constexpr (F == Format::kSuper3Bits) return pack_q3_k(from, to);
   else if constexpr (F == Format::kSuper2Bits) return pack_q2_k(from, to);
   else if constexpr (F == Format::kSuperTable) return pack_iq4_xs(from, to);
+  else if constexpr (F == Format::kSuperFloat4) return pack_nvfp4(from, to);
   else return pack_nibbles(from, to);
 }
 
-// Bytes of a super-block in a file.
+// Bytes of a super-block in a file; of kSuperFloat4 as the loader makes it.
 template <Format F>
 constexpr int stored_bytes() {
   switch (F) {
-    case Format::kSuperBytes: return 210;
+    case Format::kSuper6Bits: return 210;
+    case Format::kSuperFloat4: return 148;
     case Format::kSuper5Bits: return 176;
     case Format::kSuper3Bits: return 110;
     case Format::kSuper2Bits: return 84;

@@ -2,19 +2,20 @@
 // super-block.
 //
 //   kSuperNibbles   (d s) q - (e t)   eight blocks of 32 with q of 4 bits; s and t of 6 bits (Q4_K)
-//   kSuperBytes     (d s) q           sixteen blocks of 16 with q of 6 bits, stored + 128; s a signed byte (Q6_K)
+//   kSuper6Bits     (d s) (q - 32)    sixteen blocks of 16 with q of 6 bits; s a signed byte (Q6_K)
 //   kSuper5Bits     (d s) q - (e t)   as kSuperNibbles, with q of 5 bits (Q5_K)
 //   kSuper3Bits     (d s) (q - 4)     sixteen blocks of 16 with q of 3 bits; s a signed byte (Q3_K)
 //   kSuper2Bits     (d s) q - (e t)   sixteen blocks of 16 with q of 2 bits; s and t of 4 bits (Q2_K)
 //   kSuperTable     (d s) table[q]    eight blocks of 32 with q of 4 bits; s a signed byte (IQ4_XS)
+//   kSuperFloat4    (f s) table[q]    sixteen blocks of 16 with q of 4 bits; s in E4M3, f in fp32 (NVFP4)
 //
 // Words of a panel lie as those of kNibbles and kBytes, in blocks of 32. Numbers in planes have 4 or 2 bits in as many
-// words: byte j of word i has those at places 4 (i + n w) + j in its bits n w up, w the number of words; the top bits of odd
-// widths follow in one word, byte j of which has those at places 4 i + j in bit i.
+// words: byte j of word i has those at places 4 (i + n w) + j in its bits n w up, w the number of words; the top bits, one or
+// two, follow in as many words in the same way.
 //
 // Its scales, in the words of half precision of a super-block: d of 16 columns, where there are minima e of 16 columns;
 // then for each block of 32 two times 16 bytes: s and t, or s of the first 16 values and of the others, which of
-// kSuper2Bits have t in their upper halves; of kSuperTable one time 16 bytes.
+// kSuper2Bits have t in their upper halves; of kSuperTable one time 16 bytes. kSuperFloat4 has f in place of d and e.
 #pragma once
 
 #include <type_traits>
@@ -29,15 +30,16 @@ constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 template <Format F>
 constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || kIsPlanes<F>;
 template <Format F>
-constexpr bool kHasMinimumFactor = kHasMinima<F> && F != Format::kSuper3Bits;
+constexpr bool kHasMinimumFactor = kHasMinima<F> && F != Format::kSuper3Bits && F != Format::kSuper6Bits;
 // Whether the halves of a block have scales of their own.
 template <Format F>
-constexpr bool kHasHalfScales = F == Format::kSuperBytes || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
+constexpr bool kHasHalfScales = F == Format::kSuper6Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
 
 template <Format F>
-constexpr int kFactorHalves = kHasMinimumFactor<F> ? 2 * kWidth : kWidth;  // d, or d and e
+constexpr int kFactorHalves =
+    kHasMinimumFactor<F> || F == Format::kSuperFloat4 ? 2 * kWidth : kWidth;  // d, or d and e, or f
 template <Format F>
-constexpr int kStepHalves = kIsTable<F> ? kWidth / 2 : kWidth;  // 16 bytes, or two times 16
+constexpr int kStepHalves = F == Format::kSuperTable ? kWidth / 2 : kWidth;  // 16 bytes, or two times 16
 template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves<F>;
 template <Format F>
@@ -76,6 +78,14 @@ INLINE Floats load_half_bytes(const uint8_t* from) {
     return __builtin_convertvector((IntPart)(wide >> kShift & 15), FloatPart);
   });
 #endif
+}
+
+// Sixteen bytes in E4M3 as numbers. The bits of a half are those of E4M3 with a bit between sign and exponent, whose bias
+// differs by 8.
+INLINE Floats load_float8(const uint8_t* from) {
+  uint16_t halves[kWidth];
+  for (int i = 0; i < kWidth; i++) halves[i] = (uint16_t)((from[i] & 0x80) << 8 | (from[i] & 0x7F) << 7);
+  return load_half(halves) * broadcast(256.0f);
 }
 
 }  // namespace rootgraft

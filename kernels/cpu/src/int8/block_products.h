@@ -146,7 +146,7 @@ template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
   // Few rows are one tile of vectors, which need not unpack the weights into memory first.
-  const bool by_amx = !kIsSuper<F> && op.rows > kByteRows && has_amx();
+  const bool by_amx = kTakesAmx<F> && op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
   const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
   const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows,
@@ -156,7 +156,7 @@ void run_blocks(const QuantisedLinear& op) {
   parallel_shares(cuts.threads, cuts.count(), [&](int64_t i) {
     const ProductPart part = cuts.part(i);
 #if ROOTGRAFT_AMX
-    if constexpr (!kIsSuper<F>) {
+    if constexpr (kTakesAmx<F>) {
       if (by_amx) {
         if (!multiply_blocks_amx<F, kPlanes>(op, rows, part, out)) has_memory = false;
         return;

@@ -261,11 +261,13 @@ void run(const QuantisedLinear& op) {
     case Format::kBytes:
       return op.planes == 1 ? run_blocks<Format::kBytes, 1, E, Out>(op) : run_blocks<Format::kBytes, 2, E, Out>(op);
     case Format::kSuperNibbles: return run_blocks<Format::kSuperNibbles, 1, E, Out>(op);
-    case Format::kSuperBytes: return run_blocks<Format::kSuperBytes, 1, E, Out>(op);
+    case Format::kSuper6Bits: return run_blocks<Format::kSuper6Bits, 1, E, Out>(op);
     case Format::kSuper5Bits: return run_blocks<Format::kSuper5Bits, 1, E, Out>(op);
     case Format::kSuper3Bits: return run_blocks<Format::kSuper3Bits, 1, E, Out>(op);
     case Format::kSuper2Bits: return run_blocks<Format::kSuper2Bits, 1, E, Out>(op);
     case Format::kSuperTable: return run_blocks<Format::kSuperTable, 1, E, Out>(op);
+    case Format::k5Bits: return run_blocks<Format::k5Bits, 1, E, Out>(op);
+    case Format::kSymmetric5Bits: return run_blocks<Format::kSymmetric5Bits, 1, E, Out>(op);
     case Format::kChannels: return run_channels<E, Out>(op);
     default: return;  // widened: not quantised products
   }

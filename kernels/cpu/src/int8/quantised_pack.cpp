@@ -18,17 +18,31 @@ constexpr int kRefused = 1, kNoMemory = 2;
 
 // Blocks of 32 values as ggml has them, or with a zero point in the place of the minimum, to panels. Argument structure packed by Python: fields of 8 bytes in this order.
 struct PackBlocks {
-  const uint8_t* rows;  // [columns][blocks] of: half scale, of kNibbles half minimum, 16 bytes of nibbles or 32 bytes
-  uint32_t* panels;     // [ceil(columns / 16)][blocks][4 or 8][16] words; past the last column it is repeated
+  // [columns][blocks] of: half scale; half minimum, of kNibbles and k5Bits; a word of fifth bits, of 5 bits; 16 bytes of
+  // nibbles or 32 bytes
+  const uint8_t* rows;
+  uint32_t* panels;     // [ceil(columns / 16)][blocks][4, 5 or 8][16] words; past the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
   int64_t columns, blocks;
-  Format format;        // kNibbles, kSymmetric, kZeroPoints, kTable, kFloat4 or kBytes
+  Format format;        // kNibbles, kSymmetric, kZeroPoints, kTable, kFloat4, k5Bits, kSymmetric5Bits or kBytes
   int64_t threads;
 
-  int words() const { return format == Format::kBytes ? kBlockWords : kBlockWords / 2; }
-  int halves() const { return format == Format::kNibbles || format == Format::kZeroPoints ? 2 : 1; }
+  bool has_fifth() const { return format == Format::k5Bits || format == Format::kSymmetric5Bits; }
+  int words() const { return format == Format::kBytes ? kBlockWords : kBlockWords / 2 + has_fifth(); }
+  int halves() const {
+    return format == Format::kNibbles || format == Format::kZeroPoints || format == Format::k5Bits ? 2 : 1;
+  }
   int64_t block_bytes() const { return halves() * sizeof(uint16_t) + words() * kWordBytes; }
 };
+
+// Bit 4 i + j of a word as bit i of byte j.
+uint32_t by_fours(uint32_t bits) {
+  uint32_t result = 0;
+  for (int place = 0; place < kBlockValues; place++) {
+    result |= (bits >> place & 1) << (8 * (place % kWordBytes) + place / kWordBytes);
+  }
+  return result;
+}
 
 // Writes lane `lane` of a panel. False if a scale or a minimum is not finite.
 bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* panel, uint16_t* scales) {
@@ -39,9 +53,14 @@ bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* 
       scales[lane] = load_as<uint16_t>(from);
       finite &= (scales[lane] & 0x7C00) != 0x7C00;
     }
-    for (int i = 0; i < words; i++, from += kWordBytes, panel += kWidth) {
+    if (op.has_fifth()) {
+      panel[kBlockWords / 2 * kWidth + lane] = by_fours(load_as<uint32_t>(from));
+      from += kWordBytes;
+    }
+    for (int i = 0; i < words - op.has_fifth(); i++, from += kWordBytes, panel += kWidth) {
       panel[lane] = load_as<uint32_t>(from) ^ (op.format == Format::kBytes ? kBias : 0);
     }
+    if (op.has_fifth()) panel += kWidth;
   }
   return finite;
 }
