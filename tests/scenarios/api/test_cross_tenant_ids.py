@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ class Scene:
     def http(self, key: str) -> httpx.Client:
         return self.live.http(headers={"authorization": f"Bearer {key}"})
 
+    def has_begun(self, count: int) -> bool:
+        return len(self.live.async_engine.seen) == count
+
     def belongings(self) -> list[Any]:
         """All that the first tenant has, as it reads it."""
         with self.http(OWNER) as http:
@@ -111,7 +115,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             batch = http.post("/v1/batches", json=asked).json()["id"]
             live.async_engine.gate = asyncio.Event()
             running = http.post("/v1/responses", json={"input": "x", "background": True}).json()["id"]
-            wait_until(lambda: len(live.async_engine.seen) == 2)
+            wait_until(partial(made.has_begun, 2))
             live.async_engine.gate, gate = None, live.async_engine.gate
             made.ids |= {RESPONSE: created, RUNNING: running, ITEM: item["id"], FILE: file, BATCH: batch}
         yield made
