@@ -1,6 +1,6 @@
 """Sampled calls of Codex's ``apply_patch`` on the real model: each input must be a patch of its grammar.
 
-    python -m benchmarks.grammar.patch_calls [--calls 200] [--output FILE.json]
+    PYTHONPATH=tests python -m benchmarks.grammar.patch_calls [--calls 200] [--output FILE.json]
 
 Half of the calls are forced by name and half are one of two tools that must be called, half of them are streamed, with
 temperatures up to 1.5 and every seed another. The judge is a regular expression of Python, which has nothing in common
@@ -18,30 +18,11 @@ from collections import Counter
 from typing import Any
 
 import openai
+from support.grammar.patch_grammar import PATCH as LARK
 
 from benchmarks.fleet.fleet_harness import START_SECONDS, Figure, finish, parser, run_within, serve_command, wait_ready
 from benchmarks.serve.server import Server
 
-GRAMMAR = r"""start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-
-%import common.LF
-"""
 CHANGE = r"(?:(?:@@(?: .+)?\n|[+\- ].*\n)+(?:\*\*\* End of File\n)?)?"
 HUNKS = (
     r"\*\*\* Add File: .+\n(?:\+.*\n)+",
@@ -53,7 +34,7 @@ TOOL: dict[str, Any] = {
     "type": "custom",
     "name": "apply_patch",
     "description": "Edit files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": GRAMMAR},
+    "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
 }
 OTHER: dict[str, Any] = {
     "type": "custom",
@@ -73,7 +54,7 @@ def body_of(number: int) -> dict[str, Any]:
         "tools": [TOOL] if is_named else [TOOL, OTHER],
         "tool_choice": {"type": "custom", "name": "apply_patch"} if is_named else "required",
         "temperature": draw.choice((0.7, 1.0, 1.5)),
-        "max_output_tokens": draw.randrange(80, 200),
+        "max_output_tokens": draw.randrange(60, 120),
         "stream": number % 4 < 2,
         "extra_body": {"seed": number},
     }
