@@ -97,7 +97,7 @@ def _open_log(state: ServerState, reply: ResponseReply, owner: str) -> EventLog 
 class _NumberedStream(EventStream):
     """Stream of events with ids, whose heartbeats are comments without the empty line that ends an event.
 
-    OpenAI's client for Python keeps the last id, and takes an empty line behind one for an event, whose data is no JSON.
+    OpenAI's client for Python keeps the last id, and takes each empty line behind it for an event, without its JSON.
     """
 
     heartbeat_piece = b": ping\n"
