@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,6 +54,14 @@ class CallError(Exception):
         super().__init__(message)
         self.status, self.message = status, message
         self.trailers = tuple((trailers or {}).items())
+
+
+def finite(name: str, value: Any) -> Any:
+    """Return a field's value. Raises CallError for an infinity or NaN, which JSON would turn into nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        told = {"error-code": "invalid_value", "error-param": name[:128]}
+        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"'{name[:128]}' must be a finite number, not {value}.", told)
+    return value
 
 
 @dataclass(slots=True)
