@@ -1,10 +1,12 @@
 """Sampled calls of Codex's ``apply_patch`` on the real model: each input must be a patch of its grammar.
 
+A call that ends with ``max_output_tokens`` must be the beginning of one.
+
     PYTHONPATH=tests python -m benchmarks.grammar.patch_calls [--calls 200] [--output FILE.json]
 
 Half of the calls are forced by name and half are one of two tools that must be called, half of them are streamed, with
-temperatures up to 1.5 and every seed another. The judge is a regular expression of Python, which has nothing in common
-with what holds the calls. Exit code 1 if one call is no patch.
+temperatures up to 1.5 and every seed another. The judge is a regular expression, which has nothing in common with what
+holds the calls. Exit code 1 if one call is no patch.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import re
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import openai
+import regex
 from support.grammar.patch_grammar import PATCH as LARK
 
 from benchmarks.fleet.fleet_harness import START_SECONDS, Figure, finish, parser, run_within, serve_command, wait_ready
@@ -29,7 +32,7 @@ HUNKS = (
     r"\*\*\* Delete File: .+\n",
     r"\*\*\* Update File: .+\n(?:\*\*\* Move to: .+\n)?" + CHANGE,
 )
-PATCH = re.compile(rf"\*\*\* Begin Patch\n(?:{'|'.join(HUNKS)})+\*\*\* End Patch\n?")
+PATCH = regex.compile(rf"\*\*\* Begin Patch\n(?:{'|'.join(HUNKS)})+\*\*\* End Patch\n?")
 TOOL: dict[str, Any] = {
     "type": "custom",
     "name": "apply_patch",
@@ -53,34 +56,40 @@ def body_of(number: int) -> dict[str, Any]:
         "input": TASKS[number % len(TASKS)],
         "tools": [TOOL] if is_named else [TOOL, OTHER],
         "tool_choice": {"type": "custom", "name": "apply_patch"} if is_named else "required",
-        "temperature": draw.choice((0.7, 1.0, 1.5)),
+        "temperature": draw.choice((0.3, 0.7, 1.0, 1.5)),
         "max_output_tokens": draw.randrange(60, 120),
         "stream": number % 4 < 2,
         "extra_body": {"seed": number},
     }
 
 
-async def called(client: openai.AsyncOpenAI, number: int) -> list[tuple[str, str]]:
-    """Make a call. Returns names and inputs of the calls in the answer."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in an answer; a whole one has not ended with the budget."""
+
+    name: str
+    text: str
+    is_whole: bool
+
+    def is_right(self) -> bool:
+        """Return whether its input is of its tool's form, or begins one."""
+        pattern = PATCH if self.name == "apply_patch" else regex.compile(OTHER["format"]["definition"])
+        return pattern.fullmatch(self.text, partial=not self.is_whole) is not None
+
+
+async def called(client: openai.AsyncOpenAI, number: int) -> list[Call]:
+    """Ask for an answer, and return its calls. Raises AssertionError if deltas are not the inputs."""
     answer: Any = await client.responses.create(**body_of(number))
-    if not body_of(number)["stream"]:
-        return [(each.name, each.input) for each in answer.output]
-    pieces = Counter[str]()
-    texts: dict[str, str] = {}
-    async for event in answer:
-        if event.type == "response.custom_tool_call_input.delta":
-            texts[event.item_id] = texts.get(event.item_id, "") + event.delta
-            pieces[event.item_id] += 1
-        elif event.type == "response.output_item.done":
-            assert event.item.input == texts[event.item.id], "the deltas make the input"
-            texts[event.item.id] = event.item.name + "\0" + event.item.input
-    return [(name, text) for name, _, text in (each.partition("\0") for each in texts.values())]
-
-
-def is_right(name: str, text: str) -> bool:
-    """Return whether a call's input is of its tool's form."""
-    pattern = PATCH if name == "apply_patch" else re.compile(OTHER["format"]["definition"])
-    return pattern.fullmatch(text) is not None
+    if body_of(number)["stream"]:
+        texts: dict[str, str] = {}
+        async for event in answer:
+            if event.type == "response.custom_tool_call_input.delta":
+                texts[event.item_id] = texts.get(event.item_id, "") + event.delta
+        answer = event.response
+        assert {each.id: each.input for each in answer.output} == texts, texts
+    last = len(answer.output) - 1
+    is_cut = answer.status != "completed"
+    return [Call(each.name, each.input, not is_cut or at < last) for at, each in enumerate(answer.output)]
 
 
 async def measure(options: argparse.Namespace) -> int:
@@ -90,20 +99,21 @@ async def measure(options: argparse.Namespace) -> int:
         await asyncio.to_thread(wait_ready, url, process)
         async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=600) as client:
 
-            async def one(number: int) -> list[tuple[str, str]]:
+            async def one(number: int) -> list[Call]:
                 async with limit:
                     return await called(client, number)
 
             answers = await asyncio.gather(*map(one, range(options.calls)))
     calls = [call for answer in answers for call in answer]
-    wrong = [call for call in calls if not is_right(*call)]
-    for name, text in wrong[:3]:
-        print(f"{name}: {text!r}", file=sys.stderr)
+    wrong = [call for call in calls if not call.is_right()]
+    for call in wrong[:3]:
+        print(call, file=sys.stderr)
     figures = [
         Figure.exactly("answers without a call", sum(not answer for answer in answers), 0),
         Figure.exactly("calls that are not of their grammar", len(wrong), 0),
     ]
-    return finish(options, figures, {"calls": Counter(name for name, _ in calls), "answers": len(answers)})
+    counts = Counter(f"{call.name}, {'whole' if call.is_whole else 'cut'}" for call in calls)
+    return finish(options, figures, {"calls": counts, "answers": len(answers)})
 
 
 def main() -> int:

@@ -65,8 +65,7 @@ def test_messages_that_are_almost_right(live: Live, path: str, count: int) -> No
     rng = random.Random(56)
     name = "id" if path == "/v1/stream" else "stream_id"
     found: list[dict[str, Any]] = []
-    # The client's own queue has no bound, as it would wait for room in it when it closes the connection.
-    with socket_of(live, path, max_queue=None) as sock:
+    with socket_of(live, path) as sock:
         for _ in range(-(-count // 50)):
             for _ in range(50):
                 tell(sock, _mutated(rng, path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import threading
@@ -15,20 +14,17 @@ from typing import Any
 
 import pytest
 from support.api.api_live import Live, make_state, serve
+from support.api.core_live import in_loop, put_engine, tokenizer_folder
 from support.api.rpc_live import GENERATION, INFERENCE, RpcClient, generate_request, rpc_of
 from support.api.socket_asks import hear, socket_of, tell
 from support.engine.core_client import CoreClient
 from support.machine.waits import HANG_SECONDS, wait_until
-from support.models.tiny_tokenizers import train_byte_level, write_folder
 
 from rootgraft.api.rpc.messages import message
-from rootgraft.engine.serving.async_engine import AsyncEngine
-from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
 from rootgraft.fleet.replica_launcher import ProcessLauncher
 
-CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 TOKENS, HELD_AFTER = 24, 12
 """Of an answer; steps after which a replica rests, so that no stream has ended before it dies."""
 SAMPLED = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0, "seed": 3}
@@ -61,10 +57,6 @@ class Scene:
     def num_submitted(self) -> int:
         """Return how many sequences were handed to replicas."""
         return sum(len(each.submits) for each in self.clients)
-
-    def call(self, work: Any) -> Any:
-        """Run a coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.live.loop).result(HANG_SECONDS)
 
 
 Begun = Callable[[], None]
@@ -150,8 +142,7 @@ DOORS = (plain_socket, response_socket, event_stream, typed_call, inference_call
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder: Path = write_folder(tmp_path_factory.mktemp("model"), train_byte_level().to_str(), chat_template=CHAT)
-    size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    folder, size = tokenizer_folder(tmp_path_factory.mktemp("model"))
     state = make_state()
     for live in serve(state):
         with rpc_of(live) as rpc:
@@ -164,11 +155,9 @@ def started(scene: Scene, folder: Path, size: int) -> Iterator[Scene]:
 
     make: Any = partial(scene.add, size)
     fleet = Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=HANG_SECONDS))
-    ready = scene.call(fleet.start())
-    engine = scene.live.state.engine
-    engine.client, engine.async_engine = fleet, AsyncEngine(fleet, Tokenizer.load(folder), ready)
+    put_engine(scene.live, fleet, folder)
     yield scene
-    scene.call(fleet.close())
+    in_loop(scene.live, fleet.close())
 
 
 def test_streams_of_all_doors_go_on(scene: Scene) -> None:
