@@ -139,7 +139,9 @@ async def measure(options: argparse.Namespace) -> int:
     found: dict[str, Any] = {}
     asked: list[Arrival] = []
     for is_target in (False, True):
-        more = ["--target-ttft-ms", json.dumps(targets)] if is_target else []
+        # Doubled braces, as the command is a format of its port.
+        quoted = json.dumps(targets).replace("{", "{{").replace("}", "}}")
+        more = ["--target-ttft-ms", quoted] if is_target else []
         with Server(serve_command(*common, *more)).running() as (url, process):
             await asyncio.to_thread(wait_ready, url, process)
             limits = httpx.Limits(max_connections=None)
