@@ -94,8 +94,17 @@ def _open_log(state: ServerState, reply: ResponseReply, owner: str) -> EventLog 
     return state.stores.events.open(reply.id, owner) if is_kept else None
 
 
+class _NumberedStream(EventStream):
+    """Stream of events with ids, whose heartbeats are comments without the empty line that ends an event.
+
+    OpenAI's client for Python keeps the last id, and takes each empty line behind it for an event, without its JSON.
+    """
+
+    heartbeat_piece = b": ping\n"
+
+
 def _event_stream(state: ServerState, events: AsyncGenerator[bytes, None]) -> Response:
-    return EventStream(events, state.options.stream_heartbeat, _error_of_stream)
+    return _NumberedStream(events, state.options.stream_heartbeat, _error_of_stream)
 
 
 def _error_of_stream(failure: ErrorReply) -> bytes:

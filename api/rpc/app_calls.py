@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,6 +54,14 @@ class CallError(Exception):
         super().__init__(message)
         self.status, self.message = status, message
         self.trailers = tuple((trailers or {}).items())
+
+
+def finite(name: str, value: Any) -> Any:
+    """Return a field's value. Raises CallError for an infinity or NaN, which JSON would turn into nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        told = {"error-code": "invalid_value", "error-param": name[:128]}
+        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"'{name[:128]}' must be a finite number, not {value}.", told)
+    return value
 
 
 @dataclass(slots=True)
@@ -144,6 +153,7 @@ class _Exchange:
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
         self._has_failed = False
+        self._is_whole = False
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self.head: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
@@ -156,6 +166,7 @@ class _Exchange:
             self._has_failed = True
         if not self.head.done():
             self.head.set_result({"status": 500, "headers": []})
+            self._is_whole = True
         await self._pieces.put(None)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -164,6 +175,9 @@ class _Exchange:
             yield piece
         if self._has_failed:
             raise CallError(grpc.StatusCode.INTERNAL, "The server made an error; its log has the details.")
+        if not self._is_whole:
+            text = "The answer was broken off before its end, as it was not read for too long."
+            raise CallError(grpc.StatusCode.ABORTED, text)
 
     async def _receive(self) -> Message:
         if self._body is None:
@@ -175,8 +189,10 @@ class _Exchange:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.head.set_result(message)
-        elif piece := message.get("body", b""):
+            return
+        if piece := message.get("body", b""):
             await self._pieces.put(piece)
+        self._is_whole = not message.get("more_body", False)
 
 
 def _headers(head: Message) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import orjson
 
-from .app_calls import AppCalls, CallError
+from .app_calls import AppCalls, CallError, finite
 from .messages import message
 
 NAME = "rootgraft.v1.Generation"
@@ -67,7 +67,7 @@ def as_body(request: Any) -> tuple[str, dict[str, Any]]:
         raise _refused("One of 'prompt', 'tokens' and 'chat' is required.")
     body |= {field: value for name, field in _TEXTS.items() if (value := getattr(request, name))}
     for field, value in request.sampling.ListFields():
-        body[field.name] = list(value) if field.name == "stop" else value
+        body[field.name] = list(value) if field.name == "stop" else finite(field.name, value)
     if given == "chat":
         body["messages"] = [{"role": each.role, "content": each.content} for each in request.chat.messages]
     else:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ..errors import reply_to_fields
 from ..protocol.infer_tensors import InferRequest
-from .app_calls import AppCalls, CallError
+from .app_calls import AppCalls, CallError, finite
 from .messages import message
 
 NAME = "inference.GRPCInferenceService"
@@ -120,7 +120,7 @@ class InferenceService:
         return message("inference.RepositoryIndexResponse")(models=found)
 
     async def _load(self, request: Any, context: Any) -> Any:
-        parameters = {name: _parameter(value) for name, value in request.parameters.items()}
+        parameters = {name: _parameter(name, value) for name, value in request.parameters.items()}
         path = f"/v2/repository/models/{_name(request.model_name)}/load"
         await self._calls.json(context, "POST", path, {"parameters": parameters})
         return message("inference.RepositoryModelLoadResponse")()
@@ -139,7 +139,7 @@ def infer_body(request: Any) -> dict[str, Any]:
     for number, tensor in enumerate(request.inputs):
         data = _raw_values(tensor, raw[number]) if raw else _values(tensor)
         inputs.append({"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": data})
-    parameters = {name: _parameter(value) for name, value in request.parameters.items()}
+    parameters = {name: _parameter(name, value) for name, value in request.parameters.items()}
     outputs = [{"name": output.name} for output in request.outputs]
     return {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
 
@@ -184,10 +184,10 @@ def _text(name: str, data: bytes) -> str:
         raise _refused(f"'{name[:128]}' must be UTF-8.") from None
 
 
-def _parameter(value: Any) -> Any:
+def _parameter(name: str, value: Any) -> Any:
     which = value.WhichOneof("parameter_choice")
     found = None if which is None else getattr(value, which)
-    return found.decode(errors="replace") if isinstance(found, bytes) else found
+    return found.decode(errors="replace") if isinstance(found, bytes) else finite(name, found)
 
 
 def _outputs(asked: InferRequest, model: str, told: Mapping[str, list[str]]) -> dict[str, Any]:

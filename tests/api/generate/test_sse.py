@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import ollama
 import openai
@@ -52,7 +52,8 @@ def _lines(live: Live, path: str, num_pings: int) -> list[str]:
 @pytest.mark.parametrize("path", _BODIES)
 def test_comments_are_sent_while_a_prompt_is_computed(beating: Live, path: str) -> None:
     found = _lines(beating, path, 3)
-    assert found.count(PING) >= 3 and found[0] == PING and found[1] == ""
+    # Events of a response have ids, behind which an empty line would be an event of its own to OpenAI's client.
+    assert found.count(PING) >= 3 and found[0] == PING and found[1] == (PING if path == "/v1/responses" else "")
     data = [line for line in found if line.startswith("data: ")]
     assert "answer 0" in "".join(data) or len(data) > 8
 
@@ -89,6 +90,34 @@ def test_clients_pass_over_heartbeats(beating: Live) -> None:
     ):
         _open_gate_later(beating)
         assert messages.get_final_text() == "answer 0"
+
+
+@pytest.mark.parametrize("kind", ["stored", "not stored", "in the background", "resumed"])
+def test_openais_client_passes_over_heartbeats_behind_events_with_ids(beating: Live, kind: str) -> None:
+    """Heartbeats come before the first event, between events and, as there are many, at any place."""
+    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "store": kind != "not stored"}
+    if kind in ("in the background", "resumed"):
+        asked["background"] = True
+    beating.async_engine.gate = _Pulse(0.02)
+    with beating.openai() as client:
+        events: Any = list(client.responses.create(**asked, stream=True))
+        if kind == "resumed":
+            begun = next(iter(client.responses.create(**asked, stream=True)))
+            events = list(client.responses.retrieve(begun.response.id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == "answer 0"
+
+
+class _Pulse(asyncio.Event):
+    """Lets each frame of the engine through after so many seconds, in which heartbeats are sent."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def wait(self) -> Literal[True]:
+        await asyncio.sleep(self._seconds)
+        return True
 
 
 def test_clients_raise_an_error_behind_a_heartbeat(beating: Live) -> None:

@@ -121,6 +121,12 @@ def test_a_prompt_that_is_too_long_is_rendered_once_whatever_its_marks(
 
 
 RETAIN: dict[str, Any] = {"action_type": "kv.retain", "payload": {"directives": [{"priority": 50, "duration": 60.0}]}}
+
+
+def retained(**directive: Any) -> dict[str, Any]:
+    return {"actions": [{"action_type": "kv.retain", "payload": {"directives": [{"priority": 1, **directive}]}}]}
+
+
 HINTS: list[tuple[dict[str, Any], float]] = [
     ({"retain_for": 86400}, 86400.0),
     ({"retain_for": 0.5}, 0.5),
@@ -133,6 +139,8 @@ HINTS: list[tuple[dict[str, Any], float]] = [
     ({"release": True, "actions": [RETAIN]}, 0.0),
     ({"actions": [RETAIN | {"payload": {"directives": [{"priority": 1, "duration": 7.0}] * 128}}]}, 7.0),
     ({"actions": [RETAIN | {"action_id": "i" * 256}]}, 60.0),
+    *((retained(duration=given), kept) for given, kept in ((0, 0.0), (86400, 86400.0), (1e308, 86400.0))),
+    *((retained(start=0, end=most), 86400.0) for most in (1, 2**63 - 1)),
     ({"actions": [{"action_type": "kv.demote", "action_id": "i" * 256}]}, 300.0),
 ]
 
@@ -158,6 +166,9 @@ def test_wrong_hints_are_refused_by_name(live: Live, path: str) -> None:
         ({"actions": [RETAIN | {"action_id": "i" * 257}]}, "kv_hints.actions[0]"),
         ({"actions": [{"action_type": "kv.demote", "action_id": "i" * 257}]}, "kv_hints.actions[0]"),
         ({"keep": 1}, "kv_hints"),
+        *((retained(duration=value), "duration") for value in (-0.5, "1")),
+        *((retained(start=value), "start") for value in (-1, 2**63)),
+        *((retained(end=value), "end") for value in (0, 2**63)),
     ]
     with live.http() as http:
         for hints, field in cases:

@@ -74,3 +74,20 @@ def test_an_application_that_breaks_off(begun: bool) -> None:
         assert caught.value.status is grpc.StatusCode.INTERNAL
 
     asyncio.run(job())
+
+
+def test_an_answer_without_its_end_is_none() -> None:
+    """The application gives up, without an error, on who has read nothing for a minute."""
+
+    async def job() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(piece(b"data: {}\n\n"))
+
+        events = AppCalls(app).events(None, "/x", {})
+        assert await anext(events) == {}
+        with pytest.raises(CallError, match="before its end") as caught:
+            await anext(events)
+        assert caught.value.status is grpc.StatusCode.ABORTED
+
+    asyncio.run(job())

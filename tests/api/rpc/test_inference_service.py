@@ -139,6 +139,8 @@ def test_the_repository(rpc: RpcClient) -> None:
         (asked("x", outputs=[{"name": "nope"}]), "outputs[0].name"),
         ({**asked("x"), "raw_input_contents": [b"abc"]}, "raw_input_contents"),
         ({**asked("x"), "model_name": ""}, "named"),
+        ({**asked("x"), "parameters": {"temperature": {"double_param": float("nan")}}}, "temperature"),
+        ({**asked("x"), "parameters": {"top_p": {"double_param": float("inf")}}}, "top_p"),
     ],
 )
 def test_malformed_requests(rpc: RpcClient, request_: dict[str, Any], text: str) -> None:

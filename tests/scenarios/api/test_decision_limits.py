@@ -93,3 +93,15 @@ def test_a_limit_holds_on_both_sides(live: Live, name: str) -> None:
         assert taken.status_code == 200, taken.text[:300]
         refused = http.post(path, json={**within, **beyond})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text[:300]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_the_number_of_ranked_documents_on_both_sides_of_its_limit(live: Live, path: str) -> None:
+    """More than there are is a bound like any other: all come."""
+    with live.http() as http:
+        for count, found in ((1, 1), (2, 2), (3, 2), (2**62, 2)):
+            reply = http.post(path, json={"query": "ab", "documents": ["c", "d"], "top_n": count})
+            assert reply.status_code == 200 and len(reply.json()["results"]) == found, reply.text
+        for wrong in (0, -1, 1.5, "1"):
+            reply = http.post(path, json={"query": "ab", "documents": ["c", "d"], "top_n": wrong})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_n"), reply.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +13,6 @@ from support.machine.waits import HANG_SECONDS, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from rootgraft.api.config import ServerConfig
-from rootgraft.api.generate import sse
 from rootgraft.api.http.connection import uvicorn_options
 
 
@@ -95,19 +93,6 @@ def test_others_go_on(live: Live, gate: asyncio.Event) -> None:
         while b"answer 0" not in reply:
             reply += other.recv(4096)
     assert [chr(request.tokens[-1]) for request in live.async_engine.aborted] == ["c"]
-
-
-def test_a_client_that_reads_nothing_counts_as_gone(
-    serve_with: Callable[[ServerConfig], Live], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sse, "_SEND_TIMEOUT", 0.05)
-    live = serve_with(ServerConfig(stream_heartbeat=0.05))  # the first look at the time is one at whether to send one
-    live.async_engine.say = lambda request, index: "x" * 2000
-    body = {"prompt": ["x"] * 64, "stream": True, "max_tokens": 2000, "logprobs": 20}
-    with ask(live, "/v1/completions", body):
-        wait_until(lambda: bool(live.async_engine.seen))
-        wait_until(lambda: live.state.limits.active == 0)
-    assert live.async_engine.aborted
 
 
 def test_one_failing_prompt_ends_the_others(live: Live) -> None:

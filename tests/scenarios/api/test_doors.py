@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
 from support.api.api_live import Live
+from support.api.rpc_live import GENERATION, generate_request, rpc_of
+from support.api.socket_asks import hear_ends, socket_of, tell
 
 from rootgraft.engine.errors import EngineDead
 
@@ -189,3 +192,97 @@ def test_bounds_in_tokens_on_both_sides_of_their_limit(live: Live, path: str, na
         for value in (MOST_TOKENS + 1, 2**70, -1):
             reply = http.post(path, json={**body, name: value})
             assert reply.status_code == 400 and name in reply.text, reply.text
+
+
+SOCKET_LIMITS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
+    "/v1/stream": SHARED
+    | {
+        "max_tokens": ([1, MOST_TOKENS], [-1, 1.5, MOST_TOKENS + 1, 2**70]),
+        "min_p": ([0, 1], [-0.01, ABOVE]),
+        "n": ([1, 4], [0, -1, 129, 2**70]),
+        "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+        "repetition_penalty": ([0.01, 2], [0, 2.01]),
+        "top_logprobs": ([0, 20], [-1, 21]),
+        "id": (["i", "i" * 64], ["", "i" * 65, 3]),
+    },
+    "/v1/responses": {name: SHARED[name] for name in ("temperature", "top_p", "top_k", "seed")}
+    | {
+        "max_output_tokens": ([1, MOST_TOKENS], [-1, 1.5, MOST_TOKENS + 1, 2**70]),
+        "top_logprobs": ([0, 20], [-1, 21]),
+        "stream_id": (["i", "i" * 64], ["", "i" * 65, 3]),
+    },
+}
+SOCKET_CASES = [(path, name, *values) for path, limits in SOCKET_LIMITS.items() for name, values in limits.items()]
+
+
+@pytest.mark.parametrize(("path", "name", "good", "bad"), SOCKET_CASES)
+def test_messages_of_websockets_on_both_sides_of_a_limit(
+    live: Live, path: str, name: str, good: list[Any], bad: list[Any]
+) -> None:
+    asked = {"type": "generate", "id": "a", "messages": HI, "max_tokens": 4}
+    if path == "/v1/responses":
+        asked = {"type": "response.create", "input": "hi"}
+    if name == "top_logprobs" and path == "/v1/stream":
+        asked["logprobs"] = True
+    ends = ("done", "response.completed", "response.incomplete", "error")
+    with socket_of(live, path) as sock:
+        for values, is_taken in ((good, True), (bad, False)):
+            for value in values:
+                tell(sock, {**asked, name: value})
+                last = hear_ends(sock, 1, ends)[-1]
+                assert (last["type"] != "error") == is_taken, (value, last)
+                if not is_taken:
+                    assert last["status"] == 400 and last["error"]["param"] == name, (value, last)
+
+
+MOST_UINT32 = 2**32 - 1
+RPC_LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
+    **{name: SHARED[name] for name in ("temperature", "top_p", "frequency_penalty")},
+    "top_k": ([1, MOST_TOP_K], [-2, MOST_TOP_K + 1]),
+    "seed": ([0, MOST_SEED], []),
+    "max_tokens": ([1, MOST_UINT32], []),
+    "min_tokens": ([0, 4], [MOST_UINT32]),
+    "min_p": ([0, 1], [-0.01, ABOVE]),
+    "presence_penalty": ([-2, 2], [-2.01, 2.01]),
+    "repetition_penalty": ([0.01, 2], [0, 2.01]),
+    "stop": ([["x" * 256], ["x"] * 16], [["x" * 257], ["x"] * 17]),
+}
+"""What a field's type cannot hold never leaves the client."""
+
+
+@pytest.mark.parametrize("name", RPC_LIMITS)
+def test_calls_on_both_sides_of_a_limit(live: Live, name: str) -> None:
+    good, bad = RPC_LIMITS[name]
+    method, answer = f"{GENERATION}/GenerateUnary", "rootgraft.v1.GenerateResponse"
+    if isinstance(bad and bad[0], float):
+        bad = [*bad, float("inf"), float("-inf"), float("nan")]
+    with rpc_of(live) as rpc:
+        for value in good:
+            rpc.unary(method, generate_request(prompt="hi", sampling={"max_tokens": 8, name: value}), answer)
+        for value in bad:
+            with pytest.raises(grpc.RpcError) as caught:
+                rpc.unary(method, generate_request(prompt="hi", sampling={"max_tokens": 8, name: value}), answer)
+            told = dict(caught.value.trailing_metadata())
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, (value, caught.value.details())
+            assert told["error-param"].startswith(name), (value, told)
+
+
+TEXT_LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "model": ({"model": "tiny"}, {"model": "x" * 257}),
+    "prompt_cache_key": ({"cache_key": "k" * 256}, {"cache_key": "k" * 257}),
+    "priority": ({"priority": "batch"}, {"priority": "high"}),
+    "guided_regex": ({"regex": "[a-z ]+0"}, {"regex": "a" * 65_537}),
+    "guided_choice": ({"choices": {"texts": ["answer 0"]}}, {"choices": {"texts": []}}),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_LIMITS)
+def test_texts_of_calls_on_both_sides_of_a_limit(live: Live, name: str) -> None:
+    method, answer = f"{GENERATION}/GenerateUnary", "rootgraft.v1.GenerateResponse"
+    with rpc_of(live) as rpc:
+        good, bad = (generate_request(prompt="hi", **fields) for fields in TEXT_LIMITS[name])
+        assert rpc.unary(method, good, answer).text == "answer 0"
+        with pytest.raises(grpc.RpcError) as caught:
+            rpc.unary(method, bad, answer)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert name in caught.value.details(), caught.value.details()

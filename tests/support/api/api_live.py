@@ -124,10 +124,16 @@ def serve(state: ServerState) -> Iterator[Live]:
         )
 
 
-def ask(live: Live, path: str, body: dict[str, Any], key: str = "none") -> socket.socket:
+def ask(
+    live: Live, path: str, body: dict[str, Any], key: str = "none", *, receive_buffer: int | None = None
+) -> socket.socket:
     """Send a request and leave the answer unread: a client that leaves when it is told to, and not by the clock."""
     host, port = live.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(HANG_SECONDS)
+    sock.connect((host, int(port)))
     data = json.dumps(body).encode()
     lines = [
         f"POST {path} HTTP/1.1",

@@ -22,8 +22,8 @@ GENERATION, INFERENCE = "/rootgraft.v1.Generation", "/inference.GRPCInferenceSer
 class RpcClient:
     """Calls methods by name on one connection."""
 
-    def __init__(self, channel: Any, live: Live) -> None:
-        self.channel, self.live = channel, live
+    def __init__(self, channel: Any, live: Live, address: str) -> None:
+        self.channel, self.live, self.address = channel, live, address
 
     def unary(self, method: str, request: Any, answer: str, **options: Any) -> Any:
         options = {"timeout": 60, **options}
@@ -54,8 +54,9 @@ def rpc_of(live: Live) -> Iterator[RpcClient]:
 
     server = asyncio.run_coroutine_threadsafe(start(), live.loop).result(HANG_SECONDS)
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.enable_http_proxy", 0)]) as channel:
-            yield RpcClient(channel, live)
+        address = f"127.0.0.1:{server.port}"
+        with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+            yield RpcClient(channel, live, address)
     finally:
         asyncio.run_coroutine_threadsafe(server.close(), live.loop).result(HANG_SECONDS)
 

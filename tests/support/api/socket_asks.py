@@ -21,6 +21,8 @@ def connect_to(url: str, path: str, key: str = "none", **options: Any) -> Client
     headers = {"Authorization": f"Bearer {key}", **options.pop("headers", {})}
     url = url.replace("http://", "ws://") + path
     patience = {"open_timeout": HANG_SECONDS, "close_timeout": HANG_SECONDS, "ping_interval": None}
+    # Where its own queue has a bound and is full, the client waits for room in it even to close the connection.
+    patience["max_queue"] = None
     return connect(url, additional_headers=headers, proxy=None, **{**patience, **options})
 
 
