@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Heartbeat
+from rootgraft.engine.messages import Done, Failed, Heartbeat, TokenTexts
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason
 from rootgraft.fleet import fleet as fleet_module
@@ -24,6 +25,9 @@ from rootgraft.fleet.replica_client import ReplicaClient
 from rootgraft.fleet.scaling import autoscaling
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.lora.safe_paths import check_name
+
+TEXTS = TokenTexts(array("i", [1] * 10 + [5]), b"abcdefghij<eos>", (10,))
+SPEC = ("regex", b"[a-e]{12}")
 
 
 @pytest.fixture
@@ -410,7 +414,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_from_none_the_first_request_is_held_and_answered(make: Any, hasty: None) -> None:
-    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4, idle_seconds=0.0))
     await made.fleet.load_adapter("sql", "one")
     await made.until(lambda: not made.serving)
     status = made.fleet.status()
@@ -428,7 +432,7 @@ async def test_from_none_the_first_request_is_held_and_answered(make: Any, hasty
 
 
 async def test_an_adapter_is_loaded_where_no_replica_runs(make: Any, hasty: None) -> None:
-    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4, idle_seconds=0.0))
     await made.until(lambda: not made.serving)
     await made.fleet.load_adapter("sql", "one")
     assert made.fleet.adapters.keys() == {"sql"} and len(made.clients) == 2
@@ -438,7 +442,7 @@ async def test_an_adapter_is_loaded_where_no_replica_runs(make: Any, hasty: None
 
 
 async def test_the_number_of_replicas_follows_the_load(make: Any, hasty: None) -> None:
-    made = await make(1, AutoscalePolicy(least=1, most=3, rows=4))
+    made = await make(1, AutoscalePolicy(least=1, most=3, rows=4, idle_seconds=0.0))
     prompts = {number: [number % VOCAB, 3] for number in range(20)}
     made.fleet.submit([submit(number, prompt, 200) for number, prompt in prompts.items()])
     await made.until(lambda: len(made.serving) == 3)
@@ -499,6 +503,25 @@ async def test_a_replica_that_is_lost_in_prefill_loses_nothing(make: Any, steps:
     check_answers(made, prompts, 8)
 
 
+async def test_a_replica_that_is_lost_while_it_compiles_loses_nothing(make: Any) -> None:
+    """A grammar whose sequences have not begun; they go on where it is compiled again, with the same tokens."""
+    prompts = {number: [number % VOCAB, 7] for number in range(6)}
+    answers = []
+    for count, is_lost in ((1, False), (2, True)):
+        made = await make(count)
+        made.fleet.describe_tokens(TEXTS)
+        made.fleet.submit([submit(number, prompt, 12, grammar=SPEC) for number, prompt in prompts.items()])
+        victim = made.serving[0]
+        assert victim.submits and not made.tokens
+        if is_lost:
+            victim.die()
+        await made.until(lambda made=made: len(made.ends) == len(prompts))
+        assert not [end for end in made.ends.values() if not isinstance(end, Done)]
+        assert made.fleet.num_lost == is_lost and set(made.ends) == set(prompts)
+        answers.append(made.tokens)
+    assert answers[0] == answers[1] and all(len(tokens) == 12 for tokens in answers[0].values())
+
+
 async def test_a_replica_that_is_lost_while_it_drains_loses_nothing(make: Any) -> None:
     made = await make(2)
     prompts = {number: [number % VOCAB, 5] for number in range(8)}
@@ -527,7 +550,7 @@ async def answered_with_a_loss(made: Made, prompts: dict[int, list[int]], max_to
 
 async def test_waves_from_none_to_all_and_back_lose_nothing(make: Any, hasty: None) -> None:
     """With a loss in each wave, while replicas come and go."""
-    made = await make(1, AutoscalePolicy(least=0, most=3, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=3, rows=4, idle_seconds=0.0))
     waves = [{100 * wave + number: [number % VOCAB, wave] for number in range(16)} for wave in range(3)]
     for prompts in waves:
         await answered_with_a_loss(made, prompts, 60)
