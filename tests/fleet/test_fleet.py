@@ -26,7 +26,7 @@ from rootgraft.fleet.scaling import autoscaling
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.lora.safe_paths import check_name
 
-TEXTS = TokenTexts(array("i", [1] * 10 + [5]), b"abcdefghij<eos>", (10,))
+TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (256,))
 SPEC = ("regex", b"[a-e]{12}")
 
 
@@ -508,7 +508,7 @@ async def test_a_replica_that_is_lost_while_it_compiles_loses_nothing(make: Any)
     prompts = {number: [number % VOCAB, 7] for number in range(6)}
     answers = []
     for count, is_lost in ((1, False), (2, True)):
-        made = await make(count)
+        made = await make(count, vocab_size=257, eos=(256,))
         made.fleet.describe_tokens(TEXTS)
         made.fleet.submit([submit(number, prompt, 12, grammar=SPEC) for number, prompt in prompts.items()])
         victim = made.serving[0]
