@@ -113,7 +113,9 @@ def ranges_asked(url: str, ending: threading.Event) -> int:
     status = 0
     parts = ",".join(f"{number}-{number}" for number in range(2_500))
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
-        sent = http.post("/files", files={"file": ("a.jsonl", b"{}\n" * 40_000)}, data={"purpose": "user_data"})
+        sent = http.post(
+            "/files", files={"file": ("a.jsonl", b'{"custom_id": "a"}\n' * 4_000)}, data={"purpose": "batch"}
+        )
         path = f"/files/{sent.raise_for_status().json()['id']}/content"
         while not ending.is_set():
             status = http.get(path, headers={"Range": f"bytes={parts}"}).status_code

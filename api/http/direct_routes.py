@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -41,7 +42,7 @@ class DirectRoutes:
         request = Request(scope, receive)
         try:
             response = await answer(request)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             response = Response(status_code=499)  # for the log alone, as the client has left
         except HANDLED as error:
             response = await handle(request, error)

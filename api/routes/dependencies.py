@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from ...engine.errors import RequestError
@@ -258,7 +259,7 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
             raise
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([fault]) from error
-    except (HTTPException, RequestValidationError):
+    except (HTTPException, RequestValidationError, ClientDisconnect):
         raise
     except Exception as error:
         if lacks_memory(error):
