@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -19,13 +18,12 @@ from ..generate.model_router import ModelRouter
 from ..generate.readiness import is_live, ready_fault
 from ..generate.server_state import ServerState
 from ..generate.streams import collect, generate, while_connected
-from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from ..protocol.base import StrictModel
 from ..protocol.completions import CompletionRequest
 from ..protocol.infer_tensors import INPUTS, OUTPUTS, InferRequest
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from .adapters import load_lora_adapter, unload_lora_adapter
 from .dependencies import CallerOf, JsonRoute, Models
 from .models import folders_for, names_for
@@ -100,7 +98,7 @@ async def model_infer(name: Name, body: InferRequest, request: Request, models: 
     state = models.of(name)
     completion = as_completion(body, name)
     target = await state.models.find(name, caller)
-    output_format = await beside_loop(partial(requested_format, completion))
+    output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec
     strict = state.options.strict_max_tokens
     prepared = await completion_requests(target, completion, grammar, caller, strict=strict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +19,6 @@ from ..generate.model_directory import ModelTarget
 from ..generate.pooled_reads import PooledReader, plan_pooled
 from ..generate.server_state import ServerState
 from ..generate.streams import at_intervals, collect, generate, take_all, while_connected
-from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..ollama.ollama_chat import as_chat, as_completion, field_names
 from ..ollama.ollama_reply import LineStream, OllamaReply, error_line, one_line, reply_lines
@@ -33,7 +31,7 @@ from ..ollama.ollama_request import (
     OllamaShowRequest,
 )
 from ..protocol.pooled import EmbeddingRequest
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from .dependencies import CallerOf, JsonRoute, Models, State, set_facts
 from .models import folders_for, names_for
 
@@ -110,7 +108,7 @@ async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, 
         return await chat_request(target, as_chat(body), caller, strict=strict)
     most = target.engine.defaults.max_tokens
     completion = as_completion(body, target.engine.max_model_len if most is None else most)
-    output_format = await beside_loop(partial(requested_format, completion))
+    output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec
     is_named = body.options.num_predict > 0
     (prepared,) = await completion_requests(target, completion, grammar, caller, strict=strict and is_named)
