@@ -45,11 +45,10 @@ lock:
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --output-file deploy/requirements.lock
 
-# The digest of the newest base image, for all platforms, as the registry tells it.
+# The base image by its newest digest, for all platforms, as its registry tells it.
 BASE_IMAGE ?= python:3.12-slim-bookworm
 pin-base:
-	digest=$$(docker buildx imagetools inspect $(BASE_IMAGE) --format '{{.Manifest.Digest}}') && \
-	  sed -i "s|^ARG BASE=.*|ARG BASE=$(BASE_IMAGE)@$$digest|" deploy/Dockerfile
+	$(PYTHON) deploy/pin_base.py $(BASE_IMAGE)
 
 # Known advisories against lower bounds and locked versions, without a network.
 audit:

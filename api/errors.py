@@ -37,6 +37,7 @@ from ..engine.errors import (
 from ..fleet.errors import CatalogUnavailable
 
 logger = logging.getLogger(__name__)
+_MOST_QUOTED = 40
 
 _RETRY = {"retry-after": "1"}
 _INTERNAL = "internal_error"
@@ -223,9 +224,18 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
         case kind if kind.endswith("_type"):
             given = _json_type(first["input"])
             return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_type")
-    given = json.dumps(first["input"], ensure_ascii=False)
-    given = given if len(given) <= 40 else given[:40] + "..."
+    given = _beginning(first["input"])
     return ErrorReply(400, f"{name} must be {wanted}, not {given}.", param, "invalid_value")
+
+
+def _beginning(value: Any) -> str:
+    """Return a value's JSON, of which only the first characters are written out."""
+    found = ""
+    for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+        found += piece
+        if len(found) > _MOST_QUOTED:
+            return found[:_MOST_QUOTED] + "..."
+    return found
 
 
 _WANTED = {

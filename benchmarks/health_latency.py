@@ -1,5 +1,4 @@
-"""Latency of ``/health`` while the server is given programs whose work doubles: schemas, templates, patterns.
-
+"""Latency of ``/health`` while the server is given programs whose work doubles, large bodies, held uploads, ranges.
 
     python -m benchmarks.health_latency [--asks 300] [--output FILE.json]
 
@@ -13,11 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from benchmarks.serve.server import ROOT, Server, machine
 ADAPTER = ROOT / "examples" / "adapters" / "pirate"
 LIMIT_SECONDS = 0.05
 PAUSE_SECONDS = 0.01
+Body = dict[str, Any] | Callable[[str, threading.Event], int]
 MEMORY = "{{ 'a' * 4000000000 }}"
 
 
@@ -71,19 +74,70 @@ def inputs(model: str, adapters: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
         found[name] = {"model": model, "messages": messages, "response_format": form, "max_tokens": 24}
     found |= {f"adapter: {name}": {"model": name, "messages": messages, "max_tokens": 4} for name in adapters}
+    found |= {name: {"model": model, "max_tokens": 4} | fields for name, fields in large_bodies().items()}
     return found | {"nothing, after": {}}
 
 
-def measure(url: str, body: dict[str, Any], asks: int) -> dict[str, Any]:
-    """Ask for health while a request is sent again and again; no request for an empty body."""
+def large_bodies() -> dict[str, dict[str, Any]]:
+    """Return fields whose work is proportional to a body of a megabyte or more, by name."""
+    message = {"role": "user", "content": "a"}
+    tool = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(120)}}
+    tools = [{"type": "function", "function": {"name": f"f{number}", "parameters": tool}} for number in range(256)]
+    return {
+        "100,000 unknown fields": {"messages": [message], **{f"x{number}": 1 for number in range(100_000)}},
+        "90,000 parts of messages": {"messages": [{**message, "content": [{"type": "text", "text": "a"}] * 900}] * 100},
+        "256 tools of 120 parameters": {"messages": [message], "tools": tools, "tool_choice": "required"},
+        "user of 4 MB": {"messages": [message], "user": "x" * 4_000_000},
+    }
+
+
+def upload_held(url: str, ending: threading.Event) -> int:
+    """Begin an upload of 10 MB, and hold it before its end until told. Returns the status, 0 without one."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    with socket.create_connection((host, int(port)), timeout=600) as sock:
+        sock.sendall(f"{head}Content-Length: {20 << 20}\r\n\r\n".encode() + begin)
+        with suppress(OSError):
+            for _ in range(10):
+                sock.sendall(bytes(1 << 20))
+        ending.wait()
+        sock.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            return int([*sock.recv(64).split(), b"0", b"0"][1])
+    return 0
+
+
+def ranges_asked(url: str, ending: threading.Event) -> int:
+    """Ask for a file in 2,500 ranges again and again until told. Returns the last status."""
+    status = 0
+    parts = ",".join(f"{number}-{number}" for number in range(2_500))
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        sent = http.post(
+            "/files", files={"file": ("a.jsonl", b'{"custom_id": "a"}\n' * 4_000)}, data={"purpose": "batch"}
+        )
+        path = f"/files/{sent.raise_for_status().json()['id']}/content"
+        while not ending.is_set():
+            status = http.get(path, headers={"Range": f"bytes={parts}"}).status_code
+    return status
+
+
+def measure(url: str, body: Body, asks: int) -> dict[str, Any]:
+    """Ask for health while a request is sent again and again, or held; no request for an empty body."""
     ending, statuses = threading.Event(), Counter[int]()
 
     def send() -> None:
+        if not isinstance(body, dict):
+            statuses[body(url, ending)] += 1
+            return
+        data = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
         with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
             while not ending.is_set():
-                statuses[http.post("/chat/completions", json=body).status_code] += 1
+                statuses[http.post("/chat/completions", content=data, headers=headers).status_code] += 1
 
-    senders = [threading.Thread(target=send) for _ in range(2 if body else 0)]
+    count = (24 if body is upload_held else 2) if body else 0
+    senders = [threading.Thread(target=send) for _ in range(count)]
     for sender in senders:
         sender.start()
     seconds = []
@@ -102,11 +156,17 @@ def measure(url: str, body: dict[str, Any], asks: int) -> dict[str, Any]:
 def run(asks: int) -> dict[str, Any]:
     """Return all figures, and under ``holds`` whether each is right."""
     with tempfile.TemporaryDirectory() as name:
-        adapters = make_adapters(Path(name))
-        with Server(serve_command("--enable-lora", "--lora-dir", name)).running() as (url, process):
+        folder = Path(name)
+        adapters = make_adapters(folder / "adapters")
+        with Server(
+            serve_command("--enable-lora", "--lora-dir", str(folder / "adapters"), "--batch-dir", str(folder / "files"))
+        ).running() as (url, process):
             wait_ready(url, process)
             model = httpx.get(f"{url}/models", trust_env=False).json()["data"][0]["id"]
-            found = {each: measure(url, body, asks) for each, body in inputs(model, adapters).items()}
+            bodies: dict[str, Body] = {**inputs(model, adapters)}
+            last = bodies.popitem()
+            bodies |= {"24 held uploads": upload_held, "2,500 ranges": ranges_asked, last[0]: last[1]}
+            found = {each: measure(url, body, asks) for each, body in bodies.items()}
     rest = max(each["health_s"]["p99"] for name, each in found.items() if name.startswith("nothing"))
     holds = {name: each["health_s"]["p99"] <= max(LIMIT_SECONDS, 2 * rest) for name, each in found.items()}
     return {"holds": holds, "inputs": found}

@@ -1,8 +1,9 @@
-"""A server under limits on its address space: does it start or say why not, and does it outlive what finds none?
+"""A server under limits on its memory: does it start or say why not, and does it outlive what finds none?
 
     python -m benchmarks.little_memory [--output FILE.json]
 
-First it is started under ``ulimit -v`` of several sizes: it serves, or it ends with one line. Then, while it serves,
+First it is started under ``ulimit -v`` of several sizes, and in cgroups with a limit where this user may make them
+(version 1): it serves, or it ends with one line. Then, while it serves,
 its engine and after that its API process may add so many MiB, and get requests that need memory: long and short
 ones, several answers with logprobs, a schema, an adapter. Each must be answered, or refused by a 503 of ours (a 400 for
 what is too long); once the limit is gone, the first request must have the answer that it had before. Exit code 1 if
@@ -13,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,8 @@ from rootgraft.api.cli.remote_server import RemoteError
 
 GIB = 1 << 30
 STARTS = (0.3, 0.6, 0.8, 1.0, 1.5, 2.0)  # GiB of address space
+IN_CGROUPS = (0.35, 1.0)  # GiB of memory
+CGROUPS = Path("/sys/fs/cgroup/memory")
 ROOMS = (4, 40, 200)  # MiB that a process may add
 START_SECONDS = 300.0
 SCHEMA = {
@@ -50,16 +56,43 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-def start(gib: float) -> str:
-    """Return what became of a server with so much address space: that it serves, or its last line."""
+@contextmanager
+def cgroup(gib: float) -> Iterator[Path | None]:
+    """Make a cgroup with so much memory within the block; None where this user may not."""
+    folder = CGROUPS / f"rootgraft-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(int(gib * GIB)))
+    except OSError:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def start_in_cgroup(gib: float) -> str | None:
+    """Return what became of a server in a cgroup with so much memory; None where there can be none."""
+    with cgroup(gib) as folder:
+        return None if folder is None else start(lambda: folder.joinpath("cgroup.procs").write_text(str(os.getpid())))
+
+
+def start_limited(gib: float) -> str:
+    """Return what became of a server with so much address space."""
     limit = int(gib * GIB)
+    return start(lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+
+
+def start(limit: Callable[[], object]) -> str:
+    """Return what became of a server that limits itself first: that it serves, or its last line."""
     words = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", "0", "--threads", "1"]
     with subprocess.Popen(
         words,
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        preexec_fn=limit,
     ) as process:
         assert process.stderr is not None
         lines = []
@@ -106,7 +139,9 @@ def limited(http: httpx.Client, model: str, process: psutil.Process, mib: int) -
 
 def run() -> dict[str, Any]:
     """Return all figures, and under ``holds`` whether each is right."""
-    starts = {f"{gib:g} GiB": start(gib) for gib in STARTS}
+    starts = {f"{gib:g} GiB": start_limited(gib) for gib in STARTS}
+    in_cgroups = {f"{gib:g} GiB in a cgroup": start_in_cgroup(gib) for gib in IN_CGROUPS}
+    starts |= {name: found for name, found in in_cgroups.items() if found is not None}
     rooms: dict[str, Any] = {}
     options = ("--enable-lora", "--lora-dir", str(ROOT / "examples" / "adapters"), "--max-model-len", "4096")
     with Server(serve_command(*options)).running() as (url, process):

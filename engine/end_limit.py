@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
+
+from .error_stream import write_last_line
 
 
 class EndLimit:
@@ -36,7 +37,5 @@ class EndLimit:
 
     def _run(self) -> None:
         if not self._cancelled.wait(self._seconds):
-            print(
-                f"{self._what} has not ended after {self._seconds:g} s: the process ends", file=sys.stderr, flush=True
-            )
+            write_last_line(f"{self._what} has not ended after {self._seconds:g} s: the process ends")
             os._exit(self._code)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
@@ -14,6 +15,7 @@ from ...engine.text.prompt_cache import Owner
 from ...engine.types import SamplingParams
 from ...grammar.spec import GrammarSpec
 from ..access.caller import Caller
+from ..large_bodies import beside_loop
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
@@ -44,7 +46,7 @@ class PreparedChat(NamedTuple):
 
 async def chat_tokens(target: ModelTarget, body: ChatRequest, caller: Caller) -> array[int]:
     """Return the tokens of a chat as its request would have them. Raises as ``plan_chat`` and ``chat_prompt``."""
-    plan = plan_chat(target, body, caller)
+    plan = await beside_loop(partial(plan_chat, target, body, caller))
     with _naming_field("messages"):
         return (await chat_prompt(target, plan)).tokens
 
@@ -58,7 +60,7 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
     Raises:
         RequestError: with the names of the body's fields.
     """
-    plan = plan_chat(target, body, caller)
+    plan = await beside_loop(partial(plan_chat, target, body, caller))
     with _naming_field("messages"):
         prompt = await chat_prompt(target, plan)
         params = _chat_params(target, body, len(prompt.tokens), strict=strict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..access.rate_limits import LIMIT_HEADERS
@@ -74,7 +75,8 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         app.include_router(routes)
     for kind in HANDLED:
         app.add_exception_handler(kind, handle)
-    app.add_exception_handler(ClientGone, _client_gone)
+    for left in (ClientGone, ClientDisconnect):
+        app.add_exception_handler(left, _client_gone)
     state.stores.internal_client = InternalClient(
         app.build_middleware_stack(), app
     )  # without the middleware added below

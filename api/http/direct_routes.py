@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -41,7 +42,7 @@ class DirectRoutes:
         request = Request(scope, receive)
         try:
             response = await answer(request)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             # The client has left: only the log sees this status.
             response = Response(status_code=499)
         except HANDLED as error:

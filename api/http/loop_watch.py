@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ...engine.end_limit import EndLimit
+from ...engine.error_stream import write_last_line
 from .systemd_notify import notify_watchdog
 
 SILENT_SECONDS = 30.0
@@ -24,6 +26,7 @@ SILENT_SECONDS = 30.0
 PROCESSOR_SECONDS = 60.0
 """Of processor time without one; on machines with more cores as many as these."""
 EXIT_HUNG = 70
+_ENDING_SECONDS = 5.0
 _BEAT_SECONDS = 1.0
 _TICK_SECONDS = 0.25
 # One look counts at most so many seconds: where more have passed, this process itself did not run.
@@ -54,7 +57,7 @@ class LoopWatch:
     """Watches the running event loop from its start to ``close``.
 
     Args:
-        ending: called before the process is ended, in the watch's thread.
+        ending: called before the process is ended, in the watch's thread, for some seconds at most.
     """
 
     def __init__(self, ending: Callable[[], None] = lambda: None) -> None:
@@ -90,11 +93,11 @@ class LoopWatch:
     def _end(self) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        print(
-            f"The event loop gives no sign of life for {SILENT_SECONDS:g} s: the process ends. It is at:\n{where}",
-            file=sys.stderr,
-            flush=True,
+        write_last_line(
+            f"The event loop gives no sign of life for {SILENT_SECONDS:g} s: the process ends. It is at:\n{where}"
         )
+        # What is called may write to a log whose lock the loop holds.
+        EndLimit(_ENDING_SECONDS, EXIT_HUNG, "What the server ends")
         try:
             self._ending()
         finally:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from .base import Id, StrictModel, rejected, string_or_list
-from .chat_messages import CacheBreakpoint, arguments_of_input
+from .chat_messages import MAX_PARTS, CacheBreakpoint, arguments_of_input
 
 MAX_ITEMS = 4096
 
@@ -54,7 +54,9 @@ class ResponseTextPart(StrictModel):
 
 Texts = Annotated[
     Annotated[str, Tag("<string>")]
-    | Annotated[list[Annotated[ResponseTextPart, BeforeValidator(_check_part)]], Tag("<list>")],
+    | Annotated[
+        list[Annotated[ResponseTextPart, BeforeValidator(_check_part)]], Field(max_length=MAX_PARTS), Tag("<list>")
+    ],
     Discriminator(
         string_or_list, custom_error_type="rejected", custom_error_message="must be a string or a list of text parts"
     ),

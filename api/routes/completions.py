@@ -12,7 +12,7 @@ from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, collect, generate, while_connected
 from ..observe.token_usage import UsageCount
 from ..protocol.completions import CompletionRequest
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def create_completion(body: CompletionRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Continue one or more prompts."""
     target = await state.models.find(body.asked_model, caller, body.lora_path, body.session or None)
-    output_format = requested_format(body)
+    output_format = await checked_format(body)
     grammar = None if output_format is None else output_format.spec
     prepared = await completion_requests(target, body, grammar, caller, strict=state.options.strict_max_tokens)
     prompts = echoed_prompts(target.engine, body, prepared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -19,6 +20,7 @@ from ..generate.envelope import json_response
 from ..generate.label_reads import AskedModel, LabelReader, asked_models, plan_reads
 from ..generate.server_state import ServerState
 from ..generate.streams import collect, generate, while_connected
+from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..protocol.decisions import DecisionRequest
 from ..protocol.sampling import PriorityName, priority_of
@@ -52,7 +54,7 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
         input_field="input",
     )
     await read_labels(state, caller, request, reader, name, f"dec_{uuid.uuid4().hex}")
-    found, digests = _calibrated(state, reader, models, questions, calibrations)
+    found, digests = await beside_loop(partial(_calibrated, state, reader, models, questions, calibrations))
     usage = decision_usage(len(reader.request.tokens), reader.cached)
     return json_response(decision_body(body, name, found, digests, usage))
 
@@ -106,7 +108,7 @@ async def create_system_one(body: SystemOneRequest, request: Request, state: Sta
     )
     response_id = f"decision-{uuid.uuid4().hex}"
     await read_labels(state, caller, request, reader, name, response_id)
-    found, digests = _calibrated(state, reader, models, questions, calibrations)
+    found, digests = await beside_loop(partial(_calibrated, state, reader, models, questions, calibrations))
     return json_response(system_one_body(body, name, response_id, found, digests, len(reader.request.tokens)))
 
 

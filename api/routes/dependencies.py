@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from ...engine.errors import RequestError
@@ -25,6 +26,7 @@ from ..errors import HTTPError, lacks_memory
 from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
+from ..large_bodies import beside_loop, note_body
 from ..protocol.base import StrictModel
 from ..protocol.exact_json import loads_exact, may_be_inexact
 from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
@@ -42,6 +44,8 @@ _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _LEFT_OUT_STATE = "left_out"
 # Unknown fields are dropped in rounds: those inside a part show once the part is otherwise right.
 _MOST_ROUNDS = 8
+MAX_FAULTS = 1 << 15
+"""That a body may have, each of which costs memory and time; the first one is told."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -114,10 +118,8 @@ class _StrictRequest(Request):
         if self._pruned is not None:
             return self._pruned
         body = await self.body()
-        value = orjson.loads(body)
-        if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and may_be_inexact(body):
-            value |= {name: part for name, part in loads_exact(body).items() if name in _WITH_SCHEMAS}
-        return value
+        note_body(len(body))
+        return await beside_loop(partial(_loads, body))
 
     def declare_json(self) -> None:
         """Declare the body as JSON to what reads the request next."""
@@ -144,6 +146,13 @@ class _StrictRequest(Request):
         if dropped:
             self.state.caller.facts.ignored_fields = str(self.ignored)
         return bool(dropped)
+
+
+def _loads(body: bytes) -> Any:
+    value = orjson.loads(body)
+    if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and may_be_inexact(body):
+        value |= {name: part for name, part in loads_exact(body).items() if name in _WITH_SCHEMAS}
+    return value
 
 
 class JsonRoute(APIRoute):
@@ -251,20 +260,28 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
             raise
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([fault]) from error
-    except (HTTPException, RequestValidationError):
+    except (HTTPException, RequestValidationError, ClientDisconnect):
         raise
     except Exception as error:
         if lacks_memory(error):
             raise
         raise HTTPException(400, "There was an error parsing the body") from error
-    try:
-        body = model.model_validate(value, from_attributes=True)
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from error
+    body = await beside_loop(partial(_validated, model, value))
     if left_out := body.left_out:
         setattr(request.state, _LEFT_OUT_STATE, left_out)
     return body
+
+
+def _validated(model: type[StrictModel], value: Any) -> StrictModel:
+    """Return a parsed body as a model. Raises RequestValidationError, with the faults while these are not too many."""
+    try:
+        return model.model_validate(value, from_attributes=True)
+    except ValidationError as error:
+        if error.error_count() > MAX_FAULTS:
+            reason = f"has {error.error_count()} faults: they are named one by one if there are at most {MAX_FAULTS}"
+            raise RequestValidationError([{"type": "rejected", "loc": ("body",), "msg": reason}]) from error
+        faults = error.errors(include_url=False)
+        raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from error
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from ..protocol.base import StrictModel
 from ..protocol.completions import CompletionRequest
 from ..protocol.infer_tensors import INPUTS, OUTPUTS, InferRequest
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from .adapters import load_lora_adapter, unload_lora_adapter
 from .dependencies import CallerOf, JsonRoute, Models
 from .models import folders_for, names_for
@@ -98,7 +98,7 @@ async def model_infer(name: Name, body: InferRequest, request: Request, models: 
     state = models.of(name)
     completion = as_completion(body, name)
     target = await state.models.find(name, caller)
-    output_format = requested_format(completion)
+    output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec
     strict = state.options.strict_max_tokens
     prepared = await completion_requests(target, completion, grammar, caller, strict=strict)

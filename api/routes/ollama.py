@@ -31,7 +31,7 @@ from ..ollama.ollama_request import (
     OllamaShowRequest,
 )
 from ..protocol.pooled import EmbeddingRequest
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from .dependencies import CallerOf, JsonRoute, Models, State, set_facts
 from .models import folders_for, names_for
 
@@ -108,7 +108,7 @@ async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, 
         return await chat_request(target, as_chat(body), caller, strict=strict)
     most = target.engine.defaults.max_tokens
     completion = as_completion(body, target.engine.max_model_len if most is None else most)
-    output_format = requested_format(completion)
+    output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec
     is_named = body.options.num_predict > 0
     (prepared,) = await completion_requests(target, completion, grammar, caller, strict=strict and is_named)

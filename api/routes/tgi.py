@@ -14,7 +14,7 @@ from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import generate, take_all, while_connected
 from ..observe.token_usage import UsageCount
-from ..structured.output_format import requested_format
+from ..structured.output_format import checked_format
 from ..tgi.tgi_reply import TgiReply, tgi_error, tgi_events
 from ..tgi.tgi_request import NAMES, TgiRequest
 from .dependencies import CallerOf, JsonRoute, State, set_facts
@@ -75,7 +75,7 @@ async def _generate(
     target = await state.models.find(body.parameters.adapter_id, caller)
     with NAMES.naming_errors():
         completion = body.as_completion(await _prompt(body, target, caller), stream=stream)
-        output_format = NAMES.of_format(requested_format(completion))
+        output_format = NAMES.of_format(await checked_format(completion))
         grammar = None if output_format is None else output_format.spec
         strict = state.options.strict_max_tokens
         (prepared,) = await completion_requests(target, completion, grammar, caller, strict=strict)

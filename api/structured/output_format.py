@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ...engine.errors import GrammarRefused
 from ...grammar.errors import GrammarError
 from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarSpec
+from ..large_bodies import beside_loop
 from ..protocol.structured import ResponseFormat, StructuredFields, StructuredOutputs
 from .tool_parser import ToolParser
 from .tool_plan import ToolPlan
@@ -68,6 +70,11 @@ def requested_format(body: StructuredFields) -> OutputFormat | None:
         spec = _spec(body, name)
         check_limits(spec)
     return OutputFormat(spec, field, spec.kind.value, spec)
+
+
+async def checked_format(body: StructuredFields) -> OutputFormat | None:
+    """Return what ``requested_format`` does, beside the event loop if the request's body is large. Raises as it."""
+    return await beside_loop(partial(requested_format, body))
 
 
 @contextmanager

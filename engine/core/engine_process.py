@@ -29,6 +29,7 @@ from ...kernels.device_memory import is_out_of_memory
 from .. import process_memory
 from ..config import EngineConfig, config_of_json
 from ..end_limit import EndLimit
+from ..error_stream import write_last_line
 from ..errors import ConfigError, EngineError
 from ..ipc import Channel
 from ..machine.resources import check_room
@@ -133,7 +134,7 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
 
 def _end_engine(reason: str) -> None:
     """End the process, whose model has lost a rank: its client sees the end of the channel."""
-    print(f"The engine ends: {reason}", file=sys.stderr, flush=True)
+    write_last_line(f"The engine ends: {reason}")
     os._exit(EXIT_SOFTWARE)
 
 
@@ -215,7 +216,7 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
     except ConnectionError:
         return 0
     except Exception:
-        traceback.print_exc()
+        write_last_line(traceback.format_exc())
         return EXIT_SOFTWARE
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 
@@ -13,6 +12,7 @@ from ...kernels.cpu.portable_build import has_avx512
 from ...kernels.layouts import int8_kv_layout, kv_forms
 from ..checkpoint.model_config import ModelShape
 from ..config import EngineConfig
+from ..error_stream import write_line
 from ..errors import ConfigError
 from ..machine import resources
 
@@ -34,7 +34,7 @@ def choose_device(config: EngineConfig) -> torch.device:
         )
     if config.device == "auto":
         if is_rocm:
-            print("AMD's GPUs are not supported: the CPU computes, by torch for ROCm", file=sys.stderr, flush=True)
+            write_line("AMD's GPUs are not supported: the CPU computes, by torch for ROCm")
         return torch.device("cuda" if torch.cuda.is_available() and not is_rocm else "cpu")
     return torch.device(config.device)
 

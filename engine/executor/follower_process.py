@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...grammar.parent_death import end_with_parent
 from ..config import config_of_json
+from ..error_stream import write_last_line
 from ..errors import EngineError
 from .rank_link import SignsOfLife, read_line, receive
 from .rank_messages import Kind, RankMessage, unpack_batch, unpack_numbers
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     except ConnectionError:
         return 0
     except Exception:
-        traceback.print_exc()
+        write_last_line(traceback.format_exc())
         return EXIT_SOFTWARE
 
 
@@ -111,7 +112,7 @@ def _difference(expected: list[str], found: list[str]) -> str:
 
 def _end_all(engine: int, reason: str) -> None:
     """End this process, and rank 0 too where that is a process of its own (``engine``): it is silent or gone."""
-    print(f"Rank 0 {reason}: all ranks end", file=sys.stderr, flush=True)
+    write_last_line(f"Rank 0 {reason}: all ranks end")
     with suppress(ProcessLookupError):
         if os.getppid() == engine:
             os.kill(engine, signal.SIGKILL)

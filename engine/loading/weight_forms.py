@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +22,7 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import KEY
 from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
+from ..error_stream import write_line
 from ..errors import ConfigError, ModelError
 from . import measured_form, mxfp4, nvfp4
 from .gguf_numbers import GROUPED_TYPES
@@ -219,7 +219,7 @@ def _fastest(
     form: WeightForm = "stored_widened" if speeds.stored else "plain"
     if takes_both and not speeds.is_never_slower:
         form = "stored_both"
-    print(f"Weights are kept {_KEPT[form]}: {speeds}", file=sys.stderr, flush=True)
+    write_line(f"Weights are kept {_KEPT[form]}: {speeds}")
     return form
 
 

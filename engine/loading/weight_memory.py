@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 
 from ...kernels import quantised_weights
 from ..checkpoint.model_config import ModelConfig
+from ..error_stream import write_line
 from ..errors import ConfigError
 from .tensor_names import EMBEDDING, Shape, expected_shapes
 from .weight_forms import FORMS, WeightForm, has_kernels
@@ -45,11 +45,9 @@ def fitting_form(
     if form in ("plain", "stored_both") and has_kernels(device, dtype):
         stored = weight_bytes(source, config, dtype, "stored_widened")
         if stored <= available:
-            print(
+            write_line(
                 f"Weights are kept as stored: {stored / _GIB:.1f} GiB; widened they need {needed / _GIB:.1f}, and "
-                f"{available / _GIB:.1f} GiB of memory are available",
-                file=sys.stderr,
-                flush=True,
+                f"{available / _GIB:.1f} GiB of memory are available"
             )
             return "stored_widened"
     offered = FORMS if has_kernels(device, dtype) else {}

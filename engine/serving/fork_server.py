@@ -220,6 +220,7 @@ def _end_all(forked: list[int]) -> None:
 
 def _leave(code: int) -> int:
     """Write out what was printed, as ``os._exit`` does not."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     return code

@@ -90,7 +90,12 @@ def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str
             _make_private(cache)
             with _locked(library.with_suffix(".lock")):
                 if not library.exists():
-                    print(f"Compiling the CPU kernels (once, some seconds) into {library}", file=sys.stderr, flush=True)
+                    with contextlib.suppress(OSError):  # a full disk under the log
+                        print(
+                            f"Compiling the CPU kernels (once, some seconds) into {library}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
                     compile_library(compiler, (*FLAGS, *target), library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error

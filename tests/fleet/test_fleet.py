@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Heartbeat
+from rootgraft.engine.messages import Done, Failed, Heartbeat, TokenTexts
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason
 from rootgraft.fleet import fleet as fleet_module
@@ -24,6 +25,9 @@ from rootgraft.fleet.replica_client import ReplicaClient
 from rootgraft.fleet.scaling import autoscaling
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy
 from rootgraft.lora.safe_paths import check_name
+
+TEXTS = TokenTexts(array("i", [1] * 256 + [5]), bytes(range(256)) + b"<eos>", (256,))
+SPEC = ("regex", b"[a-e]{12}")
 
 
 @pytest.fixture
@@ -497,6 +501,25 @@ async def test_a_replica_that_is_lost_in_prefill_loses_nothing(make: Any, steps:
     victim.die()
     await made.until(lambda: len(made.ends) == len(prompts))
     check_answers(made, prompts, 8)
+
+
+async def test_a_replica_that_is_lost_while_it_compiles_loses_nothing(make: Any) -> None:
+    """A grammar whose sequences have not begun; they go on where it is compiled again, with the same tokens."""
+    prompts = {number: [number % VOCAB, 7] for number in range(6)}
+    answers = []
+    for count, is_lost in ((1, False), (2, True)):
+        made = await make(count, vocab_size=257, eos=(256,))
+        made.fleet.describe_tokens(TEXTS)
+        made.fleet.submit([submit(number, prompt, 12, grammar=SPEC) for number, prompt in prompts.items()])
+        victim = made.serving[0]
+        assert victim.submits and not made.tokens
+        if is_lost:
+            victim.die()
+        await made.until(lambda made=made: len(made.ends) == len(prompts))
+        assert not [end for end in made.ends.values() if not isinstance(end, Done)]
+        assert made.fleet.num_lost == is_lost and set(made.ends) == set(prompts)
+        answers.append(made.tokens)
+    assert answers[0] == answers[1] and all(len(tokens) == 12 for tokens in answers[0].values())
 
 
 async def test_a_replica_that_is_lost_while_it_drains_loses_nothing(make: Any) -> None:

@@ -13,14 +13,15 @@ from support.machine.waits import HANG_SECONDS
 from rootgraft.api.http.loop_watch import Silence
 
 PROGRAM = """
-import asyncio, os, re, sys, threading, time
+import asyncio, logging, os, re, sys, threading, time
 from rootgraft.api.http import loop_watch
 os.cpu_count = lambda: 1
 loop_watch.SILENT_SECONDS, loop_watch.PROCESSOR_SECONDS = float(sys.argv[2]), float(sys.argv[3])
-loop_watch._BEAT_SECONDS = 0.05
+loop_watch._BEAT_SECONDS, loop_watch._ENDING_SECONDS = 0.05, 0.5
+logging.basicConfig()
 
 async def main():
-    watch = loop_watch.LoopWatch(lambda: print("ending", flush=True))
+    watch = loop_watch.LoopWatch(lambda: print("ending", logging.warning("ending") or "", flush=True))
     [thread] = [each for each in threading.enumerate() if each.name == "loop-watch"]
     print("begun", flush=True)
     exec(sys.argv[1])
@@ -44,9 +45,16 @@ def start(blocks: str, silent: str, processor: str) -> subprocess.Popen[str]:
 def test_a_loop_that_hangs_is_ended_by_a_thread_which_says_where(blocks: str) -> None:
     process = start(blocks, "1", NEVER)
     out, error = process.communicate(timeout=HANG_SECONDS)
-    assert (process.returncode, out) == (70, "begun\nending\n")
+    assert (process.returncode, out) == (70, "begun\nending \n")
     assert "The event loop gives no sign of life for 1 s: the process ends. It is at:" in error
     assert "in main" in error
+
+
+def test_a_loop_that_writes_to_a_log_that_nobody_reads_is_ended() -> None:
+    """It holds the locks of the log and of the stream, which its end wants to write to."""
+    process = start("while True: logging.warning('x' * 100_000)", "1", NEVER)
+    assert process.wait(HANG_SECONDS) == 70
+    process.communicate()
 
 
 def test_native_code_that_holds_the_lock_is_ended_by_the_kernels_timer() -> None:

@@ -25,7 +25,7 @@ from rootgraft.api.http.listener import listening
 from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.api.rpc.messages import message
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.errors import ConfigError, ModelError
+from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
 
 
 @pytest.fixture
@@ -299,6 +299,26 @@ def test_a_dead_engine_ends_the_process_with_70(engine: Engine, how: str, caplog
     assert engine.closed and engine.client.killed
     assert engine.client.watched == {"heartbeat_timeout": 7.5, "watchdog_timeout": 42, "spawn": None}
     assert ("no sign of life" if how == "hanging" else "not running") in caplog.text
+
+
+def test_an_engine_that_is_killed_while_the_server_drains_ends_it_with_70(engine: Engine) -> None:
+    engine.loaded.set()
+    engine.async_engine.gate = asyncio.Event()
+    replies: list[Any] = []
+
+    def steps(http: httpx.Client) -> None:
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        running = in_thread(http, replies)
+        wait_until(lambda: bool(engine.async_engine.seen))
+        interrupt()
+        wait_until(lambda: http.get("/ready").status_code == 503)
+        engine.client.is_alive = False
+        engine.client.on_death(EngineDead("The engine process has ended."))
+        running.join(HANG_SECONDS)
+
+    assert run(steps) == server.EXIT_ENGINE_DEAD
+    assert [reply.json()["error"]["code"] for reply in replies] == ["engine_dead"]
+    assert engine.closed
 
 
 def test_a_signal_while_the_model_is_loading(engine: Engine) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api.api_live import Live, ask
+from support.api.api_live import Live, ask, make_state, serve
 from support.machine.waits import HANG_SECONDS, wait_until
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from rootgraft.api.batches.batch_service import BatchService
+from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.connection import uvicorn_options
 
 
@@ -41,6 +46,34 @@ def test_before_the_first_token(
         assert live.state.limits.active == 1 and not live.async_engine.aborted
     wait_until(lambda: len(live.async_engine.aborted) == count)
     wait_until(lambda: live.state.limits.active == 0)
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}'
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "part"),
+    [
+        ("/v1/chat/completions", "application/json", b'{"messages": ['),
+        ("/v1/files", "multipart/form-data; boundary=x", FORM),
+    ],
+)
+def test_in_the_middle_of_its_body(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, kind: str, part: bytes
+) -> None:
+    """It is no error of the server's."""
+    state = make_state(ServerConfig(batch_dir=str(tmp_path)))
+    state.stores.batches = BatchService(tmp_path, 1 << 30, state.limits.caller_named)
+    with caplog.at_level(logging.INFO):
+        for live in serve(state):
+            host, port = live.url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port)), timeout=HANG_SECONDS) as sock:
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 999\r\n\r\n"
+                sock.sendall(head.encode() + part)
+            wait_until(lambda: any(path in record.getMessage() for record in caplog.records))
+            asyncio.run_coroutine_threadsafe(state.stores.batches.close(), live.loop).result(HANG_SECONDS)
+    [line] = [json.loads(text) for text in caplog.messages if path in text]
+    assert line["status"] == 499 and not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,11 @@ from typing import Any
 import pytest
 from support.api.api_live import Live
 from support.api.reply_checks import check_error
+
+from rootgraft.api.generate import build_request
+from rootgraft.api.large_bodies import LARGE_BODY, beside_loop, note_body
+from rootgraft.api.routes.dependencies import MAX_FAULTS
+from rootgraft.api.structured import output_format
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -24,6 +30,9 @@ def call(arguments: str) -> list[dict[str, Any]]:
 
 def tool(description: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "description": description, "parameters": {}}}]
+
+
+SMALL, LARGE = {"description": "a"}, {"description": "x" * (64 << 10)}
 
 
 async def _own_thread() -> int:
@@ -78,6 +87,58 @@ def test_short_conversations_are_rendered_at_once(live: Live, threads: list[bool
         assert http.post("/tokenize", json=body).status_code == 200
         assert http.post("/tokenize", json={"messages": HI * 64}).status_code == 200
     assert threads == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "module"),
+    [
+        (CHAT, {"messages": HI}, build_request),
+        ("/v1/completions", {"prompt": "hi"}, output_format),
+        ("/api/generate", {"model": "tiny", "prompt": "hi", "raw": True, "stream": False}, output_format),
+    ],
+    ids=["chat", "completion", "ollama"],
+)
+def test_the_format_of_a_large_body_is_checked_on_another_thread(
+    live: Live, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], module: Any
+) -> None:
+    loop = asyncio.run_coroutine_threadsafe(_own_thread(), live.loop).result()
+    seen: list[bool] = []
+    name = "plan_chat" if module is build_request else "requested_format"
+    check = getattr(module, name)
+
+    def noting(*args: Any) -> Any:
+        seen.append(threading.get_ident() == loop)
+        return check(*args)
+
+    monkeypatch.setattr(module, name, noting)
+    with live.http() as http:
+        for schema in (SMALL, LARGE):
+            form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema | {"type": "boolean"}}}
+            asked = {"format": form["json_schema"]["schema"]} if path[:5] == "/api/" else {"response_format": form}
+            http.post(path, json=fields | asked)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize(("num_bytes", "is_on_loop"), [(LARGE_BODY, True), (LARGE_BODY + 1, False)])
+async def test_what_is_proportional_to_a_large_body_runs_on_another_thread(num_bytes: int, is_on_loop: bool) -> None:
+    note_body(num_bytes)
+    assert (await beside_loop(threading.get_ident) == threading.get_ident()) == is_on_loop
+
+
+def test_faults_of_a_body_are_named_up_to_a_number(live: Live) -> None:
+    with live.http() as http:
+        for more in (0, 1):
+            body = {"messages": HI, **{f"f{number}": 1 for number in range(MAX_FAULTS + more)}}
+            reply = http.post(CHAT, json=body)
+            check_error(reply, 400, None if more else "f0", "invalid_value" if more else "unknown_parameter")
+            assert not more or f"has {MAX_FAULTS + 1} faults" in reply.json()["error"]["message"]
+
+
+def test_of_a_long_value_the_beginning_is_quoted(live: Live) -> None:
+    messages = [{"role": "user", "content": "x"}] * 5_000
+    with live.http() as http:
+        message = http.post(CHAT, json={"messages": messages}).json()["error"]["message"]
+    assert message == f"'messages' must be a list of at most 4096, not {json.dumps(messages)[:40]}...."
 
 
 def test_many_tokens_are_decoded_on_another_thread(live: Live, threads: list[bool]) -> None:

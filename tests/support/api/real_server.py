@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import httpx
 import openai
@@ -26,11 +27,11 @@ class RealServer:
     threads spends its time waiting for whichever of them has no core.
     """
 
-    def __init__(self, port: int, *options: str, cwd: Path | None = None) -> None:
+    def __init__(self, port: int, *options: str, cwd: Path | None = None, stderr: IO[bytes] | None = None) -> None:
         command = [sys.executable, "-P", "-m", "rootgraft.api.cli.main", "serve", "--port", str(port)]
         threads = () if "--threads" in options else ("--threads", "1")
         names = () if "--served-model-name" in options else ("--served-model-name", "small")
-        self.process = subprocess.Popen([*command, *threads, *names, *options], cwd=cwd)
+        self.process = subprocess.Popen([*command, *threads, *names, *options], cwd=cwd, stderr=stderr)
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=HANG_SECONDS, trust_env=False)
         self.client = openai.OpenAI(

@@ -57,8 +57,9 @@ class CoreClient:
         step_seconds: float = 0.0,
         rests: Callable[[], bool] = lambda: False,
         states: StateSlots | None = None,
+        eos: tuple[int, ...] = (),
     ) -> None:
-        worker = FakeWorker(400, 4, vocab_size=vocab_size, states=states)
+        worker = FakeWorker(400, 4, vocab_size=vocab_size, states=states, eos=eos)
         self._step_seconds = step_seconds
         self._rests = rests
         worker.base_digest = base

@@ -1,0 +1,28 @@
+"""Large bodies: what is proportional to a request's body runs on another thread where that body is large.
+
+The event loop serves others meanwhile: validation and checks of schemas call Python for each object, between which the
+interpreter's lock changes hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TypeVar
+
+LARGE_BODY = 64 << 10
+"""Bytes; a smaller body is parsed and checked in some milliseconds."""
+
+_Result = TypeVar("_Result")
+_is_large: ContextVar[bool] = ContextVar("is_large", default=False)
+
+
+def note_body(num_bytes: int) -> None:
+    """Note the size of the body of the request that this task serves."""
+    _is_large.set(num_bytes > LARGE_BODY)
+
+
+async def beside_loop(call: Callable[[], _Result]) -> _Result:
+    """Return what a call does, made on another thread if the request's body is large. Raises as the call."""
+    return await asyncio.to_thread(call) if _is_large.get() else call()
