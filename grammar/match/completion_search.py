@@ -54,10 +54,11 @@ class CompletionSearch:
         count = [MAX_TRIES] if left is None else left
         probe = BoundedState(state.copy(), count)
         bounded = BoundedState(state, count)
-        sources = self._others(bounded, lexical, most), self._completions(bounded, lexical, most)
         try:
-            for number, source in enumerate(sources):
-                for found in source:
+            for number, source in enumerate((self._others, self._completions, self._needed_keys)):
+                if source == self._needed_keys and (best is None or not self._texts.begins_in_key(best, lexical)):
+                    break
+                for found in source(bounded, lexical, most):
                     found = self._recut(probe, found, lexical, enough)
                     if best is None or len(found) < len(best):
                         best = found
@@ -125,6 +126,14 @@ class CompletionSearch:
             for found in self._walk(after, OUTSIDE, most) if after is not None else ():
                 if found is not None:
                     yield [*begin, *rest, *found]
+
+    def _needed_keys(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield a completion by the rest of a property that is needed, where a walk ends the key of another one."""
+        after = state.copy()
+        rest = _accept_first(after, self._texts.key_rests)
+        for found in self._walk(after, OUTSIDE, most) if rest else ():
+            if rest and found is not None:
+                yield [*rest, *found]
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
