@@ -112,6 +112,12 @@ class ClosingTexts:
         return [*sorted(cut[0], key=len), *sorted([*cut[1], *plain], key=len), *begins]
 
     @cached_property
+    def digits(self) -> list[list[int]]:
+        """One digit, then two, that may end a number: of a multiple they must be found."""
+        single = [token for char in b"0123456789" if (token := self.vocabulary.token_of(bytes((char,)))) is not None]
+        return [*([each] for each in single), *([a, b] for a in single for b in single)]
+
+    @cached_property
     def tails(self) -> list[list[int]]:
         """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun.
 
@@ -125,8 +131,11 @@ class ClosingTexts:
 
     @cached_property
     def key_rests(self) -> list[list[int]]:
-        """Rests of the short properties that some object needs, from within their keys on, of the fewest tokens first."""
-        return self._cut_ends(_key_rests(self._artifact.properties))
+        """Rests of the short properties that some object needs, from within their keys on, of the fewest tokens first.
+
+        None where there are no others, whose keys may be taken for those.
+        """
+        return self._cut_ends(_key_rests(self._artifact.properties)) if self._artifact.optional else []
 
     def _cut_ends(self, ends: set[bytes]) -> list[list[int]]:
         """Cut the shortest of some texts into as few tokens as possible, of the fewest tokens first."""

@@ -54,11 +54,10 @@ class CompletionSearch:
         count = [MAX_TRIES] if left is None else left
         probe = BoundedState(state.copy(), count)
         bounded = BoundedState(state, count)
+        sources = self._others(bounded, lexical, most), self._completions(bounded, lexical, most)
         try:
-            for number, source in enumerate((self._others, self._completions, self._needed_keys)):
-                if source == self._needed_keys and (best is None or not self._texts.begins_in_key(best, lexical)):
-                    break
-                for found in source(bounded, lexical, most):
+            for number, source in enumerate(sources):
+                for found in source:
                     found = self._recut(probe, found, lexical, enough)
                     if best is None or len(found) < len(best):
                         best = found
@@ -99,7 +98,7 @@ class CompletionSearch:
             others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
-                yield found
+                yield from sorted([found, *self._needed_keys(state, found, lexical, most)], key=len)
         yield from self._branches(state, lexical, most)
         yield from self._one_more(state, lexical, most)
 
@@ -127,13 +126,15 @@ class CompletionSearch:
                 if found is not None:
                     yield [*begin, *rest, *found]
 
-    def _needed_keys(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield a completion by the rest of a property that is needed, where a walk ends the key of another one."""
+    def _needed_keys(self, state: BackendState, found: list[int], lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield a completion by the rest of a property that is needed, as a walk may end the key of another one."""
+        if not (self._texts.key_rests and self._texts.begins_in_key(found, lexical)):
+            return
         after = state.copy()
         rest = _accept_first(after, self._texts.key_rests)
-        for found in self._walk(after, OUTSIDE, most) if rest else ():
-            if rest and found is not None:
-                yield [*rest, *found]
+        for end in self._walk(after, OUTSIDE, most) if rest else ():
+            if rest and end is not None:
+                yield [*rest, *end]
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
@@ -226,10 +227,19 @@ class CompletionSearch:
             return (
                 _accept_first(state, texts.closers)
                 or _accept_first(state, listed, then=texts.closers)
+                or self._number_end(state)
                 or _accept_first(state, (*listed, texts.quote))
             )
         tail = next((tail for tail in texts.tails if leads_to_end(state, tail)), None)
         return list(tail) if tail and advance(state, tail) else None
+
+    def _number_end(self, state: BackendState) -> list[int] | None:
+        """Advance by the digits that end a number, of which not every one may: of a multiple."""
+        texts = self._texts
+        if not texts.digits or not state.advance(texts.digits[0]):
+            return None
+        rollback_unless_failed(state, 1)
+        return _accept_first(state, texts.digits, then=texts.closers)
 
     def _search(self, state: BackendState, lexical: int) -> list[int] | None:
         """Search breadth first out of the middle of a string or word, over a few tokens of each kind."""

@@ -7,6 +7,7 @@ automaton, one token at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -88,12 +89,12 @@ def string_of_fewest_tokens(automaton: StringAutomaton, vocabulary: Vocabulary) 
         closed = (last for each in reached for last in search.after(each, tokens.last) if search.may_end(last))
         if (ended := next(closed, None)) is not None:
             return ended.text
-        reached = [following for each in reached for following in search.after(each, tokens.inner)]
+        reached = search.new(following for each in reached for following in search.after(each, tokens.inner))
     return None
 
 
 class _Search:
-    """Follows tokens through an automaton; each state and number of characters is reached once.
+    """Follows tokens through an automaton.
 
     Attributes:
         left: steps that may still be taken.
@@ -111,7 +112,7 @@ class _Search:
         return self._automaton.may_end(reached.state, reached.count)
 
     def after(self, reached: _Reached, tokens: _Texts) -> list[_Reached]:
-        """Return what is reached by one more token, as far as it may still end and was not reached before."""
+        """Return what is reached by one more token, as far as it may still end."""
         states = np.full(len(tokens.texts), reached.state, dtype=np.int32)
         active, at = np.arange(len(states)), 0
         while len(active) and self.left > 0:
@@ -124,9 +125,17 @@ class _Search:
         counts = np.minimum(reached.count + tokens.sizes, self._last)
         live = np.flatnonzero((states != DEAD) & self._automaton.can_finish[states, counts])
         pairs, chosen = np.unique(np.stack((states[live], counts[live])), axis=1, return_index=True)
+        at = live[chosen].tolist()
+        return [
+            _Reached(state, count, reached.text + tokens.texts[each])
+            for state, count, each in zip(*pairs.tolist(), at, strict=True)
+        ]
+
+    def new(self, reached: Iterable[_Reached]) -> list[_Reached]:
+        """Return those at a state and a number of characters that were not there before."""
         found = []
-        for state, count, at in zip(*pairs.tolist(), live[chosen].tolist(), strict=True):
-            if (state, count) not in self._seen:
-                self._seen.add((state, count))
-                found.append(_Reached(state, count, reached.text + tokens.texts[at]))
+        for each in reached:
+            if (each.state, each.count) not in self._seen:
+                self._seen.add((each.state, each.count))
+                found.append(each)
         return found

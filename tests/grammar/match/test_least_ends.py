@@ -276,3 +276,16 @@ def test_an_end_by_another_kind_of_object_fits():
 def test_the_tokens_that_fit_are_those_of_brute_force_for_several_kinds_of_objects_and_arrays(seeds):
     comparison = compared(seeds, kinds_specs)
     assert comparison.equal > 140 and comparison.left_out <= 3
+
+
+def test_an_optional_or_nullable_value_is_begun_only_if_its_end_fits():
+    """Null beside a long string at the exact budget: the string goes when none fits, and not before."""
+    comparison = compared([22], nullable_specs)
+    assert comparison.equal > 10 and not comparison.left_out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seeds", [(18, 21), range(30, 34), range(60, 64)])
+def test_the_tokens_that_fit_are_those_of_brute_force_for_short_and_long_values(seeds):
+    comparison = compared(seeds, nullable_specs)
+    assert comparison.equal > 40 and comparison.left_out <= 2
