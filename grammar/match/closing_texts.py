@@ -317,6 +317,11 @@ class ClosingTexts:
         text = b"".join(self.vocabulary.tokens[token] for token in tokens)
         return self.is_json and lexical == INSIDE and text[_string_end(text, INSIDE) :].lstrip().startswith(b":")
 
+    def begins_alike(self, tokens: list[int], others: list[int]) -> bool:
+        """Return whether the text of some tokens begins with that of others."""
+        text, other = (b"".join(self.vocabulary.tokens[token] for token in each) for each in (tokens, others))
+        return text.startswith(other)
+
     def lexical(self, state: int, token: int) -> int:
         """Return the lexical state after a token; a structured part of free text begins outside of strings."""
         if not self.is_json:

@@ -132,8 +132,10 @@ class CompletionSearch:
             return
         after = state.copy()
         rest = _accept_first(after, self._texts.key_rests)
-        for end in self._walk(after, OUTSIDE, most) if rest else ():
-            if rest and end is not None:
+        if rest is None or self._texts.begins_alike(found, rest):
+            return
+        for end in self._walk(after, OUTSIDE, most):
+            if end is not None:
                 yield [*rest, *end]
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
