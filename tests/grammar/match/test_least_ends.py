@@ -123,7 +123,12 @@ def random_long(rng: random.Random) -> dict[str, Any]:
         case 2:
             return {"enum": [random_word(rng) + random_word(rng) for _ in range(3)]}
         case 3:
-            return {"type": "array", "items": {"enum": [random_word(rng)]}, "minItems": rng.randint(1, 3), "maxItems": 3}
+            return {
+                "type": "array",
+                "items": {"enum": [random_word(rng)]},
+                "minItems": rng.randint(1, 3),
+                "maxItems": 3,
+            }
         case 4:
             return {"type": "integer", "minimum": 10**length, "maximum": 10**length + 3}
         case _:
