@@ -247,7 +247,12 @@ class BudgetClose:
         return check
 
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
-        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found."""
+        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found.
+
+        If the whole budget is less than the shortest answer takes, there is none, and no search would end early.
+        """
+        if len(self._positions) - 1 + remaining < (self.num_shortest or 0):
+            return None
         found = self._known_suffix(state)
         if found is None or len(found) > remaining:
             found = self.completion(state, remaining + BEYOND)
