@@ -73,7 +73,7 @@ class _Reached(NamedTuple):
     """A state and a number of characters after some tokens, and the text of these."""
 
     state: int
-    count: int
+    length: int
     text: str
 
 
@@ -109,7 +109,7 @@ class _Search:
         self.left = MAX_STEPS
 
     def may_end(self, reached: _Reached) -> bool:
-        return self._automaton.may_end(reached.state, reached.count)
+        return self._automaton.may_end(reached.state, reached.length)
 
     def after(self, reached: _Reached, tokens: _Texts) -> list[_Reached]:
         """Return what is reached by one more token, as far as it may still end."""
@@ -122,7 +122,7 @@ class _Search:
             active = active[(after != DEAD) & (tokens.sizes[active] > at)]
         if self.left <= 0:
             return []
-        counts = np.minimum(reached.count + tokens.sizes, self._last)
+        counts = np.minimum(reached.length + tokens.sizes, self._last)
         live = np.flatnonzero((states != DEAD) & self._automaton.can_finish[states, counts])
         pairs, chosen = np.unique(np.stack((states[live], counts[live])), axis=1, return_index=True)
         at = live[chosen].tolist()
@@ -135,7 +135,7 @@ class _Search:
         """Return those at a state and a number of characters that were not there before."""
         found = []
         for each in reached:
-            if (each.state, each.count) not in self._seen:
-                self._seen.add((each.state, each.count))
+            if (each.state, each.length) not in self._seen:
+                self._seen.add((each.state, each.length))
                 found.append(each)
         return found

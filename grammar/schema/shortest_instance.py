@@ -35,7 +35,8 @@ MAX_CONTAINERS_TEXT = 4_096
 FEW_TOKENS = 3
 # Smallest lengths up to which it is, and characters by which it may be longer than the smallest one.
 MAX_LEAST, MAX_LONGER = 200, 60
-SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
+# Items that are written out of an array of distinct items, to end an answer with.
+SOME_DISTINCT = 12
 
 
 class ShortestInstance:
