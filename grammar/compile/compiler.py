@@ -89,7 +89,9 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
     try:
         analysis = Analysis(Document({} if schema is True else schema))
         first_entry = 1 if can_spell_entries(vocabulary) else None
-        grammar = to_lark(analysis, with_string_rules=can_spell_markers(vocabulary), first_entry=first_entry)
+        grammar = to_lark(
+            analysis, vocabulary, with_string_rules=can_spell_markers(vocabulary), first_entry=first_entry
+        )
     except GrammarError as error:
         raise relocated(error, schema) from None
     return GrammarArtifact(
@@ -106,6 +108,7 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
         has_memory=grammar.has_memory,
         scalars=grammar.scalars,
         containers=grammar.containers,
+        optional=grammar.optional,
     )
 
 

@@ -27,6 +27,7 @@ class GrammarArtifact:
         source: llguidance's grammar text, or XGrammar's serialised automaton.
         shortest: tokens of the shortest answer without its end token; empty if unknown.
         properties: short properties to end an object with.
+        optional: short properties that may be begun though none is needed.
         values: short values to end anything with; of an answer that is not JSON, short whole answers.
         detour: the longest property, value or tag that may be begun though there is a shorter one, or none is needed.
         is_json: whether answers are JSON, or have JSON parts.
@@ -70,6 +71,7 @@ class GrammarArtifact:
     has_memory: bool = False
     scalars: tuple[tuple[str, ...], ...] = ()
     containers: tuple[tuple[str, ...], ...] = ()
+    optional: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the artifact as JSON; `decode` reads it."""
@@ -84,7 +86,7 @@ class GrammarArtifact:
         """Return the artifact of its JSON encoding."""
         fields = json.loads(data)
         fields["backend"] = Backend(fields["backend"])
-        for name in ("shortest", "properties", "values", "texts", "ends", "options"):
+        for name in ("shortest", "properties", "values", "optional", "texts", "ends", "options"):
             fields[name] = tuple(fields[name])
         fields["scalars"] = tuple(map(tuple, fields["scalars"]))
         fields["containers"] = tuple(map(tuple, fields["containers"]))

@@ -20,6 +20,7 @@ from ..schema.json_types import ALL_TYPES, ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_ANSWER, ShortestInstance
 from ..schema.string_language import admits_any
 from ..schema.subschemas import Subschemas
+from ..vocabulary import Vocabulary
 from .container_entries import few_keys, key_language
 from .container_members import Field, array_fields, object_fields
 from .distinct_arrays import check_distinct, distinct_texts
@@ -41,6 +42,7 @@ class LarkGrammar:
         shortest: the shortest answer, ``""`` if none was found.
         properties: short properties to end an object with, shortest first.
         values: short values to end anything with, shortest first.
+        optional: short properties that may be begun though none is needed, shortest first.
         detour: the longest property or value that may be begun though there is a shorter one, or none is needed.
         strings: the automata of its string rules, in the order of their numbers.
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
@@ -59,10 +61,12 @@ class LarkGrammar:
     has_memory: bool = False
     scalars: tuple[tuple[str, ...], ...] = ()
     containers: tuple[tuple[str, ...], ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def to_lark(
     analysis: Subschemas,
+    vocabulary: Vocabulary | None = None,
     *,
     with_string_rules: bool = False,
     first_rule: int = 0,
@@ -75,6 +79,7 @@ def to_lark(
 
     Args:
         analysis: of the schema.
+        vocabulary: of the answer's tokens, for texts to end it with.
         with_string_rules: strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
         first_entry: number of the first container whose entries are remembered; None: there is no such memory.
@@ -100,13 +105,18 @@ def to_lark(
     if has_memory and is_part:
         rules.bodies["start"] += f" | {rules.terminal(container_mark(JSON_PART))}"
     instances = ShortestInstance(
-        analysis, rules.satisfiability, partial(distinct_texts, rules), remembers=rules.entries is not None
+        analysis,
+        rules.satisfiability,
+        partial(distinct_texts, rules),
+        vocabulary,
+        remembers=rules.entries is not None,
     )
     properties, values, detour = instances.closing_texts(root)
     texts = instances.text(root) or "", tuple(properties), tuple(values), detour
     entries = () if rules.entries is None else tuple(rules.entries.languages)
     values_alike = tuple(instances.scalars()), tuple(instances.containers())
-    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory, *values_alike)
+    optional = tuple(instances.optional_properties())
+    return LarkGrammar(rules.text(), *texts, tuple(automata.values()), entries, has_memory, *values_alike, optional)
 
 
 def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:

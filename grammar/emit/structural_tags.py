@@ -86,6 +86,7 @@ def structural_tag_grammar(
         source,
         properties=tuple(sorted(closing.properties, key=len)),
         values=tuple(sorted(closing.values, key=len)),
+        optional=tuple(sorted(closing.optional, key=len)),
         detour=max(
             (text for text in (*closing.wholes, *closing.begun) if len(text) <= MAX_TEXT_BYTES), key=len, default=""
         ),
@@ -110,6 +111,7 @@ class _TagTexts:
     Attributes:
         properties: short properties of all schemas.
         values: short values of all schemas.
+        optional: short properties of all schemas that may be begun though none is needed.
         scalars: groups of short scalars that may stand for one another.
         containers: groups of short arrays and objects; where one is a value, each other of its group could be.
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
@@ -120,6 +122,7 @@ class _TagTexts:
 
     properties: dict[str, None] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
+    optional: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[str, ...], None] = field(default_factory=dict)
     containers: dict[tuple[str, ...], None] = field(default_factory=dict)
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -141,6 +144,7 @@ class _TagWriter:
         self.enclosing = ""
         self.depth = 0
         self.parts_of = vocabulary.named_parts
+        self._vocabulary = vocabulary
 
     def next_entry(self) -> int | None:
         """Return the number of the next container whose entries are remembered; None if none are."""
@@ -188,6 +192,7 @@ class _TagWriter:
             rules = self.with_string_rules and len(self.strings) < MAX_RULES
             grammar = to_lark(
                 analysis,
+                self._vocabulary,
                 with_string_rules=rules,
                 first_rule=len(self.strings),
                 first_entry=self.next_entry(),
@@ -198,6 +203,7 @@ class _TagWriter:
             raise GrammarError(error.keyword, where + error.pointer, error.reason) from None
         self.narrowings += [Narrowing(n.keyword, where + n.pointer, n.reason) for n in analysis.narrowings]
         self.closing.properties |= dict.fromkeys(grammar.properties)
+        self.closing.optional |= dict.fromkeys(grammar.optional)
         self.closing.values |= dict.fromkeys((*grammar.values, *filter(None, [grammar.shortest])))
         self.closing.wholes.append(grammar.shortest)
         self.closing.begun.append(grammar.detour)

@@ -204,6 +204,11 @@ class BudgetClose:
             return False
         return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._texts.jump
 
+    def _is_pausing(self, remaining: int) -> bool:
+        """Return whether no end is searched for now, because a search found none: one that is there at once counts."""
+        retry_at = self._positions[-1].searched(remaining).retry_at
+        return not self.is_free and retry_at is not None and remaining > retry_at
+
     def check(self, state: BackendState, row: Row, remaining: int) -> BudgetCheck | None:
         """Return the check of the next token; None if all that are allowed fit.
 
@@ -217,7 +222,7 @@ class BudgetClose:
         last = self._positions[-1]
         if last.here is not None and last.here.remaining != remaining:
             last = self._positions[-1] = replace(last, here=None)
-        if not self.must_search(remaining):
+        if not self.must_search(remaining) and not (self._is_pausing(remaining) and state.can_end()):
             return None
         least_ends = self._texts.least_ends
         if least_ends is not None:
@@ -242,7 +247,12 @@ class BudgetClose:
         return check
 
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
-        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found."""
+        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found.
+
+        If the whole budget is less than the shortest answer takes, there is none, and no search would end early.
+        """
+        if len(self._positions) - 1 + remaining < (self.num_shortest or 0):
+            return None
         found = self._known_suffix(state)
         if found is None or len(found) > remaining:
             found = self.completion(state, remaining + BEYOND)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
 
@@ -112,14 +112,35 @@ class ClosingTexts:
         return [*sorted(cut[0], key=len), *sorted([*cut[1], *plain], key=len), *begins]
 
     @cached_property
+    def digits(self) -> list[list[int]]:
+        """One digit, then two, that may end a number: of a multiple they must be found."""
+        single = [token for char in b"0123456789" if (token := self.vocabulary.token_of(bytes((char,)))) is not None]
+        return [*([each] for each in single), *([a, b] for a in single for b in single)]
+
+    @cached_property
     def tails(self) -> list[list[int]]:
-        """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun."""
+        """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun.
+
+        The ends of properties that no object needs are last: only where one of these is begun nothing else goes on.
+        """
         texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:
             texts = [b'""', *(text for text in texts if text[:1] == text[-1:] == b'"')]
-        ends = {text[at:] for text in texts for at in range(self.is_json, len(text)) if text[at] & 0xC0 != 0x80}
-        tails = map(self.vocabulary.fewest, sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS])
-        return sorted(tails, key=len)
+        ends = {text[at:] for text in texts for at in range(self.is_json, len(text))}
+        return [*self._cut_ends(ends), *self._cut_ends(_key_rests(self._artifact.optional) - ends)]
+
+    @cached_property
+    def key_rests(self) -> list[list[int]]:
+        """Rests of the short properties that some object needs, from within their keys on, of the fewest tokens first.
+
+        None where there are no others, whose keys may be taken for those.
+        """
+        return self._cut_ends(_key_rests(self._artifact.properties)) if self._artifact.optional else []
+
+    def _cut_ends(self, ends: set[bytes]) -> list[list[int]]:
+        """Cut the shortest of some texts into as few tokens as possible, of the fewest tokens first."""
+        short = sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS]
+        return sorted(map(self.vocabulary.fewest, short), key=len)
 
     def container_rests(self, lexical: int) -> list[list[int]]:
         """Return rests of arrays and objects of several kinds, of the fewest tokens first.
@@ -291,6 +312,16 @@ class ClosingTexts:
         found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
         return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
 
+    def begins_in_key(self, tokens: list[int], lexical: int) -> bool:
+        """Return whether a completion begins within the key of an object."""
+        text = b"".join(self.vocabulary.tokens[token] for token in tokens)
+        return self.is_json and lexical == INSIDE and text[_string_end(text, INSIDE) :].lstrip().startswith(b":")
+
+    def begins_alike(self, tokens: list[int], others: list[int]) -> bool:
+        """Return whether the text of some tokens begins with that of others."""
+        text, other = (b"".join(self.vocabulary.tokens[token] for token in each) for each in (tokens, others))
+        return text.startswith(other)
+
     def lexical(self, state: int, token: int) -> int:
         """Return the lexical state after a token; a structured part of free text begins outside of strings."""
         if not self.is_json:
@@ -320,12 +351,17 @@ def _member_starts(container: bytes) -> list[int]:
     return starts
 
 
+def _key_rests(properties: Sequence[str]) -> set[bytes]:
+    """Return the rests of properties from each character of their keys on."""
+    return {text[at:] for text in map(str.encode, properties) for at in _within(text, 0)}
+
+
 def _within(text: bytes, start: int) -> list[int]:
-    """Return the offsets of the characters of a string that starts at one, and of its last quote."""
+    """Return the offsets of the bytes of a string that starts at one, and of its last quote."""
     if text[start : start + 1] != b'"':
         return []
     end = start + 1 + _string_end(text[start + 1 :], INSIDE)
-    return [at for at in range(start + 1, end) if text[at] & 0xC0 != 0x80 and text[at - 1 : at] != b"\\"]
+    return [at for at in range(start + 1, end) if text[at - 1 : at] != b"\\"]
 
 
 def _string_end(text: bytes, lexical: int) -> int:

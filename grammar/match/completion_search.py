@@ -98,7 +98,7 @@ class CompletionSearch:
             others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
-                yield found
+                yield from sorted([found, *self._needed_keys(state, found, lexical, most)], key=len)
         yield from self._branches(state, lexical, most)
         yield from self._one_more(state, lexical, most)
 
@@ -125,6 +125,18 @@ class CompletionSearch:
             for found in self._walk(after, OUTSIDE, most) if after is not None else ():
                 if found is not None:
                     yield [*begin, *rest, *found]
+
+    def _needed_keys(self, state: BackendState, found: list[int], lexical: int, most: int) -> Iterator[list[int]]:
+        """Yield a completion by the rest of a property that is needed, as a walk may end the key of another one."""
+        if not (self._texts.key_rests and self._texts.begins_in_key(found, lexical)):
+            return
+        after = state.copy()
+        rest = _accept_first(after, self._texts.key_rests)
+        if rest is None or self._texts.begins_alike(found, rest):
+            return
+        for end in self._walk(after, OUTSIDE, most):
+            if end is not None:
+                yield [*rest, *end]
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
@@ -217,10 +229,19 @@ class CompletionSearch:
             return (
                 _accept_first(state, texts.closers)
                 or _accept_first(state, listed, then=texts.closers)
+                or self._number_end(state)
                 or _accept_first(state, (*listed, texts.quote))
             )
         tail = next((tail for tail in texts.tails if leads_to_end(state, tail)), None)
         return list(tail) if tail and advance(state, tail) else None
+
+    def _number_end(self, state: BackendState) -> list[int] | None:
+        """Advance by the digits that end a number, of which not every one may: of a multiple."""
+        texts = self._texts
+        if not texts.digits or not state.advance(texts.digits[0]):
+            return None
+        rollback_unless_failed(state, 1)
+        return _accept_first(state, texts.digits, then=texts.closers)
 
     def _search(self, state: BackendState, lexical: int) -> list[int] | None:
         """Search breadth first out of the middle of a string or word, over a few tokens of each kind."""

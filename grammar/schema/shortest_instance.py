@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import accumulate, islice
@@ -11,10 +12,12 @@ from ..regex.charset import json_string
 from ..regex.ecma_regex import read_pattern
 from ..regex.number_ranges import EXACT, spelling
 from ..regex.string_formats import FORMATS
+from ..vocabulary import Vocabulary
 from .constraints import ALWAYS, Alternative, Arrays, Conj, Numbers, Objects, Strings
+from .fewest_tokens import string_of_fewest_tokens
 from .json_types import ARRAY, INTEGER, NUMBER, OBJECT, STRING, WORDS
 from .satisfiability import Satisfiability
-from .string_language import short_strings
+from .string_language import automaton_of, short_strings
 from .subschemas import Subschemas
 
 MAX_TEXTS = 400
@@ -28,6 +31,10 @@ MAX_PLACES = 64
 # Characters of one array or object that may stand for another, and of all of them.
 MAX_CONTAINER_TEXT = 1_024
 MAX_CONTAINERS_TEXT = 4_096
+# Tokens of a string, its quotes among them, up to which none of fewer is looked for.
+FEW_TOKENS = 3
+# Smallest lengths up to which it is, and characters by which it may be longer than the smallest one.
+MAX_LEAST, MAX_LONGER = 200, 60
 # Items that are written out of an array of distinct items, to end an answer with.
 SOME_DISTINCT = 12
 
@@ -39,6 +46,7 @@ class ShortestInstance:
         analysis: of the schema.
         satisfiability: of its parts.
         distinct: returns the JSON of some different items of an array, or None.
+        vocabulary: of the answer's tokens, if it is known.
         remembers: any number of unlisted keys counts towards ``minProperties``, and not only one.
     """
 
@@ -47,15 +55,18 @@ class ShortestInstance:
         analysis: Subschemas,
         satisfiability: Satisfiability,
         distinct: Callable[[Arrays, int], list[str] | None] | None = None,
+        vocabulary: Vocabulary | None = None,
         *,
         remembers: bool = False,
     ) -> None:
+        self._vocabulary = vocabulary
         self._distinct = distinct
         self._remembers = remembers
         self._analysis = analysis
         self._satisfiability = satisfiability
         self._texts: dict[Conj, str | None] = {ALWAYS: "0"}
         self._open: set[Conj] = set()
+        self._fewest: dict[Strings, str | None] = {}
 
     def text(self, conj: Conj) -> str | None:
         """Return a short value of a conjunction as JSON, or None if none was found."""
@@ -96,6 +107,17 @@ class ShortestInstance:
         longest = max((text for text in begun if len(text) <= MAX_TEXT_BYTES), key=len, default="")
         return _shortest(properties), _shortest(values | {"0": None}), longest
 
+    def optional_properties(self) -> list[str]:
+        """Return short properties that no object needs: whose key is begun must be completed."""
+        found: dict[str, None] = {}
+        for conj in self._satisfiability.satisfiable():
+            for alternative in self._analysis.conjunction(conj) if conj != ALWAYS else ():
+                if alternative.types & OBJECT:
+                    required = alternative.objects.required
+                    written = self._properties(alternative.objects)
+                    found |= {text: None for name, text in written.items() if name not in required}
+        return _shortest(found)
+
     def scalars(self) -> list[tuple[str, ...]]:
         """Return groups of short scalars; where one of a group is a value, each of the others could be.
 
@@ -107,8 +129,10 @@ class ShortestInstance:
             for alternative in self._satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else ():
                 found |= dict.fromkeys(word for bit, word in WORDS if alternative.types & bit)
                 found |= dict.fromkeys(_numbers(alternative) if alternative.types & NUMBER else ())
-                found |= dict.fromkeys(_strings(alternative.strings) if alternative.types & STRING else ())
-            group = [text for text in sorted(found, key=len) if len(text) <= MAX_SCALAR_TEXT][:MAX_KINDS]
+                found |= dict.fromkeys(self._strings(alternative.strings) if alternative.types & STRING else ())
+            fewest = set(self._fewest.values())
+            order = sorted(found, key=lambda text: (text not in fewest, len(text)))
+            group = [text for text in order if len(text) <= MAX_SCALAR_TEXT][:MAX_KINDS]
             if len(group) > 1:
                 groups[tuple(group)] = None
         return list(islice(groups, MAX_PLACES))
@@ -147,6 +171,26 @@ class ShortestInstance:
         if alternative.types & STRING and alternative.strings.values is not None:
             found += map(json_string, alternative.strings.values)
         return found
+
+    def _strings(self, strings: Strings) -> list[str]:
+        """Return listed strings, or some short ones and the one of the fewest tokens."""
+        if strings.values is not None:
+            return list(map(json_string, strings.values))
+        found = {text for text in (_string(strings), self._fewest_tokens(strings)) if text is not None}
+        return [*_pattern_texts(strings), *map(json_string, short_strings(strings)), *sorted(found, key=len)]
+
+    def _fewest_tokens(self, strings: Strings) -> str | None:
+        """Return the string of the fewest tokens; None if that is hard to find, or one of few tokens is known."""
+        known = _string(strings)
+        if self._vocabulary is None or (known and len(self._vocabulary.fewest(known.encode())) <= FEW_TOKENS):
+            return None
+        if strings not in self._fewest:
+            most = strings.least + MAX_LONGER if strings.most is None else min(strings.most, strings.least + MAX_LONGER)
+            is_tried = len(self._fewest) < MAX_PLACES and strings.least <= MAX_LEAST
+            automaton = automaton_of(replace(strings, most=most)) if is_tried else None
+            found = None if automaton is None else string_of_fewest_tokens(automaton, self._vocabulary)
+            self._fewest[strings] = None if found is None else json_string(found)
+        return self._fewest[strings]
 
     def _of_types(self, alternative: Alternative) -> list[str | None]:
         found: list[str | None] = [word for bit, word in WORDS if alternative.types & bit]
@@ -210,13 +254,6 @@ def _numbers(alternative: Alternative) -> list[str]:
         return [spelling(value) for value in alternative.numbers.values]
     text = _number(alternative.types, alternative.numbers)
     return [] if text is None else [text]
-
-
-def _strings(strings: Strings) -> list[str]:
-    if strings.values is not None:
-        return list(map(json_string, strings.values))
-    found = _string(strings)
-    return [*_pattern_texts(strings), *map(json_string, short_strings(strings)), *([found] if found else [])]
 
 
 def _shortest(texts: dict[str, None]) -> list[str]:

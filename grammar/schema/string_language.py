@@ -80,16 +80,21 @@ def short_strings(strings: Strings) -> tuple[str, ...]:
 
     Of characters that are alike to the patterns, a few are taken.
     """
-    if not strings.patterns or strings.least > MAX_SHORT_LENGTH:
-        return ()
-    must, must_not = expressions(strings)
-    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group.nodes)))) > MAX_SHORT_PLACES:
-        return ()
-    try:
-        automaton = string_automaton(must, must_not, strings.least, strings.most)
-    except AutomatonTooLarge:
+    if not strings.patterns or strings.least > MAX_SHORT_LENGTH or (automaton := automaton_of(strings)) is None:
         return ()
     return tuple(text for text in automaton.shortest_strings(MAX_SHORT, MAX_SHORT_LENGTH, CHARS_OF_A_CLASS))
+
+
+@lru_cache(maxsize=1024)
+def automaton_of(strings: Strings) -> StringAutomaton | None:
+    """Return the automaton of all strings that constraints admit; None if it would be large."""
+    must, must_not = expressions(strings)
+    if sum(map(repeat_product, (*must, *(node for group in must_not for node in group.nodes)))) > MAX_SHORT_PLACES:
+        return None
+    try:
+        return string_automaton(must, must_not, strings.least, strings.most)
+    except AutomatonTooLarge:
+        return None
 
 
 def _guesses(strings: Strings) -> list[str]:

@@ -289,3 +289,21 @@ def test_a_longer_choice_is_begun_only_if_its_end_fits(grammars, vocabulary, sch
             drawn_tokens.append(token)
         assert matcher.can_end, (budget, drawn_tokens)
     assert drawn_tokens == wanted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 7},
+        {"type": "integer", "multipleOf": 97, "minimum": 1000},
+        {"oneOf": [{"type": "number", "multipleOf": 2}, {"type": "number", "multipleOf": 3}]},
+        {"type": "array", "items": {"type": "integer", "multipleOf": 13}},
+    ],
+)
+def test_a_multiple_is_whole_at_every_budget(grammars, schema):
+    """Which digits end it depends on those before, and where it may end at once no search is needed."""
+    compiled = grammars.schema(schema)
+    shortest = compiled.matcher().num_shortest
+    for seed in range(12):
+        text, whole = drawn(grammars, compiled.matcher(), random.Random(seed), shortest + seed)
+        assert whole is not None and jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text

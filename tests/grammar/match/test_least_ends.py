@@ -112,6 +112,51 @@ def kinds_specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
     yield GrammarSpec.json_schema(random_kinds(rng)), vocabulary
 
 
+def random_long(rng: random.Random) -> dict[str, Any]:
+    """A schema whose values take several tokens."""
+    length = rng.randint(3, 7)
+    match rng.randrange(6):
+        case 0:
+            return {"type": "string", "pattern": f"^[ab]{{{length},{length + 2}}}$"}
+        case 1:
+            return {"const": "".join(rng.choice(LETTERS) for _ in range(length + 3))}
+        case 2:
+            return {"enum": [random_word(rng) + random_word(rng) for _ in range(3)]}
+        case 3:
+            return {
+                "type": "array",
+                "items": {"enum": [random_word(rng)]},
+                "minItems": rng.randint(1, 3),
+                "maxItems": 3,
+            }
+        case 4:
+            return {"type": "integer", "minimum": 10**length, "maximum": 10**length + 3}
+        case _:
+            properties = {random_word(rng): {"enum": [1, True]}}
+            return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
+
+
+def random_nullable(rng: random.Random) -> dict[str, Any]:
+    """A value that is null, or another short one, or a long one."""
+    long = random_long(rng)
+    short = rng.choice([{"type": "null"}, {"type": "boolean"}, {"const": ""}, {"const": 1}, {"const": "a"}])
+    if rng.random() < 0.3 and "type" in long:
+        return {**long, "type": [long["type"], "null"]}
+    return {"anyOf": rng.sample([long, short], 2)}
+
+
+def nullable_specs(seed: int) -> Iterator[tuple[GrammarSpec, Vocabulary]]:
+    """Values, items and members, some optional, of a short and a long kind."""
+    rng = random.Random(seed)
+    vocabulary = random_vocabulary(rng)
+    names = sorted({random_word(rng) for _ in range(rng.randint(1, 3))})
+    properties = {name: random_nullable(rng) if rng.random() < 0.8 else {"enum": [1, 2]} for name in names}
+    required = [name for name in names if rng.random() < 0.5]
+    members = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    items = {"type": "array", "items": random_nullable(rng), "minItems": rng.randint(0, 2), "maxItems": 2}
+    yield GrammarSpec.json_schema(rng.choice([random_nullable(rng), items, members, members])), vocabulary
+
+
 class Oracle:
     """The fewest tokens to an end, by following the grammar through all texts, one more token at a time."""
 
@@ -236,3 +281,16 @@ def test_an_end_by_another_kind_of_object_fits():
 def test_the_tokens_that_fit_are_those_of_brute_force_for_several_kinds_of_objects_and_arrays(seeds):
     comparison = compared(seeds, kinds_specs)
     assert comparison.equal > 140 and comparison.left_out <= 3
+
+
+def test_an_optional_or_nullable_value_is_begun_only_if_its_end_fits():
+    """Null beside a long string at the exact budget: the string goes when none fits, and not before."""
+    comparison = compared([22], nullable_specs)
+    assert comparison.equal > 10 and not comparison.left_out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seeds", [(18, 21), range(30, 34), range(60, 64)])
+def test_the_tokens_that_fit_are_those_of_brute_force_for_short_and_long_values(seeds):
+    comparison = compared(seeds, nullable_specs)
+    assert comparison.equal > 40 and comparison.left_out <= 2

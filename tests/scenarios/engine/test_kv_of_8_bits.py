@@ -59,3 +59,19 @@ def test_scores_are_near_those_of_the_model_s_own_type(smollm2_gguf: Path) -> No
     exact, rounded = surprise("auto"), surprise("int8")
     assert (exact - rounded).abs().mean() < 0.1
     assert not torch.equal(exact, rounded)
+
+
+@pytest.mark.heavy
+def test_a_label_within_one_token_is_the_likeliest_of_those_that_fit(smollm2_gguf: Path) -> None:
+    """What a budget excludes depends on the grammar alone, and the choice among what is left on the logits."""
+    llm = LLM(str(smollm2_gguf), device="cpu", kv_cache_dtype="int8", kv_cache_memory=0.1, max_model_len=512)
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
+    labels = ["The", "I", "Yes", "No", "It is not known"]
+    for free in llm.generate(PROMPTS, params, use_tqdm=False):
+        assert free.outputs[0].logprobs is not None and free.prompt is not None
+        found = {each.decoded_token: each.logprob for each in free.outputs[0].logprobs[0].values()}
+        fitting = {label: found[label] for label in labels[:-1] if label in found}
+        [bound] = llm.generate([free.prompt], params, grammar=GrammarSpec.choice(labels), use_tqdm=False)
+        text = bound.outputs[0].text
+        assert text in labels[:-1] and (not fitting or found.get(text) == max(fitting.values()))
+    llm.close()

@@ -41,6 +41,17 @@ GRAMMARS = [
     ),
     GrammarSpec.regex("[a-f]{3}-long constant part-[0-9]{1,9}"),
     GrammarSpec.choice(["yes, of course", "yes, but", "no"]),
+    GrammarSpec.regex("(ab|c){1,3}(-xyz)?"),
+    GrammarSpec.structural_tag(
+        {
+            "format": {
+                "type": "tag",
+                "begin": "<f>",
+                "content": {"type": "regex", "pattern": "a{1,3}|b{2}|no more"},
+                "end": "</f>",
+            }
+        }
+    ),
 ]
 VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b"<eos>"), frozenset((EOS,)), (EOS,), VOCAB)
 
