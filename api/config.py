@@ -15,7 +15,8 @@ from ..fleet.fleet_options import FleetOptions
 # "auto" and the formats of api/structured/tool_formats.py, repeated so that the command line need not import it.
 TOOL_CALL_PARSERS = (
     *("auto", "mistral", "hermes", "llama3_json", "qwen3_coder", "seed_oss", "functionary", "glm45", "glm47"),
-    *("minimax_m2", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k2", "openai"),
+    *("minimax_m2", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k2"),
+    *("kimi_k3", "muse_glimmer", "command_r", "openai"),
     *("gemma4", "granite", "granite-20b-fc", "phi4_mini_json", "lfm2", "pythonic", "generic"),
     *("llama4_json", "llama4_pythonic", "qwen3_json", "qwen3_xml", "granite4"),
 )

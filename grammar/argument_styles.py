@@ -19,6 +19,8 @@ _SPELLINGS = {
 }
 _BLANKS = r"[ \t\r\n]*"
 ALL_TYPES = frozenset((*_SPELLINGS, "string"))
+TYPE = "{type}"
+"""Stands for the type of a value in the text before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class XmlStyle:
     Attributes:
         name: XGrammar's, in ``style`` of a structural tag.
         key_begin: mark before a parameter's name.
-        key_end: all text between a parameter's name and its value.
+        key_end: all text between a parameter's name and its value, in which ``{type}`` stands for the value's type.
         mark: what ends a value, and is in no string.
         before_mark: text before the mark that is not part of the value.
         after_mark: text after the mark.
@@ -51,6 +53,15 @@ class XmlStyle:
     def value_end(self) -> str:
         return self.before_mark + self.mark + self.after_mark
 
+    @property
+    def tells_strings(self) -> bool:
+        """Whether the text before a value says if it is a string."""
+        return bool(self.text_key_end) or TYPE in self.key_end
+
+    def key_end_of(self, kind: str) -> str:
+        """Return all text between a parameter's name and a value of a type of JSON."""
+        return (self.text_key_end if kind == "string" else "") or self.key_end.replace(TYPE, kind)
+
     def spelled_as_json(self, types: frozenset[str]) -> str | None:
         """Return the regular expression of the texts that are read as JSON where strings have no quotes.
 
@@ -60,7 +71,7 @@ class XmlStyle:
         Returns:
             None if there is no other type than string, and where strings have a mark of their own.
         """
-        if self.text_key_end:
+        if self.tells_strings:
             return None
         others = "|".join(pattern for name, pattern in _SPELLINGS.items() if name in types)
         others += "|True|False" if self.capitals and "boolean" in types else ""
@@ -68,7 +79,7 @@ class XmlStyle:
 
     def written(self, name: str, value: str, *, is_text: bool) -> str:
         """Return a parameter with its value, a string as it is or JSON."""
-        key_end = self.text_key_end if is_text and self.text_key_end else self.key_end
+        key_end = self.key_end_of("string" if is_text else _type_of_text(value))
         return f"{self.key_begin}{name}{key_end}{value}{self.value_end}"
 
     def is_plain_text(self, value: str, types: frozenset[str]) -> bool:
@@ -94,6 +105,10 @@ XML_STYLES = {
         XmlStyle(
             "deepseek_v4_1_xml", '<｜DSML｜ parameter name="', '" string="false">', "</｜DSML｜ parameter>",
             after_mark="\n", text_key_end='" string="true">', empty="\n",
+        ),
+        XmlStyle("atem_xml", '<atem:parameter name="', '">', "</atem:parameter>", after_mark="\n"),
+        XmlStyle(
+            "kimi_k3_xml", '<|open|>argument key="', f'" type="{TYPE}"<|sep|>', "<|close|>argument<|sep|>",
         ),
     )
 }  # fmt: skip
@@ -192,6 +207,12 @@ def _types_of_keyword(
     if keyword == "allOf" and isinstance(value, list):
         return ALL_TYPES.intersection(*(_types(each, root, known, depth + 1) for each in value))
     return ALL_TYPES
+
+
+def _type_of_text(text: str) -> str:
+    """Return the type of a value that is written as JSON, by what it begins with."""
+    beginnings = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+    return beginnings.get(text[:1], "number")
 
 
 def _type_of(value: Any) -> str:

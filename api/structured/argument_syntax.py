@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -90,6 +90,9 @@ class _XmlReader:
 
     def __init__(self, style: XmlStyle, types: Mapping[str, frozenset[str]]) -> None:
         self._style = style
+        self._key_ends = tuple(dict.fromkeys(map(style.key_end_of, sorted(ALL_TYPES))))
+        self._key_end = _shared_beginning(self._key_ends)
+        self._longest_end = max(map(len, self._key_ends))
         self._types = types
         self._begun = False
         self._num_read = 0
@@ -125,16 +128,25 @@ class _XmlReader:
         return "}", blanks, True
 
     def _rest_of_name(self, text: str) -> tuple[str, int, bool]:
-        marks = [mark for mark in (self._style.key_end, self._style.text_key_end) if mark]
-        found = [(text.find(mark, max(0, self._searched - len(mark))), mark) for mark in marks]
-        end, mark = min((each for each in found if each[0] >= 0), default=(-1, ""))
-        if end < 0:
-            self._searched = len(text)
+        end, mark = self._end_of_name(text)
+        if not mark:
+            self._searched = len(text) if end < 0 else end + len(self._key_end)
             return "", 0, False
         self._name, self._in_name, self._searched = text[:end], False, 0
-        self._is_text = mark == self._style.text_key_end if self._style.text_key_end else None
+        self._is_text = mark == self._style.key_end_of("string") if self._style.tells_strings else None
         comma = ", " if self._num_read else ""
         return f"{comma}{_encode(self._name)}: ", end + len(mark), False
+
+    def _end_of_name(self, text: str) -> tuple[int, str]:
+        """Return where the name ends, and the mark there, which is empty while it is not whole."""
+        end = text.find(self._key_end, max(0, self._searched - len(self._key_end)))
+        while end >= 0:
+            rest = text[end : end + self._longest_end]
+            whole = next((mark for mark in self._key_ends if rest.startswith(mark)), "")
+            if whole or any(mark.startswith(rest) for mark in self._key_ends):
+                return end, whole
+            end = text.find(self._key_end, end + 1)
+        return end, ""
 
     def _value(self, text: str) -> tuple[str, int, bool]:
         types = self._types.get(str(self._name), ALL_TYPES)
@@ -268,6 +280,11 @@ class _GemmaReader:
             return "", at
         word = text[at:end]
         return _encode(word) if text[end] == ":" else _JSON_WORDS.get(word, word), end
+
+
+def _shared_beginning(texts: Sequence[str]) -> str:
+    least, most = min(texts), max(texts)
+    return most[: next((at for at, letter in enumerate(least) if letter != most[at]), len(least))]
 
 
 def _size_of_begin(text: str, mark: str) -> int:

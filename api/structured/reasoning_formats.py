@@ -157,5 +157,7 @@ def plan_thought(
     tools = None if output_format is None else output_format.tools
     # Where an answer is held to a text of the client's to the letter, a newline before it may be part of it.
     strips = output_format is None or tools is not None or output_format.spec.kind.is_json
-    lead = form.lead if tools is None else tools.prefill
+    # Calls that begin with what ends the content follow its opening.
+    begins_in_content = tools is None or (tools.format.content_closing and not tools.format.content_opening)
+    lead = (form.lead if begins_in_content else "") + ("" if tools is None else tools.prefill)
     return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

@@ -85,7 +85,7 @@ class _TextSplit:
     # Each state consumes what it can of the buffer and returns whether the next state can continue.
 
     def _begin(self) -> bool:
-        start = self._plan.format.start
+        start = self._plan.format.start.lstrip(_BLANKS)
         text = self._buffer.lstrip(_BLANKS)
         if text.startswith(start):
             self._buffer = text[len(start) :]
@@ -147,7 +147,7 @@ class _ThoughtCount:
 
     def __init__(self, form: ReasoningFormat, is_open: bool) -> None:
         self._num_tokens = 0
-        self._start, self._end = form.start.encode(), form.end.encode()
+        self._start, self._end = form.start.lstrip(_BLANKS).encode(), form.end.encode()
         self._is_open = is_open
         self._may_follow = form.in_messages  # another thought may follow one that has ended
         self._first: list[bytes] | None = []  # tokens of what may be the start mark; None once that is known

@@ -62,15 +62,17 @@ def _marks(header: str, plain: str, before: str, between: str) -> ProbedThought 
         between: text between a thought and its answer.
     """
     both = before.startswith(header) and plain.startswith(header)
-    start = before[len(header) if both else shared_beginning(before, plain) :].strip()
-    if not start:
+    start = before[len(header) if both else shared_beginning(before, plain) :].rstrip()
+    if not start.strip():
         return _empty_before(before, between)
     lead = plain[shared_beginning(plain, header) :]
     lead = lead if lead.strip() and between.endswith(lead) and between.strip() != lead.strip() else ""
     end = between.removesuffix(lead).strip()
     if not MARK.search(end) or not MARK.search(start):
         return None
-    return ProbedThought(start, end, lead, in_messages=_ends_with_header(end, header))
+    in_messages = _ends_with_header(end, header)
+    # Behind a header, a space is part of what names the next message's recipient.
+    return ProbedThought(start if in_messages else start.lstrip(), end, lead, in_messages=in_messages)
 
 
 def _empty_before(before: str, between: str) -> ProbedThought | None:

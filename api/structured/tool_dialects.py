@@ -95,8 +95,8 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         found = next((form for form in possible if re.search(form.rendered, rendered)), None)
         if found is not None:
             return Dialect(found, by_template, arguments_as_text=as_text)
-    if by_template and parser == "auto" and (probed := _probed(tokenizer)) is not None:
-        return probed
+    if parser == "auto" and (probed := _probed(tokenizer)) is not None:
+        return replace(probed, by_template=by_template)
     mentioned = (form for form in possible if any(map(tokenizer.template_mentions, form.mentions)))
     if by_template and (form := next(mentioned, None)) is not None:
         return Dialect(form, by_template, calls_by_template=False)

@@ -26,6 +26,8 @@ class CallIds(Enum):
     """``functions.NAME:NUMBER``, in which the model writes the number."""
     COUNTED = auto()
     """Any; the model writes the number of the call before the function's name."""
+    ORDINAL = auto()
+    """As COUNTED, from 1."""
     FREE = auto()
     """Letters, digits, ``_`` and ``-``, which the model writes."""
 
@@ -35,8 +37,11 @@ WRITTEN_IDS = {
     CallIds.WRITTEN: "[a-zA-Z0-9]{9}",
     CallIds.NUMBERED: "[0-9]{1,4}",
     CallIds.COUNTED: "[0-9]{1,4}",
+    CallIds.ORDINAL: "[1-9][0-9]{0,3}",
     CallIds.FREE: "[a-zA-Z0-9_-]{1,64}",
 }
+NAME = "{name}"
+"""Stands for the name of the function in the text after it."""
 _OBJECT_HEAD = re.compile(r'\{\s*"name"\s*:\s*"')
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
@@ -55,7 +60,7 @@ class ToolFormat:
         mentions: texts one of which is in the source of templates that leave out calls.
         style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or one that was probed.
         before_name: text before the function's name.
-        after_name: text between the name (or the number) and the arguments.
+        after_name: text between the name (or the number) and the arguments, in which ``{name}`` stands for the name.
         after_arguments: text after the arguments.
         arguments_key: the key beside ``name`` where a call is a JSON object.
         separator: between calls after one opening; None if each call has its own opening.
@@ -67,7 +72,8 @@ class ToolFormat:
         id_begin: text between the name and what the model writes of the id.
         id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
         content_opening: text before an answer without calls.
-        content_closing: text after such an answer, no part of it.
+        content_closing: text after such an answer, no part of it; without a ``content_opening``, what calls begin with
+            too, as the prompt or the end of a thought opens the content.
         preamble: marks around text before a call; None for text without marks.
         recipient_mark: mark before each part of an answer, which begins with its recipient: a function, or what
             ``content_opening`` names. Prompts end in it.
@@ -116,10 +122,12 @@ class ToolFormat:
 
     def head(self, function: str, number: int = 0) -> str:
         """Return the text of a call up to its arguments; the number counts only in formats that write an id."""
+        number += self.ids is CallIds.ORDINAL
         written = f"{number:09}" if self.ids is CallIds.WRITTEN else str(number) if self.ids in WRITTEN_IDS else ""
+        after = self.after_name.replace(NAME, function)
         if self.id_lead:
-            return f"{self.id_lead}{written}{self.before_name}{function}{self.after_name}"
-        return f"{self.before_name}{function}{self.id_begin}{written}{self.after_name}"
+            return f"{self.id_lead}{written}{self.before_name}{function}{after}"
+        return f"{self.before_name}{function}{self.id_begin}{written}{after}"
 
     def call(self, function: str, arguments: str, number: int = 0) -> str:
         """Return the text of a call without opening and closing. ``arguments`` are JSON."""
@@ -137,6 +145,8 @@ _HARMONY_CALL = "<|channel|>commentary to=functions."
 _DEEPSEEK_CALL, _DEEPSEEK_NAME = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _DEEPSEEK_CALLS, _DEEPSEEK_CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_END = "<｜tool▁call▁end｜>"
+_KIMI_CLOSING = "<|close|>response<|sep|>"
+_KIMI_CALLS = f"{_KIMI_CLOSING}<|open|>tools<|sep|>"
 
 
 def _dsml(name: str, style: str, models: str, calls: str, blank: str = "") -> ToolFormat:
@@ -256,6 +266,28 @@ FORMATS = {
             models="Kimi K2",
             rendered=r"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*\{",
             mentions=("<|tool_calls_section_begin|>",),
+        ),
+        ToolFormat(
+            "kimi_k3", _KIMI_CALLS, _KIMI_CALLS, separator="", closing="<|close|>tools<|sep|>", style="kimi_k3_xml",
+            ids=CallIds.ORDINAL, id_begin='" index="', content_closing=_KIMI_CLOSING,
+            before_name='<|open|>call tool="', after_name='"<|sep|>', after_arguments="<|close|>call<|sep|>",
+            models="Kimi K3",
+            rendered=r'<\|open\|>call tool="probe_tool" index="1"<\|sep\|>',
+        ),
+        ToolFormat(
+            "muse_glimmer", "", "", separator="<|eom|><|start|>assistant", recipient_mark="<|start|>assistant",
+            style="atem_xml", content_opening=" to=user<|message|>", before_name=" to=",
+            after_name=f'<|message|><atem:function_calls>\n<atem:invoke name="{NAME}">\n',
+            after_arguments="</atem:invoke>\n</atem:function_calls>",
+            models="Muse Glimmer",
+            rendered=r'<atem:invoke name="probe_tool">\s*<atem:parameter name="probe">1</atem:parameter>',
+        ),
+        ToolFormat(
+            "command_r", "Action:\n```json\n[", "Action:\n```json\n[\n", separator=",\n", closing="\n]```",
+            before_name='    {\n        "tool_name": "', after_name='",\n        "parameters": ',
+            after_arguments="\n    }", arguments_key="parameters",
+            models="Command R, Command R+",
+            rendered=r'Action:\s*```json\s*\[\s*\{\s*"tool_name": "probe_tool"',
         ),
         ToolFormat(
             "openai", _HARMONY_CALL, "", single=True,

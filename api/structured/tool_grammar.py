@@ -24,7 +24,7 @@ from ...grammar.schema.static_limits import check_limits
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import CUSTOM_INPUT, CallableTool, Chosen, Function, OtherTool, TextTool, resolve_choice
 from .output_format import OutputFormat, naming_field
-from .tool_formats import WRITTEN_IDS, ToolFormat
+from .tool_formats import NAME, WRITTEN_IDS, ToolFormat
 from .tool_plan import Reading, ToolPlan
 
 MAX_FORCED_CALLS = 16
@@ -103,7 +103,7 @@ def _check_names(
 ) -> None:
     """Refuse a function that has the name by which the model addresses its text."""
     for tool in callable_tools if form.recipient_mark else ():
-        if form.head(tool.function.name) == form.content_opening:
+        if form.head(tool.function.name).startswith(form.content_opening):
             field = f"tools[{tools.index(tool)}].{tool.type}.name"
             raise RequestError(
                 f"'{field}' cannot be {tool.function.name!r} here: this model writes it before text for the user.",
@@ -277,7 +277,7 @@ def _call(name: str, content: dict[str, Any], form: ToolFormat) -> dict[str, Any
     begin = form.head(name)
     if form.id_lead:
         written = {"type": "regex", "pattern": WRITTEN_IDS[form.ids]}
-        between = {"type": "const_string", "value": form.before_name + name + form.after_name}
+        between = {"type": "const_string", "value": form.before_name + name + form.after_name.replace(NAME, name)}
         begin, content = form.id_lead, {"type": "sequence", "elements": [written, between, content]}
     elif form.ids in WRITTEN_IDS:
         begin = form.before_name + name + form.id_begin

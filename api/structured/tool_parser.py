@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
 from .input_reader import InputReader
-from .tool_formats import WRITTEN_IDS, CallIds, ToolFormat
+from .tool_formats import NAME, WRITTEN_IDS, CallIds, ToolFormat
 from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
 
 _HEAD = re.compile(r'[^{]*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
@@ -66,8 +66,11 @@ class ToolParser:
         self._plan, self._form = plan, plan.format
         self._buffer = self._form.recipient_mark if plan.reading is Reading.TRIGGERED else ""
         self._triggers: tuple[str, ...] = (self._form.trigger,)
+        # What ends a part of an answer, where the next one begins with its recipient.
+        self._part_end = (self._form.separator or "").removesuffix(self._form.recipient_mark)
         if self._form.recipient_mark:
-            self._triggers = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
+            heads = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
+            self._triggers = (*heads, *(self._part_end + head for head in heads if self._part_end))
         self._events: list[Event] = []
         self._num_calls = 0
         self._ids: set[str] = set()
@@ -102,7 +105,8 @@ class ToolParser:
     def finish(self) -> list[Event]:
         """Return the events for text held back until the end of the answer."""
         if self._state in (self._text, self._rest, self._first_text, self._preamble):
-            self._add_content(self._buffer.strip() if self._after_call else self._buffer)
+            rest = self._buffer.partition(self._closing)[0] if self._closing else self._buffer
+            self._add_content(rest.strip() if self._after_call else rest)
         self._buffer = ""
         return self._pop_events()
 
@@ -162,8 +166,22 @@ class ToolParser:
             self._buffer = self._buffer[min(found) :]
             self._state = self._opening
             return True
-        self._add_certain_content(self._triggers)
+        if self._is_closed():
+            self._add_content(self._buffer.partition(self._closing)[0])
+            self._buffer, self._state = "", self._nothing
+            return False
+        self._add_certain_content((*self._triggers, self._closing) if self._closing else self._triggers)
         return False
+
+    @property
+    def _closing(self) -> str:
+        """What ends content that calls may follow."""
+        return "" if self._form.content_opening else self._form.content_closing
+
+    def _is_closed(self) -> bool:
+        """Whether the content in the buffer has ended, and no call can follow it."""
+        at = self._buffer.find(self._closing) if self._closing else -1
+        return at >= 0 and not self._form.trigger.startswith(self._buffer[at:])
 
     def _add_certain_content(self, triggers: Sequence[str]) -> None:
         """Emit the text except a possible prefix of a trigger and the white space before it."""
@@ -199,6 +217,8 @@ class ToolParser:
 
     def _opening(self) -> bool:
         opening = self._form.recipient_mark or self._form.opening
+        if self._form.recipient_mark:
+            self._buffer = self._buffer.removeprefix(self._part_end)
         if self._buffer.startswith(opening):
             self._buffer = self._buffer[len(opening) :]
             self._state = self._head
@@ -277,7 +297,7 @@ class ToolParser:
         elif self._buffer.startswith(closing):
             self._buffer = self._buffer[len(closing) :]
             is_over = form.only_at_start or (form.content_opening and not form.recipient_mark)
-            self._state = self._rest if is_over else self._text
+            self._state = self._nothing if self._closing else self._rest if is_over else self._text
         elif closing.startswith(self._buffer):
             return False
         elif form.separator is not None and self._buffer.startswith(separator):
@@ -291,6 +311,7 @@ class ToolParser:
 @cache
 def _native_head(form: ToolFormat) -> re.Pattern[str]:
     lead, before, between, after = map(re.escape, (form.id_lead, form.before_name, form.id_begin, form.after_name))
+    after = after.replace(re.escape(NAME), "(?P=name)")
     written, name = f"(?P<id>{WRITTEN_IDS.get(form.ids, '')})", r"(?P<name>[\w.-]+)(?=[^\w.-])"
     head = f"{lead}{written}{before}{name}{after}" if form.id_lead else f"{before}{name}{between}{written}{after}"
     return re.compile(head, re.ASCII)

@@ -16,11 +16,24 @@ from typing import Any, Final
 from ..errors import ModelError, UnknownArchitecture
 from .families.family_table import BY_NAME
 from .families.library_classes import LIBRARY_CLASSES
+from .gguf import TENSOR_TYPES
 from .hf_config import model_config
 from .quantization_config import KEY
 
 PLAIN: Final = "16 bits"
-GGUF: Final = "GGUF"
+# Types of tensors by the quantisation of a file, as llama.cpp chooses them, those of rows of odd widths among them.
+_GGUF_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "Q8_0": ("Q8_0",),
+    "Q6_K": ("Q6_K", "Q8_0"),
+    "Q5_K_M": ("Q5_K", "Q6_K", "Q5_1", "Q8_0"),
+    "Q4_K_M": ("Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q8_0"),
+    "Q4_0": ("Q4_0", "Q4_1", "Q6_K", "Q8_0"),
+    "IQ4_XS": ("IQ4_XS", "IQ4_NL", "Q5_K", "Q6_K", "Q5_1", "Q8_0"),
+    "Q3_K_M": ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "Q4_0", "Q5_0", "Q5_1", "Q8_0"),
+    "Q2_K": ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "Q4_0", "Q5_0", "Q5_1", "Q8_0"),
+    "IQ2_XXS": ("IQ2_XXS", "IQ2_S", "IQ3_S", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "Q4_0", "Q5_0", "Q5_1", "Q8_0"),
+}
+GGUF_FORMS: Final = tuple(f"GGUF {name}" for name in _GGUF_TYPES)
 GGUF_OF_WHOLE: Final = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2vl",
     "Qwen3VLForConditionalGeneration": "qwen3vl",
@@ -35,7 +48,7 @@ _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "GPTQ": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
 }
-FORMS: Final = (PLAIN, *_SECTIONS, GGUF)
+FORMS: Final = (PLAIN, *_SECTIONS, *GGUF_FORMS)
 """Forms that a model is published in, beside those that its own config names."""
 
 
@@ -85,7 +98,7 @@ def form_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
     if own.form != PLAIN:
         return [own]
     others = (_quantised_answer(form, {**config, KEY: section}) for form, section in _SECTIONS.items())
-    return [own, *others, _gguf_answer(config)]
+    return [own, *others, *_gguf_answers(config)]
 
 
 def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
@@ -110,12 +123,23 @@ def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
     return found
 
 
-def _gguf_answer(config: Mapping[str, Any]) -> FormAnswer:
+def _gguf_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
+    """Return an answer for each quantisation: the file's architecture and all of its types must be read."""
+    name, fault = _gguf_name(config)
+    read = {each for each, _, _ in TENSOR_TYPES.values()}
+    found = []
+    for form, types in zip(GGUF_FORMS, _GGUF_TYPES.values(), strict=True):
+        unread = sorted(set(types) - read)
+        why = fault or (f"Tensors of the type {unread[0]} are not read." if unread else "")
+        found.append(FormAnswer(form, "" if why else f"as {name}", why))
+    return found
+
+
+def _gguf_name(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the architecture that a GGUF file of the model names, or why there is none that is read."""
     try:
         family = BY_NAME[model_config(config).family]
     except ModelError as error:
-        return FormAnswer(GGUF, "", str(error))
+        return "", str(error)
     name = GGUF_OF_WHOLE.get(config["architectures"][0]) or _GGUF_AS.get(family.name, family.gguf_name)
-    if name is None:
-        return FormAnswer(GGUF, "", f"GGUF files of {family.architecture} are not read.")
-    return FormAnswer(GGUF, f"as {name}, in each type of llama.cpp that is in the list of types")
+    return (name, "") if name is not None else ("", f"GGUF files of {family.architecture} are not read.")

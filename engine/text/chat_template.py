@@ -2,14 +2,17 @@
 
 Templates have the environment of Hugging Face's: ``messages``, ``tools``, ``documents``, ``add_generation_prompt``, the
 special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes, ``break`` and ``continue``,
-and the ``generation`` tag, which matters in training alone.
+and the ``generation`` tag, which matters in training alone. One that names ``functions`` gets the tools as text there,
+and the day as ``datetime``, as FireFunction 2 wants them.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from functools import lru_cache
 from threading import local
 from typing import Any, TypeVar
@@ -24,6 +27,7 @@ MAX_TEXT = 1 << 24  # characters; more than any model's context
 MOST_SOURCE = 1 << 20
 """Characters of a template."""
 _JOB = "engine.text.chat_template:render_job"
+_FUNCTIONS = "functions"
 _MARK = "<<CONTINUE-HERE>> "  # its space tells whether the template trims the message
 
 Message = Mapping[str, Any]
@@ -102,9 +106,9 @@ class ChatTemplates:
         if (size := max(map(len, self._sources), default=0)) > MOST_SOURCE:
             raise ModelError(f"The chat template has {size:,} characters; at most {MOST_SOURCE:,} are read.")
         try:
-            self.named_roles = frozenset(
-                role for source in self._sources for role in _roles_in(environment.parse(source))
-            )
+            parsed = {name: environment.parse(source) for name, source in sources.items()}
+            self.named_roles = frozenset(role for each in parsed.values() for role in _roles_in(each))
+            self._functions = frozenset(name for name, each in parsed.items() if _FUNCTIONS in _variables_in(each))
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template is not valid Jinja: {error.message}, line {error.lineno}.") from error
@@ -175,6 +179,7 @@ class ChatTemplates:
         shown = _marked(messages) if continue_final_message else messages
         variables = {
             **self._special,
+            **(_as_functions(tools or ()) if name in self._functions else {}),
             "tools": list(tools) if tools else None,
             "documents": None,
             **(kwargs or {}),
@@ -256,6 +261,16 @@ def _roles_in(template: nodes.Template) -> Iterator[str]:
             for side in sides:
                 constants = [side] if isinstance(side, nodes.Const) else side.find_all(nodes.Const)
                 yield from (each.value for each in constants if isinstance(each.value, str) and each.value != "role")
+
+
+def _variables_in(template: nodes.Template) -> set[str]:
+    return {each.name for each in template.find_all(nodes.Name)}
+
+
+def _as_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return tools as variables of templates older than ``tools``: functions as text, and the day that they name."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {_FUNCTIONS: json.dumps(functions, indent=4, ensure_ascii=False), "datetime": f"{date.today()}"}
 
 
 def _is_role(side: nodes.Node) -> bool:

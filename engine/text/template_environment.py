@@ -331,7 +331,21 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Dump JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return what a filter such as ``map`` yields as a list, as other engines of templates have it."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> NoReturn:

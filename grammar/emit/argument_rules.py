@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..argument_styles import ALL_TYPES, PYTHON_WORDS, XmlStyle, argument_types
 from ..regex.charset import rust_literal
 from ..schema.analysis import Analysis
-from ..schema.constraints import ALWAYS, Conj, Objects, Strings
+from ..schema.constraints import ALWAYS, Alternative, Conj, Objects, Strings
 from ..schema.json_types import ARRAY, NUMBER, OBJECT, STRING
 from ..schema.shortest_instance import MAX_TEXT_BYTES, ShortestInstance
 from .container_members import Field
@@ -241,9 +241,9 @@ class _XmlWriter(_Arguments):
         """Write a parameter: a name by what ends it, and a value that may go with that end."""
         style = self._style
         ends: dict[str, list[str]] = {}
-        for end, options in ((style.text_key_end or style.key_end, values.texts), (style.key_end, values.others)):
+        for kind, options in (("string", values.texts), *values.others.items()):
             if options:
-                ends[end] = [*ends.get(end, []), *options]
+                ends.setdefault(style.key_end_of(kind), []).extend(options)
         self._texts |= {name + end: None for end in ends}
         written = [f"{key(end)} ({' | '.join(options)})" for end, options in ends.items()]
         return f"{self._literal(style.key_begin)} ({' | '.join(written)})"
@@ -260,21 +260,19 @@ class _XmlWriter(_Arguments):
         found = alternatives_of(rules, conj)
         values = _Values({}, {})
         for each in found:
-            words = rules.words(each.types)
-            words += [word.capitalize() for word in words if style.capitals and word != "null"]
-            scalars = [rules.terminal(f"/{'|'.join(words)}/")] if words else []
+            scalars = self._words(each.types)
             if each.types & NUMBER:
-                scalars.append(number_terminal(rules, each.types & NUMBER, each.numbers))
-            for scalar in scalars:
-                values.others[rules.terminal(f"{scalar} /[ \\t\\r\\n]*{end.regex}/") + end.rest] = None
+                scalars.append(("number", number_terminal(rules, each.types & NUMBER, each.numbers)))
+            for kind, scalar in scalars:
+                values.add(kind, rules.terminal(f"{scalar} /[ \\t\\r\\n]*{end.regex}/") + end.rest)
             text = self._text(each.strings, types) if each.types & STRING else None
             if text is not None:
                 values.texts[text] = None
-        if any(each.types & (ARRAY | OBJECT) for each in found):
+        for kind, types_within in self._container_types(found):
             name = f"g{self._prefix}{len(self._grammars)}"
-            self._grammars[name] = self._containers(conj, is_text=bool(values.texts))
+            self._grammars[name] = self._containers(conj, types_within, is_text=bool(values.texts))
             after = rules.terminal(f"/{end.regex}/") if end.regex else ""
-            values.others[f"@{name} {after}{end.rest}"] = None
+            values.add(kind, f"@{name} {after}{end.rest}")
         text, _ = self._shortest(conj)
         if text is not None:
             self._texts[text + style.value_end] = None
@@ -283,11 +281,29 @@ class _XmlWriter(_Arguments):
             raise rules.unsupported(("enum", "const", "pattern"), reason)
         return values
 
-    def _containers(self, conj: Conj, *, is_text: bool) -> str:
+    def _words(self, types: int) -> list[tuple[str, str]]:
+        """Return terminals of the constants that some types have, each with a type of its own before it, if need be."""
+        words = self.rules.words(types)
+        words += [word.capitalize() for word in words if self._style.capitals and word != "null"]
+        by_end: dict[str, tuple[str, list[str]]] = {}
+        for word in words:
+            kind = "null" if word == "null" else "boolean"
+            by_end.setdefault(self._style.key_end_of(kind), (kind, []))[1].append(word)
+        return [(kind, self.rules.terminal(f"/{'|'.join(found)}/")) for kind, found in by_end.values()]
+
+    def _container_types(self, found: Sequence[Alternative]) -> list[tuple[str, int]]:
+        """Return the types of containers that a value may have, apart where the text before the value says which."""
+        types = [
+            (kind, bit) for kind, bit in (("array", ARRAY), ("object", OBJECT)) if any(e.types & bit for e in found)
+        ]
+        is_told = len({self._style.key_end_of(kind) for kind, _ in types}) > 1
+        return types if is_told else [(kind, ARRAY | OBJECT) for kind, _ in types[:1]]
+
+    def _containers(self, conj: Conj, types: int, *, is_text: bool) -> str:
         """Write the arrays and objects of a value; what begins as one may be a string, where there are any."""
         is_remembered = self._first_entry is not None and not is_text
         first = (self._first_entry or 0) + len(self._entries) if is_remembered else None
-        found = to_lark(self._analysis, root=conj, types=ARRAY | OBJECT, first_entry=first, is_part=True)
+        found = to_lark(self._analysis, root=conj, types=types, first_entry=first, is_part=True)
         self._entries += found.entries
         self._has_memory = self._has_memory or found.has_memory
         return found.text
@@ -301,10 +317,14 @@ class _XmlWriter(_Arguments):
 
 
 class _Values(NamedTuple):
-    """Expressions of the values of a parameter with the marks that end them, in order: strings, and what is JSON."""
+    """Expressions of the values of a parameter with the marks that end them, in order: strings, and JSON by type."""
 
     texts: dict[str, None]
-    others: dict[str, None]
+    others: dict[str, dict[str, None]]
+
+    def add(self, kind: str, expression: str) -> None:
+        """Add values that are JSON of a type."""
+        self.others.setdefault(kind, {})[expression] = None
 
 
 class PythonArguments(NamedTuple):

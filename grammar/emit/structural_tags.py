@@ -255,11 +255,7 @@ class _TagWriter:
                     size += len(end)
                     if size < MAX_END_BYTES:
                         self.closing.ends[end] = None
-                # After the letters that another parameter and the end of the arguments begin with.
-                begin = xml.key_begin
-                shared = range(1, min(len(begin), len(self.enclosing)))
-                ends = (self.enclosing[at:] for at in shared if self.enclosing.startswith(begin[:at]))
-                self.closing.ends |= dict.fromkeys(ends)
+                self.note_shared(xml.key_begin)
         except GrammarError as error:
             located = relocated(error, schema)
             raise GrammarError(located.keyword, where + located.pointer, located.reason) from None
@@ -267,6 +263,12 @@ class _TagWriter:
         self.closing.texts |= {text: (self.depth, len(text)) for text in texts}
         self.closing.wholes.append("".join(texts)[:MAX_TEXT_BYTES])
         return start
+
+    def note_shared(self, begin: str) -> None:
+        """Keep the ends after each of the letters that another part, of this begin, and what ends all parts share."""
+        shared = range(1, min(len(begin), len(self.enclosing)))
+        ends = (self.enclosing[at:] for at in shared if self.enclosing.startswith(begin[:at]))
+        self.closing.ends |= dict.fromkeys(ends)
 
     def regex(self, form: dict[str, Any], pointer: str) -> str:
         try:
@@ -393,6 +395,8 @@ class _TagWriter:
         if form.get("stop_after_first"):
             return one if form.get("at_least_one") else f"{one}?"
         separator = self.fixed(str(form.get("separator", "")))
+        for begin in {str(item.get("begin")): None for item in listed}:
+            self.note_shared(str(form.get("separator", "")) + begin)
         more = f"{one} ({separator} {one})*"
         return more if form.get("at_least_one") else f"({more})?"
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.models.models_page import page
+import pytest
+import transformers
+from support.models.models_page import ELSEWHERE, IN_TRANSFORMERS, page
 from support.models.tiny_models import MODELS
 from support.models.tiny_multimodal import MULTIMODAL as TINY_MULTIMODAL
 
 from rootgraft.engine.checkpoint.families.family_table import FAMILIES
+from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.text_config import MULTIMODAL
+from rootgraft.engine.errors import ModelError
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +31,13 @@ def test_every_class_has_a_tiny_model() -> None:
     assert tested == {family.architecture for family in FAMILIES}
     whole = {model.__name__ for _, model, _ in TINY_MULTIMODAL.values()}
     assert whole == {each.family.architecture for each in MULTIMODAL}
+
+
+@pytest.mark.parametrize("name", [*IN_TRANSFORMERS.values(), *ELSEWHERE.values()])
+def test_what_the_page_calls_missing_is_refused_by_name(name: str) -> None:
+    assert hasattr(transformers, name) is (name in IN_TRANSFORMERS.values())
+    with pytest.raises(ModelError, match=name):
+        model_config({"architectures": [name], "model_type": "other"})
 
 
 def test_a_family_is_a_row_of_few_lines() -> None:

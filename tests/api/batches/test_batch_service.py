@@ -537,3 +537,13 @@ def test_only_leftovers_of_our_own_are_cleaned_up(tmp_path: Path) -> None:
     again = FileStore(tmp_path, 1000)
     assert [file.id for file in again.of("")] == [kept.id]
     assert all(path.exists() for path in others) and not leftover.exists()
+
+
+def test_a_line_with_an_image_is_refused_by_its_field(client: openai.OpenAI) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}]
+    done = ended(client, begin(client, line(0), line(1, messages=asked)))
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
+    refused = answers(client, done.error_file_id)["r1"]["response"]
+    assert refused["status_code"] == 400
+    assert refused["body"]["error"]["param"] == "messages[0].content[1].type"

@@ -228,7 +228,7 @@ def text_of(tokens: list[int], vocabulary: Vocabulary) -> str:
     return b"".join(vocabulary.tokens[token] for token in tokens).decode(errors="replace")
 
 
-@pytest.mark.parametrize("form", [form for form in IN_MARKS if not XML_STYLES[FORMATS[form].style].text_key_end])
+@pytest.mark.parametrize("form", [form for form in IN_MARKS if not XML_STYLES[FORMATS[form].style].tells_strings])
 def test_strings_that_cannot_be_told_from_other_values_are_not_written(
     made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
 ) -> None:
@@ -237,11 +237,8 @@ def test_strings_that_cannot_be_told_from_other_values_are_not_written(
 
     def call(**values: str) -> str:
         body = "".join(f"{style.key_begin}{k}{style.key_end}{v}{style.value_end}" for k, v in values.items())
-        return (
-            FORMATS[form]
-            .calls([("f", "{}")])
-            .replace("f" + FORMATS[form].after_name, f"f{FORMATS[form].after_name}{body}")
-        )
+        after_name = FORMATS[form].after_name.replace("{name}", "f")
+        return FORMATS[form].calls([("f", "{}")]).replace("f" + after_name, f"f{after_name}{body}")
 
     def value(text: str) -> Any:
         assert is_admitted(grammar, text)
@@ -254,7 +251,7 @@ def test_strings_that_cannot_be_told_from_other_values_are_not_written(
         assert not is_admitted(grammar, text), text
 
 
-@pytest.mark.parametrize("form", ["deepseek_v32", "deepseek_v41"])
+@pytest.mark.parametrize("form", [form for form in IN_MARKS if XML_STYLES[FORMATS[form].style].tells_strings])
 def test_strings_with_a_mark_of_their_own_are_whatever_they_look_like(
     made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str
 ) -> None:

@@ -90,7 +90,7 @@ def test_free_text_and_calls(form: ToolFormat) -> None:
     text = "Well.\n" + written(form, ULM)
     if form.recipient_mark:
         assert not lets_through(grammar, text)
-        text = content(form, "Well. >>> x\n>>>other\n>>>") + written(form, ULM)
+        text = content(form, f"Well. >>> x\n>>>other\n{form.separator}") + written(form, ULM)
     if form.preamble is not None:
         before, after = form.preamble
         assert lets_through(grammar, f"{before}Well.{after}{written(form, ULM)}")
@@ -176,6 +176,36 @@ def test_parts_with_recipients_are_told_apart() -> None:
     assert caught.value.param == "tools[2].function.name"
     assert tool_output_format(tools, "none", form, None, parallel=True) is None
     assert tool_output_format(tools, "auto", FORMATS["hermes"], None, parallel=True) is not None
+
+
+def test_calls_after_the_end_of_the_content() -> None:
+    """Kimi K3's: the prompt, or the end of a thought, opens the content; nothing after its end is for the client."""
+    form = FORMATS["kimi_k3"]
+    output_format = tool_output_format(TOOLS, "auto", form, None, parallel=True)
+    assert output_format is not None and output_format.tools is not None
+    closing, turn_end = "<|close|>response<|sep|>", "<|close|>message<|sep|>"
+    for text, calls in ((f"Well.{form.calls([ULM, PING])}", [ULM, PING]), (f"Well.{closing}", []), ("Well.<|cl", [])):
+        for whole in {text, text + (turn_end if text.endswith("<|sep|>") else "")}:
+            assert lets_through(compiled(form), text)
+            content, read = read_calls(output_format.tools, whole)
+            assert content == ("Well.<|cl" if text == "Well.<|cl" else "Well.")
+            assert [(call.name, call.arguments) for call in read] == calls
+
+
+def test_parts_with_an_end_before_the_next_recipient() -> None:
+    """Muse Glimmer's: text, its end, and the header of the message that is a call."""
+    form = FORMATS["muse_glimmer"]
+    output_format = tool_output_format(TOOLS, "auto", form, None, parallel=True)
+    assert output_format is not None and output_format.tools is not None
+    text = f" to=user<|message|>Wait.<|eom|><|start|>assistant{form.calls([ULM, PING])}"
+    assert lets_through(compiled(form), text)
+    content, calls = read_calls(output_format.tools, text)
+    assert (content, [(call.name, call.arguments) for call in calls]) == ("Wait.", [ULM, PING])
+    call = form.calls([PING])
+    assert lets_through(compiled(form), call) and not lets_through(compiled(form), call.replace('"ping"', '"weather"'))
+    tools = [*TOOLS, Tool(type="function", function=Function(name="user"))]
+    with pytest.raises(RequestError, match=r"'tools\[2\].function.name' cannot be 'user'"):
+        tool_output_format(tools, "auto", form, None, parallel=True)
 
 
 def test_the_option_knows_the_formats() -> None:

@@ -54,7 +54,7 @@ def written(form: str, content: str, calls: list[tuple[str, str]]) -> str:
     if content and spec.preamble is not None:
         content = spec.preamble[0] + content + spec.preamble[1]
     if content and spec.recipient_mark:
-        content = spec.content_opening + content + spec.recipient_mark
+        content = spec.content_opening + content + (spec.separator or "")
     return content + spec.calls(calls)
 
 

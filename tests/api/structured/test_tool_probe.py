@@ -228,3 +228,9 @@ def test_marks_of_a_style_are_an_object_of_strings() -> None:
             xml_style(wrong)
     assert xml_style({**marks, "mark": "x" * 200}) is not None
     assert isinstance(dialect.format, ToolFormat)
+
+
+def test_definitions_go_into_text_where_the_template_renders_calls_alone() -> None:
+    source = PROBED["list"].replace("{% if tools %}", "{% if false %}", 1)
+    dialect = dialect_of(TemplateOnly(source, "<|end|>"), "auto")  # type: ignore[arg-type]
+    assert (dialect.format.name, dialect.by_template) == ("probed", False)

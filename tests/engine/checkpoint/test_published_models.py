@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 from huggingface_hub.utils import validate_repo_id
 
 from rootgraft.engine.checkpoint.hf_config import model_config
-from rootgraft.engine.checkpoint.published_models import FORMS, PLAIN, form_answers, own_form, published_models
+from rootgraft.engine.checkpoint.published_models import (
+    _GGUF_TYPES,
+    FORMS,
+    PLAIN,
+    form_answers,
+    own_form,
+    published_models,
+)
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 
@@ -38,17 +46,17 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "forms"),
     [
-        ("Qwen/Qwen3-8B", "yyyyy"),
-        ("google/gemma-4-26B-A4B", "yyyyn"),
-        ("Qwen/Qwen3-VL-30B-A3B-Instruct", "ynnny"),
-        ("zai-org/GLM-5.2", "nnnnn"),
-        ("Qwen/Qwen3.5-27B", "yyyyy"),
-        ("mistralai/Mistral-7B-Instruct-v0.3", "yyyyy"),
-        ("google/gemma-3-27b-it", "yyyyy"),
-        ("microsoft/Phi-3-mini-4k-instruct", "yyyyy"),
+        ("Qwen/Qwen3-8B", "yyyy" + "y" * 9),
+        ("google/gemma-4-26B-A4B", "yyyy" + "n" * 9),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", "ynnn" + "y" * 9),
+        ("zai-org/GLM-5.2", "nnnn" + "n" * 9),
+        ("Qwen/Qwen3.5-27B", "yyyy" + "y" * 9),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "yyyy" + "y" * 9),
+        ("google/gemma-3-27b-it", "yyyy" + "y" * 9),
+        ("microsoft/Phi-3-mini-4k-instruct", "yyyy" + "y" * 9),
         ("MiniMaxAI/MiniMax-M2.5", "y"),
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "y"),
-        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "yyyyn"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "yyyy" + "n" * 9),
         ("nvidia/DeepSeek-V3.1-NVFP4", "y"),
         ("deepseek-ai/DeepSeek-V4-Pro", "n"),
     ],
@@ -74,3 +82,11 @@ def test_names_of_the_eight_bit_float(fmt: str, fault: str | None) -> None:
     else:
         with pytest.raises(ModelError, match=fault):
             model_config(config)
+
+
+def test_quantisations_of_a_file_name_types_that_ggml_has() -> None:
+    names = {each.name for each in gguf.GGMLQuantizationType}
+    assert all(names.issuperset(types) for types in _GGUF_TYPES.values())
+    # The library's table of files' kinds has each of them.
+    kinds = {each.name.removeprefix("MOSTLY_") for each in gguf.LlamaFileType}
+    assert kinds.issuperset(_GGUF_TYPES)

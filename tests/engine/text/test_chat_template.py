@@ -313,3 +313,25 @@ def test_size_is_bounded() -> None:
 def test_invalid_template_stops_the_start() -> None:
     with pytest.raises(ModelError, match=r"not valid Jinja: .*line 2"):
         ChatTemplates({"default": "x\n{% if %}"}, {})
+
+
+def test_tools_as_text_for_templates_that_name_functions() -> None:
+    """FireFunction 2's: tools and the day are texts, which the template adds to others."""
+    source = "{{ 'Functions: ' + functions + ' on ' + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    templates = ChatTemplates({"default": source}, SPECIAL)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked = [{"role": "user", "content": "Hi."}]
+    text = templates.render(asked, tools=[tool])
+    written, _, rest = text.removeprefix("Functions: ").partition(" on ")
+    assert json.loads(written) == [tool["function"]] and rest.endswith("Hi.")
+    assert templates.render(asked).startswith("Functions: [] on ")
+    assert templates.render(asked, kwargs={"functions": "none", "datetime": "Monday"}) == (
+        "Functions: none on MondayHi."
+    )
+
+
+def test_what_filters_yield_is_a_list_in_json() -> None:
+    source = "{{ tools | map(attribute='function') | tojson }}"
+    tool = {"type": "function", "function": {"name": "f"}}
+    text = ChatTemplates({"default": source}, SPECIAL).render([{"role": "user", "content": "Hi."}], tools=[tool])
+    assert json.loads(text) == [{"name": "f"}]

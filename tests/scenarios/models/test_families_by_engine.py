@@ -52,3 +52,17 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
         hits += sum(cached)
     assert hits > 20 and evicted
     core.close()
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_preemption_changes_no_token(name: str, tmp_path: Path) -> None:
+    """Sequences that come back as prefix hits, beside others, read keys that another layer's pages hold."""
+    config = EngineConfig(
+        dtype="float32", device="cpu", threads=1, max_num_seqs=3, block_size=4, max_num_batched_tokens=16,
+        max_model_len=64, num_gpu_blocks_override=64,
+    )  # fmt: skip
+    core = EngineCore(config, Worker(config, save(name, tmp_path)))
+    answers, _ = greedy_answers(core, PROMPTS, COUNT, preempt_every=3)
+    assert answers == [greedy(name, prompt) for prompt in PROMPTS]
+    assert core.stats()["preemptions"] > 3
+    core.close()

@@ -41,6 +41,10 @@ _KEYWORDS = (
     "{% if not loop.last %}, {% endif %}{% endfor %})"
 )
 _TEXT = "{{ value if value is string else value | tojson }}"
+_TYPE = (
+    "{{ 'boolean' if value is boolean else 'number' if value is number else 'string' if value is string "
+    "else 'object' if value is mapping else 'array' }}"
+)
 
 
 def _unless_last(text: str) -> str:
@@ -148,6 +152,27 @@ TEMPLATES = {
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>",
         "<|tool_calls_section_end|>",
+    ),
+    "kimi_k3": _together(
+        "<|close|>response<|sep|><|open|>tools<|sep|>",
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        + _parameters(f'<|open|>argument key="{{{{ name }}}}" type="{_TYPE}"<|sep|>{_TEXT}<|close|>argument<|sep|>')
+        + "<|close|>call<|sep|>",
+        "<|close|>tools<|sep|>",
+    ),
+    "muse_glimmer": _each(
+        '<|start|>assistant to={{ f.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ f.name }}">\n'
+        + _parameters(f'<atem:parameter name="{{{{ name }}}}">{_TEXT}</atem:parameter>\n')
+        + "</atem:invoke>\n</atem:function_calls>",
+        "<|eom|>",
+    ),
+    "command_r": _together(
+        "Action:\n```json\n[\n",
+        '    {\n        "tool_name": "{{ f.name }}",\n        '
+        '"parameters": {{ f.arguments | tojson(indent=4) | indent(8) }}'
+        "\n    }",
+        "{{ '\n]```' }}",
+        ",\n",
     ),
     "openai": _each(
         "<|start|>assistant<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>"

@@ -61,7 +61,7 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 """
 _PUBLISHED = """## Published repositories
 
-From the `config.json` of each repository, or its sizes in public code, by the reader that loads it; weights were not tried. `rootgraft doctor NAME` says the same without a download, with the reason of each `n`. Forms beside the first are what others publish of the same model: FP8 in blocks, GPTQ and AWQ of 4 bits, GGUF in all types of [the list](#weights-adapters-devices), Q4_K_M and IQ4_XS among them.
+From the `config.json` of each repository, or its sizes in public code, by the reader that loads it; weights were not tried. `rootgraft doctor NAME` says the same without a download, with the reason of each `n`. Forms beside the first are what others publish of the same model: FP8 in blocks, GPTQ and AWQ of 4 bits, GGUF files by quantisation, of which all types of tensors must be read.
 """
 _RATIO = "on two cores of a CPU our decoder is 1.9 times as fast for one stream, and 1.5 times for four"
 _ROPE = """## Rotary embeddings
@@ -85,6 +85,31 @@ Code from a model's repository is never run. Before it serves, each model comput
 Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
+"""
+
+# Families of this year that our decoder lacks: models, and their class.
+IN_TRANSFORMERS = {
+    "DeepSeek V3.2": "DeepseekV32ForCausalLM",
+    "DeepSeek V4": "DeepseekV4ForCausalLM",
+    "GLM-5": "GlmMoeDsaForCausalLM",
+    "Gemma 3n": "Gemma3nForCausalLM",
+    "Kimi Linear": "KimiLinearForCausalLM",
+    "Ling 2.5": "BailingHybridForCausalLM",
+    "MiMo V2 Flash": "MiMoV2FlashForCausalLM",
+    "MiniMax M3": "MiniMaxM3VLForCausalLM",
+    "OLMo Hybrid": "OlmoHybridForCausalLM",
+    "Step 3.7": "Step3p7ForConditionalGeneration",
+    "Zamba 2": "Zamba2ForCausalLM",
+}
+ELSEWHERE = {
+    "Kimi K3": "KimiK3ForConditionalGeneration",
+    "Ling 2 and Ring 2": "BailingMoeV2ForCausalLM",
+    "Llama-Nemotron Super": "DeciLMForCausalLM",
+}
+
+_MISSING = """## Missing
+
+Our decoder lacks these, and refuses them by name: {present}. The library takes one only if it passes the check above; the tests prove none. Not in transformers 5.24: {absent}.
 """
 
 _VOCABULARIES = """## Vocabularies
@@ -140,8 +165,13 @@ def page() -> str:
             _FORMS.format(types=types, forms=forms_table()),
             _VOCABULARIES,
             _LIBRARY.format(classes=", ".join(f"`{name}`" for name in LIBRARY_CLASSES), ratio=_RATIO),
+            _MISSING.format(present=_named(IN_TRANSFORMERS), absent=_named(ELSEWHERE)),
         ]
     )
+
+
+def _named(families: dict[str, str]) -> str:
+    return ", ".join(f"{models} (`{name}`)" for models, name in families.items())
 
 
 def _table() -> str:

@@ -449,9 +449,10 @@ def test_forms_of_a_published_model_are_told_without_a_download(monkeypatch: pyt
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     found = {each.name: each for each in check_named(EngineConfig(model="Qwen/Qwen3-8B"))}
-    assert found["16 bits"].status == found["GGUF"].status == "ok"
+    assert found["16 bits"].status == found["GGUF Q4_K_M"].status == "ok"
     assert found["files"].command == "rootgraft pull Qwen/Qwen3-8B"
     refused = {each.name: each for each in check_named(EngineConfig(model="zai-org/GLM-5.2:Q4_K_M"))}
-    assert refused["GGUF"].value == "no" and "GlmMoeDsaForCausalLM is not supported" in refused["GGUF"].reason
+    assert refused["GGUF Q4_K_M"].value == "no"
+    assert "GlmMoeDsaForCausalLM is not supported" in refused["GGUF Q4_K_M"].reason
     with pytest.raises(ModelError, match=r"org/name is not on this machine"):
         check_named(EngineConfig(model="org/name"))
