@@ -19,7 +19,7 @@ from rootgraft.engine.errors import ConfigError
         ({"kv_host_gib": 1.0}, "--kv-host-gib"),
         ({"kv_peer_gib": 0.5}, "--kv-peer-gib"),
         ({"batch_invariant": True}, "--batch-invariant"),
-        ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
+        ({"quantization": "int8_dynamic"}, "--quantization int8_dynamic"),
         ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
     ],
 )
@@ -33,7 +33,12 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"quantization": "widened"}, {"kv_peer_gib": 0}, {"speculative_config": '{"method": "ngram"}'}]
+    "options",
+    [
+        *({"quantization": form} for form in ("widened", "gguf", "gguf_dynamic")),
+        {"kv_peer_gib": 0},
+        *({"speculative_config": drafts} for drafts in ('{"method": "ngram"}', '{"model": "draft"}')),
+    ],
 )
 def test_what_all_ranks_compute(options: dict[str, Any]) -> None:
     assert EngineConfig(tensor_parallel_size=64, **options).tensor_parallel_size == 64
