@@ -107,7 +107,7 @@ class EngineConfig:
     pipeline_parallel_size: int = option(
         1,
         "Processes that compute one model together, each some of its layers, on a CPU alone so far. "
-        "See docs/guide/tensor-parallel.md.",
+        "See docs/guide/pipeline-parallel.md.",
         low=1,
         high=64,
     )
