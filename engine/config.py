@@ -351,7 +351,8 @@ class EngineConfig:
         """Check that no option asks several ranks for what one alone computes."""
         if self.num_ranks == 1:
             return
-        in_stages = self.pipeline_parallel_size > 1
+        in_stages, drafts = self.pipeline_parallel_size > 1, self.speculative
+        has_draft_in_stages = in_stages and drafts.model is not None
         weights = self.quantization is not None and self.quantization.startswith("int8")  # with scales of whole rows
         found = {
             f"--quantization {self.quantization}": weights and not in_stages,
@@ -360,9 +361,7 @@ class EngineConfig:
             "--kv-host-gib": self.kv_host_gib is not None,
             "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
-            "method mtp of --speculative-config": self.speculative.method == "mtp",
-            f"method {self.speculative.method} of --speculative-config": in_stages
-            and self.speculative.model is not None,
+            f"method {drafts.method} of --speculative-config": drafts.method == "mtp" or has_draft_in_stages,
             "--enable-lora": in_stages and self.enable_lora,
             f"--tensor-parallel-size {self.tensor_parallel_size}": in_stages and self.tensor_parallel_size > 1,
         }
