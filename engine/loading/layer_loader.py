@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -30,20 +29,17 @@ from ..models.layers import (
     SplitHead,
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
-from ..models.pipeline_stage import PipelineStage
 from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
 from .load_progress import LoadProgress
 from .load_recurrent import load_recurrent, side_by_side
 from .shards import Shard
-from .stages import Stage
 from .tensor_names import (
     BEFORE_EXPERTS,
     BEHIND_EXPERTS,
     BEHIND_MLP,
     EMBEDDING,
-    HEAD,
     LAYER_EMBEDDING,
     LAYER_GATE,
     LAYER_NORM,
@@ -63,7 +59,6 @@ from .tensor_names import (
     up_modules,
 )
 from .weight_forms import WeightReader
-from .weight_readers import RandomWeights
 
 
 class LayerLoader:
@@ -74,16 +69,10 @@ class LayerLoader:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightReader,
-        max_positions: int,
-        shard: Shard | None = None,
-        stage: Stage | None = None,
+        self, config: ModelConfig, weights: WeightReader, max_positions: int, shard: Shard | None = None
     ) -> None:
         self.config = config
         self.shard = shard
-        self.stage = stage
         self.ranks = None if shard is None else shard.ranks
         self.weights = weights
         self.max_positions = max_positions
@@ -100,12 +89,12 @@ class LayerLoader:
         progress.read(None)
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
-        norms.append(self.norm(final_norm(config) if self.stage is None or self.stage.has_head else None))
+        norms.append(self.last_norm())
         behind = [self.scaled(index, norm) for index, norm in enumerate(norms[1:])]
         scale = config.embedding_scale
         if config.rounds_embedding_scale:
             scale = torch.tensor(scale, dtype=self.weights.dtype).item()
-        model = DecoderModel(
+        return DecoderModel(
             config=config,
             dtype=self.weights.dtype,
             device=self.weights.device,
@@ -119,9 +108,6 @@ class LayerLoader:
             layer_inputs=None if config.layer_inputs is None else self.layer_inputs(config.layer_inputs),
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
-        if self.stage is None:
-            return model
-        return PipelineStage(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=self.stage.ranks)
 
     def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
         for index in range(self.config.num_layers):
@@ -295,23 +281,11 @@ class LayerLoader:
         size = self.config.vocab_size
         if self.shard is not None:
             return self.embedding(), self.split_head(self.shard)
-        if self.stage is not None:
-            return self.stage_ends(self.stage)
         if not self.config.tied_head:
             return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
         packed = self.weights.packed(EMBEDDING)
         embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
         return embedding, Projection(("lm_head",), (size,), packed)
-
-    def stage_ends(self, stage: Stage) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
-        """Read a stage's embedding or head; what another rank has of both is a shape alone."""
-        config, meta = self.config, torch.device("meta")
-        shapes = LayerLoader(config, WeightReader(RandomWeights(config), self.weights.dtype, meta, "plain"), 1)
-        embedding = self.embedding() if stage.has_embedding else shapes.embedding()
-        if not stage.has_head:
-            return embedding, shapes.embedding_and_head()[1]
-        head = self.weights.packed(EMBEDDING if config.tied_head else HEAD)
-        return embedding, Projection(("lm_head",), (config.vocab_size,), head)
 
     def split_head(self, shard: Shard) -> SplitHead:
         """Read this rank's rows of the head."""
@@ -331,6 +305,10 @@ class LayerLoader:
         split = None if self.shard is None else self.shard.splits.get(names[0])
         added_over = self.ranks if split is not None and split.side == "inputs" else None
         return Projection(names, tuple(modules.values()), packed, added_over)
+
+    def last_norm(self) -> Norm:
+        """Return the norm behind the last layer."""
+        return self.norm(final_norm(self.config))
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

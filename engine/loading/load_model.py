@@ -15,6 +15,7 @@ from ..models.decoder import DecoderModel
 from .layer_loader import LayerLoader
 from .load_progress import LoadProgress
 from .shards import Shard, ShardSource, check_split
+from .stage_loader import StageLoader
 from .stages import Stage, StageSource, check_stages
 from .tensor_names import (
     EMBEDDING,
@@ -83,7 +84,8 @@ def load_model(
     reader = WeightReader(source, dtype, device, weights)
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
         most = max_positions or config.max_position_embeddings
-        model = LayerLoader(config, reader, most, shard, stage).model(progress)
+        loader = LayerLoader(config, reader, most, shard) if stage is None else StageLoader(config, reader, most, stage)
+        model = loader.model(progress)
     return replace(model, widened=tuple(sorted(reader.widened_storage)), has_kv_scales=has_kv_scales)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ class PipelineStage(DecoderModel):
     """
 
     ranks: Ranks = ALONE
+
+    @classmethod
+    def of(cls, model: DecoderModel, ranks: Ranks) -> PipelineStage:
+        """Return a model of these layers as the stage of a rank."""
+        return cls(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=ranks)
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:

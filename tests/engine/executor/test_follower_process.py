@@ -17,6 +17,9 @@ def test_a_follower_whose_parent_is_gone_ends() -> None:
     command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process", *map(str, numbers)]
     other = str(os.getppid())  # not the process that starts it
     done = subprocess.run([*command, other], pass_fds=numbers, timeout=HANG_SECONDS, check=False)
+    for pair in links:
+        for link in pair:
+            link.close()
     assert done.returncode == 0
 
 
