@@ -41,7 +41,7 @@ class KeptKv:
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
-        self._ended: list[Message] = []  # answers to reads of a cache that is there no more
+        self._ended: list[Message] = []  # answers to reads of a cache that was reset
         self.tiers = make_tiers(config, worker.kv_pages)
         self._events, self._publisher = _events(config, worker, self.tiers)
         self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.engine.core_hooks import evict_all, set_structured_output, structured_output_in_process, tiers_of
 from support.engine.fake_worker import FakeWorker
 from support.engine.thinking_engine import END, EOS, EXTRA, QWEN, R1, START, TEXT_MARKS, VOCAB
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -151,7 +152,7 @@ def submits(draw: st.DrawFn) -> Submit:
     return Submit(1, array("i", prompt), params, grammar=form, reasoning=thought)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=repeats(120), deadline=None)
 @given(submit=submits(), data=st.data())
 def test_a_sequence_goes_on_after_any_of_its_tokens(engine: EngineCore, submit: Submit, data: st.DataObject) -> None:
     [whole] = run(engine, submit)
