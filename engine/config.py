@@ -104,6 +104,13 @@ class EngineConfig:
         low=1,
         high=64,
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Processes that compute one model together, each some of its layers, on a CPU alone so far. "
+        "See docs/guide/pipeline-parallel.md.",
+        low=1,
+        high=64,
+    )
     load_format: str = option(
         "auto", "dummy: random weights in the model's shape.", choices=("auto", "dummy"), group="model"
     )
@@ -311,6 +318,18 @@ class EngineConfig:
         return 0 if config.method == "off" else max(self.most_seqs, config.num_speculative_tokens)
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_option(self) -> str:
+        """The option that asks for several ranks, with its value."""
+        if self.pipeline_parallel_size > 1:
+            return f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+        return f"--tensor-parallel-size {self.tensor_parallel_size}"
+
+    @property
     def named_adapters(self) -> dict[str, str]:
         """Folders or sources of ``lora_modules`` by name."""
         return dict(_named_adapter(module) for module in self.lora_modules)
@@ -330,24 +349,25 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         """Check that no option asks several ranks for what one alone computes."""
-        if self.tensor_parallel_size == 1:
+        if self.num_ranks == 1:
             return
-        weights = self.quantization not in (None, "widened")
+        in_stages, drafts = self.pipeline_parallel_size > 1, self.speculative
+        has_draft_in_stages = in_stages and drafts.model is not None
+        weights = self.quantization is not None and self.quantization.startswith("int8")  # with scales of whole rows
         found = {
-            f"--quantization {self.quantization}": weights,
+            f"--quantization {self.quantization}": weights and not in_stages,
             "--model-impl transformers": self.model_impl == "transformers",
             "--kv-disk": self.kv_disk is not None,
             "--kv-host-gib": self.kv_host_gib is not None,
             "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
-            f"method {self.speculative.method} of --speculative-config": self.speculative.needs_weights,
+            f"method {drafts.method} of --speculative-config": drafts.method == "mtp" or has_draft_in_stages,
+            "--enable-lora": in_stages and self.enable_lora,
+            f"--tensor-parallel-size {self.tensor_parallel_size}": in_stages and self.tensor_parallel_size > 1,
         }
         for what, is_set in found.items():
             if is_set:
-                raise ConfigError(
-                    f"--tensor-parallel-size {self.tensor_parallel_size}: {what} is computed by one rank alone. Leave "
-                    "one of them out."
-                )
+                raise ConfigError(f"{self.ranks_option}: {what} is computed by one rank alone. Leave one of them out.")
 
     def _check_tiers(self) -> None:
         if (self.kv_disk or self.kv_host_gib) and not self.enable_prefix_caching:

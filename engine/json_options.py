@@ -70,11 +70,6 @@ class SpeculativeConfig:
         config._check()
         return config
 
-    @property
-    def needs_weights(self) -> bool:
-        """Whether a model, head or module drafts, which has weights of its own."""
-        return self.method in _WITH_WEIGHTS
-
     def _check(self) -> None:
         if self.method not in METHODS:
             methods = ", ".join(METHODS)

@@ -60,7 +60,7 @@ class GpuLauncher:
 
 
 def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
-    """Return the GPUs for the replicas of a server, one for each; none where they compute on the CPU.
+    """Return the GPUs for the replicas of a server, for each one or those of its ranks ("0,1"); none on the CPU.
 
     Several models share the first GPU: none of them has one to itself.
 
@@ -72,11 +72,13 @@ def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tu
         return ()
     if config.device == "auto" and not torch_takes_gpus():
         return ()
-    if len(gpus) < options.most_replicas:
+    ranks = config.num_ranks
+    if len(gpus) < options.most_replicas * ranks:
         bounds = options.autoscale_bounds
         named = f"--replicas {options.replicas}" if bounds is None else f"--autoscale {bounds[0]}:{bounds[1]}"
+        each = "a GPU" if ranks == 1 else f"{ranks} GPUs"
         raise ConfigError(
-            f"{named}: each replica takes a GPU of its own, and {len(gpus)} can be seen ({VARIABLE} may name others): "
-            f"take at most {len(gpus)}, or --device cpu."
+            f"{named}: each replica takes {each} of its own, and {len(gpus)} can be seen ({VARIABLE} may name others): "
+            f"take at most {len(gpus) // ranks}, or --device cpu."
         )
-    return gpus[: options.most_replicas]
+    return tuple(",".join(gpus[first : first + ranks]) for first in range(0, options.most_replicas * ranks, ranks))

@@ -92,26 +92,29 @@ def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
     """Return the options of a replica that copies KV from others, where there are others.
 
     Raises:
-        ConfigError: each of several replicas would publish KV events at one address.
+        ConfigError: each of several replicas would publish KV events at one address, or replicas of several ranks have
+            roles, which is to copy KV.
     """
+    if options.roles and config.num_ranks > 1:
+        raise ConfigError(f"--replica-roles copies KV, which {config.ranks_option} does not: leave one of them out.")
     if options.most_replicas > 1 and config.kv_events_config is not None:
         raise ConfigError(
             "--kv-events-config is of one engine, and a fleet routes by its replicas' caches itself. Leave it out, or "
             "start servers of one replica."
         )
-    if config.kv_peer_gib is not None or options.most_replicas < 2:
+    if config.kv_peer_gib is not None or options.most_replicas < 2 or config.num_ranks > 1:
         return config
     return replace(config, kv_peer_gib=PEER_GIB)
 
 
 def shared_config(config: EngineConfig, replicas: int, num_cores: int) -> EngineConfig:
-    """Return the options of one of ``replicas`` replicas of a machine.
+    """Return the options of one of ``replicas`` replicas of a machine, each of one rank or more.
 
     Its threads are a share of the cores, and its memory a share of ``--gpu-memory-utilization``; what ``--threads`` and
-    ``--kv-cache-memory`` say is for each replica.
+    ``--kv-cache-memory`` say is for each rank of each replica.
     """
     return replace(
         config,
-        threads=config.threads or max(1, num_cores // replicas),
+        threads=config.threads or max(1, num_cores // (replicas * config.num_ranks)),
         gpu_memory_utilization=max(LEAST_UTILIZATION, config.gpu_memory_utilization / replicas),
     )

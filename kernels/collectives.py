@@ -9,13 +9,18 @@ Every rank calls the same collectives in the same order. A call raises RuntimeEr
 from __future__ import annotations
 
 import os
+from collections import deque
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+_MOST_SENT = 2  # tensors under way
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 
@@ -42,6 +47,12 @@ class Ranks(Protocol):
     def least(self, number: int) -> int:
         """Return the least number of a rank."""
 
+    def send(self, part: Tensor, to: int) -> None:
+        """Send a tensor to a rank, which receives it in the order of what it is sent. Nobody changes it any more."""
+
+    def receive(self, out: Tensor, source: int) -> None:
+        """Wait for the next tensor that a rank sends, of this shape and type."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -59,6 +70,12 @@ class Alone:
 
     def least(self, number: int) -> int:
         return number
+
+    def send(self, part: Tensor, to: int) -> None:
+        raise AssertionError("there is no other rank")
+
+    def receive(self, out: Tensor, source: int) -> None:
+        raise AssertionError("there is no other rank")
 
     def close(self) -> None:
         return
@@ -87,6 +104,7 @@ class ProcessGroup:
         self.rank, self.size = rank, size
         self._device = device
         self._dist = dist
+        self._sent: deque[tuple[Work, Tensor]] = deque()  # tensors live until they have left
         os.environ.setdefault(_INTERFACE, _LOOPBACK)  # the ranks are on one machine
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -121,6 +139,18 @@ class ProcessGroup:
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         self._dist.all_reduce(value, self._dist.ReduceOp.MIN)
         return int(value.item())
+
+    def send(self, part: Tensor, to: int) -> None:
+        """Begin to send a tensor; with two others still under way, wait for the first of them."""
+        while len(self._sent) >= _MOST_SENT:
+            self._sent.popleft()[0].wait()
+        if part.numel() and (work := self._dist.isend(part, to)) is not None:
+            self._sent.append((work, part))
+
+    def receive(self, out: Tensor, source: int) -> None:
+        """Wait for the next tensor of a rank."""
+        if out.numel():
+            self._dist.recv(out, source)
 
     def close(self) -> None:
         """Leave the group. Has no effect the second time."""

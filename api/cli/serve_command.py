@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from ...engine.errors import ConfigError
 from ...engine.process_memory import uncollected
 from ...engine.serving.engine_spawn import EnginePreload
 from ..config import ServerConfig
@@ -68,15 +67,9 @@ def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
     from ...engine.checkpoint.base_digest import base_digest
 
     models, names = [ServedModel(entry, *options) for entry, options in parsed], []
-    is_single = _is_single_engine(parsed)
     for model in models:
         engine = model.engine
         with naming_place(model.entry):
-            if engine.tensor_parallel_size > 1 and not is_single:
-                raise ConfigError(
-                    f"--tensor-parallel-size {engine.tensor_parallel_size} is for a server of one engine: leave out "
-                    "--replicas, --autoscale, --ray-address and further models, or start a server for each."
-                )
             files = fetch_model(engine.model, engine.revision)
             digest = model.entry.digest and base_digest(files.path, dummy=engine.load_format == "dummy")
         if digest is not None:

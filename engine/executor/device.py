@@ -138,7 +138,7 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == "cuda":
         return gpu_room(config, device)
     shared = resources.kv_pool_bytes(resources.memory(), config.gpu_memory_utilization)
-    return shared // config.tensor_parallel_size
+    return shared // config.num_ranks
 
 
 def gpu_room(config: EngineConfig, device: torch.device) -> int:

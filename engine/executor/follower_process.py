@@ -1,8 +1,9 @@
 """The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
 
-    python -P -m rootgraft.engine.executor.follower_process FD LIFE
+    python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT
 
 FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
+PARENT: the process of rank 0.
 
 It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
 rank 0 is gone, 70 after an error.
@@ -36,9 +37,12 @@ EXIT_SOFTWARE = 70
 def main(arguments: list[str]) -> int:
     """Run a follower. Returns its exit code."""
     end_with_parent()
+    *links, parent = map(int, arguments)
+    if os.getppid() != parent:  # it has ended before
+        return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    link, life = (socket.socket(fileno=int(each)) for each in arguments)
+    link, life = (socket.socket(fileno=each) for each in links)
     try:
         return _run(link, life)
     except ConnectionError:

@@ -28,14 +28,15 @@ from ...lora.prepare_factors import PreparedAdapter
 from ..batch import Batch
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDead
+from .adapter_messages import pack_adapter
 from .rank_link import SignsOfLife, read_line
-from .rank_messages import Kind, RankMessage, pack_adapter, pack_batch, pack_numbers
+from .rank_messages import Kind, RankMessage, pack_batch, pack_numbers
 
 T = TypeVar("T")
 
 COLLECTIVE_SECONDS = 300.0
 """For which a rank waits for the others in a collective: the longest step, and the load of the slowest."""
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """For which rank 0 waits until a follower has imported the engine."""
 _END_SECONDS = 2.0
 _FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
@@ -71,6 +72,8 @@ class Followers:
         self._is_started = False
         self._start_ended = threading.Event()
         self._number = 0
+        self._option = config.ranks_option.partition(" ")[0]
+        self._has_heads = config.pipeline_parallel_size == 1
         self._signs: SignsOfLife | None = None
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
@@ -91,7 +94,7 @@ class Followers:
             self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
         except RuntimeError as error:
             self.kill()
-            raise ConfigError(f"--tensor-parallel-size: the ranks cannot reach one another: {_line(error)}") from error
+            raise ConfigError(f"{self._option}: the ranks cannot reach one another: {_line(error)}") from error
         except BaseException:
             self.kill()
             raise
@@ -106,7 +109,12 @@ class Followers:
         self._send(Kind.STEP, pack_batch(batch))
 
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
-        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead."""
+        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead.
+
+        Of a pipeline rank 0 alone has the head.
+        """
+        if not self._has_heads:
+            return
         self._send(Kind.BEST if best else Kind.LOGITS, pack_numbers(tokens))
 
     def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:
@@ -180,12 +188,12 @@ class Followers:
         command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process"]
         try:
             self._processes[rank] = subprocess.Popen(
-                [*command, str(link.fileno()), str(life.fileno())],
+                [*command, str(link.fileno()), str(life.fileno()), str(os.getpid())],
                 pass_fds=(link.fileno(), life.fileno()),
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise ConfigError(f"--tensor-parallel-size: no process for rank {rank}: {error.strerror}.") from error
+            raise ConfigError(f"{self._option}: no process for rank {rank}: {error.strerror}.") from error
         finally:
             link.close()
             life.close()
@@ -227,7 +235,7 @@ class Followers:
             answer = f"has ended with code {self._processes[rank].wait()}"
         link.settimeout(None)
         if answer != "ready":
-            raise ConfigError(f"--tensor-parallel-size: rank {rank} {answer}.")
+            raise ConfigError(f"{self._option}: rank {rank} {answer}.")
 
     def _send(self, kind: Kind, content: bytes) -> None:
         self._number += 1

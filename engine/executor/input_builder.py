@@ -82,6 +82,17 @@ class KeptTokens:
     shared: SharedPrefixes | None = None
     slots: Ints | None = None
 
+    def some_rows(self, first: int, end: int, before: int) -> KeptTokens:
+        """Return those of rows from a first one to before another, with so many tokens of the step before them."""
+        begin, stop = self.query_start[first], self.query_start[end]
+        query_start = self.query_start[first : end + 1] - begin
+        return KeptTokens(
+            tokens=self.tokens[begin:stop] - before,
+            query_start=query_start,
+            max_query=int(np.diff(query_start).max()),
+            slots=None if self.slots is None else self.slots[begin:stop],
+        )
+
 
 class HostStates(NamedTuple):
     """Slots of recurrent states: ``StateBatch`` on the host, without the rows' tokens."""
@@ -130,6 +141,27 @@ class HostInputs:
     def num_kept(self) -> int:
         """S: hidden states that a forward pass returns."""
         return self.num_tokens if self.kept is None else len(self.kept.tokens)
+
+    def some_rows(self, first: int, end: int) -> HostInputs:
+        """Return the inputs of rows from a first one to before another, of a model without recurrent states."""
+        begin, stop = self.query_start[first], self.query_start[end]
+        query_start, context = self.query_start[first : end + 1] - begin, self.context_len[first:end]
+        kept = self.kept
+        assert self.states is None
+        return replace(
+            self,
+            token_ids=self.token_ids[begin:stop],
+            positions=self.positions[begin:stop],
+            kv_loc=self.kv_loc[begin:stop],
+            page_table=self.page_table[first:end],
+            query_start=query_start,
+            context_len=context,
+            max_query=int(np.diff(query_start).max()),
+            max_context=int(context.max()),
+            shared=None,
+            slots=None if self.slots is None else self.slots[begin:stop],
+            kept=None if kept is None else kept.some_rows(first, end, int(begin)),
+        )
 
     def hidden_index(self, tokens: Longs) -> Longs:
         """Return the indices of the hidden states of some tokens, all of them kept, in the forward pass's result."""

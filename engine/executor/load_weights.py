@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 
@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..loading.model_impl import load_by, own_config
 from ..loading.pooling_layers import DenseLayer, load_dense
 from ..loading.shards import Shard
+from ..loading.stages import Stage
 from ..loading.weight_forms import WIDENED, WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.model import Model
@@ -59,7 +60,7 @@ def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         return None
     device = set_up_device(replace(config, threads=1))
     return load_weights(config, open_checkpoint(model_path), model_path, device) if device.type == "cpu" else None
@@ -78,7 +79,7 @@ def set_up_device(config: EngineConfig) -> torch.device:
 def load_weights(
     config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device, ranks: Ranks = ALONE
 ) -> Weights:
-    """Load the weights of a model and of its draft, after all checks that need none of them.
+    """Load the weights of a model and, on the first rank, of its draft, after all checks that need none of them.
 
     Args:
         device: by ``set_up_device``.
@@ -87,26 +88,33 @@ def load_weights(
     Raises:
         ModelError, ConfigError: as ``Worker``.
     """
-    if config.tensor_parallel_size != ranks.size:
-        option = f"--tensor-parallel-size {config.tensor_parallel_size}"
-        raise ConfigError(f"{option} is for serving; here one device computes. Leave it out.")
+    if config.num_ranks != ranks.size:
+        raise ConfigError(f"{config.ranks_option} is for serving; here one device computes. Leave it out.")
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
-    shard = None if shape is None or ranks.size == 1 else Shard.of(shape, ranks)
+    shard, stage = None, None
+    if shape is not None and config.pipeline_parallel_size > 1:
+        stage = Stage.of(shape, ranks)
+    elif shape is not None and ranks.size > 1:
+        shard = Shard.of(shape, ranks)
+    part = shape if shard is None else shard.config
+    part = part if stage is None else stage.config
     draft = None
     check_invariance(config, shape, device, dtype)
-    if shape is not None:
-        check_budget(config, shape if shard is None else shard.config, device, dtype)
+    if shape is not None and part is not None:
+        check_budget(config, part, device, dtype)
         check_adapters(config, checkpoint, dtype)
-        draft = find_draft(config, shape, device, model_path)
+        if ranks.rank == 0:  # which alone draws
+            draft = find_draft(config, shape, device, model_path)
     available = weight_room(config, shape, device, dtype)
     if device.type == "cpu":
         available //= ranks.size
     is_theirs = shape is None and config.quantization in (None, WIDENED)  # the transformers library reads its weights
     form: WeightForm = "plain"
-    if not is_theirs and shard is None:
+    if not is_theirs:
         form = choose_weight_form(config, device, dtype, checkpoint, available=available)
+        form = _of_first(form, ranks)  # what a rank measures may differ
     check_weights(config, form, device)
     model = load_by(
         config.model_impl,
@@ -118,8 +126,15 @@ def load_weights(
         weights=form,
         available=available,
         shard=shard,
+        stage=stage,
     )
     # The transformers library tells the shape of a model with its weights.
     if shape is None:
         draft = find_draft(config, model.config, device, model_path)
     return Weights(model, None if draft is None else load_draft(config, model, draft))
+
+
+def _of_first(form: WeightForm, ranks: Ranks) -> WeightForm:
+    """Return the form that rank 0 has chosen, on each rank."""
+    forms: tuple[WeightForm, ...] = get_args(WeightForm)
+    return forms[ranks.least(forms.index(form) if ranks.rank == 0 else len(forms))] if ranks.size > 1 else form

@@ -31,7 +31,7 @@ def load_worker(
         ModelError, ConfigError: as ``Worker``; or the ranks cannot split the model, or cannot start.
     """
     config = with_device_defaults(config, model_path)
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return config, Worker(config, model_path, weights=weights)
     config, devices = plan_ranks(config, model_path)
     rank_device(str(devices[0]))

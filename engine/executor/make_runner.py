@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ...lora.lora_step import AdapterBank
@@ -14,6 +15,7 @@ from ..models.decoder import DecoderModel
 from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool
 from ..models.model import Model
+from ..models.pipeline_stage import PipelineStage
 from ..models.state_pool import StatePool
 from ..sampling.sampler import Sampler
 from ..step_timer import StepTimer
@@ -93,9 +95,18 @@ def make_runner(
 
 def _uncaptured(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder) -> Callable[[HostInputs], Tensor]:
     """Return a forward pass without CUDA graphs: CPU graphs, or eager."""
+    if isinstance(model, PipelineStage):
+        return partial(_forward_in_parts, model, kv, inputs)
     if isinstance(model, DecoderModel) and model.device.type == "cpu" and not config.enforce_eager:
         return CpuGraphs(model, kv, inputs, config.most_seqs).forward
     return partial(_forward_eagerly, model, kv, inputs)
+
+
+def _forward_in_parts(model: PipelineStage, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:
+    """Compute a step in two batches, so that a stage computes the second one while the next stage has the first."""
+    middle = step.num_rows // 2
+    parts = [step] if not middle else [step.some_rows(0, middle), step.some_rows(middle, step.num_rows)]
+    return torch.cat([model.forward(inputs.to_tensors(part), kv) for part in parts])
 
 
 def _forward_eagerly(model: Model, kv: KvPool, inputs: InputBuilder, step: HostInputs) -> Tensor:

@@ -8,9 +8,9 @@ from pathlib import Path
 from ...kernels.collectives import Ranks
 from ..batch import Batch, Masks, StepResult
 from ..config import EngineConfig
+from .adapter_messages import unpack_adapter
 from .followers import Followers
 from .model_runner import RunnerStep
-from .rank_messages import unpack_adapter
 from .worker import Worker
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism: what is checked before ranks start, who they are, and the worker of each."""
+"""Ranks of one model: what is checked before they start, who they are, and the worker of each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.model_impl import own_config
 from ..loading.shards import check_split
+from ..loading.stages import check_stages
 from ..machine import resources
 from .device import choose_device
 
@@ -27,14 +28,19 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
         ConfigError: the model or the machine cannot have so many.
         ModelError: the model is not supported.
     """
-    size = config.tensor_parallel_size
+    size = config.num_ranks
     model = own_config(config.model_impl, open_checkpoint(model_path))
     if model is None:
         raise ConfigError(
-            f"--tensor-parallel-size {size}: the transformers library computes this model, on one device. Leave it out."
+            f"{config.ranks_option}: the transformers library computes this model, on one device. Leave it out."
         )
-    check_split(model, size)
     device = choose_device(config)
+    if config.pipeline_parallel_size == 1:
+        check_split(model, size)
+    elif device.type == "cuda":
+        raise ConfigError(f"{config.ranks_option} is for --device cpu so far. Try: --tensor-parallel-size {size}")
+    else:
+        check_stages(model, size)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if count < size:

@@ -97,7 +97,8 @@ class Worker:
         # All ranks take the smallest pool of any.
         if is_split:
             pages = replace(config, num_gpu_blocks_override=ranks.least(plan.num_pages))
-            plan = plan_worker(pages, weights, steps, slot_bytes)
+            of_draft = plan.num_draft_pages
+            plan = replace(plan_worker(pages, weights, steps, slot_bytes), num_draft_pages=of_draft)
 
         tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
         self.vocab_size, self.eos_ids = model.config.vocab_size, read_end_tokens(model.config, model_path, tokenizer)

@@ -40,7 +40,7 @@ def summary_lines(
         f"in pages of {kv.page_size} ({kv.num_pages * kv.page_bytes / 2**30:.2f} GiB); "
         f"context {plan.max_model_len:,}; up to {config.most_seqs} sequences and "
         f"{config.most_tokens:,} tokens a step",
-        *([_ranks(config, model)] if config.tensor_parallel_size > 1 else []),
+        *([_ranks(config, model)] if config.num_ranks > 1 else []),
         *([_OTHER_SCALES] if isinstance(model, DecoderModel) and model.has_kv_scales and kv_format else []),
         *([_states(plan.states, kv.state_bytes)] if plan.states else []),
         *([draft] if draft else []),
@@ -52,6 +52,9 @@ def summary_lines(
 
 
 def _ranks(config: EngineConfig, model: Model) -> str:
+    size = config.pipeline_parallel_size
+    if size > 1:
+        return f"Pipeline parallel: {size} ranks over gloo; layers and KV pool above are those of the last"
     size, library = config.tensor_parallel_size, "NCCL" if model.device.type == "cuda" else "gloo"
     return f"Tensor parallel: {size} ranks over {library}; heads and KV pool above are those of each"
 

@@ -89,7 +89,7 @@ class LayerLoader:
         progress.read(None)
         before = config.norms.before_attention
         norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
-        norms.append(self.norm(final_norm(config)))
+        norms.append(self.last_norm())
         behind = [self.scaled(index, norm) for index, norm in enumerate(norms[1:])]
         scale = config.embedding_scale
         if config.rounds_embedding_scale:
@@ -305,6 +305,10 @@ class LayerLoader:
         split = None if self.shard is None else self.shard.splits.get(names[0])
         added_over = self.ranks if split is not None and split.side == "inputs" else None
         return Projection(names, tuple(modules.values()), packed, added_over)
+
+    def last_norm(self) -> Norm:
+        """Return the norm behind the last layer."""
+        return self.norm(final_norm(self.config))
 
     def norm(self, name: str | None) -> Norm:
         """Return the norm of this name; for none the identity."""

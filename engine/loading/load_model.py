@@ -15,6 +15,8 @@ from ..models.decoder import DecoderModel
 from .layer_loader import LayerLoader
 from .load_progress import LoadProgress
 from .shards import Shard, ShardSource, check_split
+from .stage_loader import StageLoader
+from .stages import Stage, StageSource, check_stages
 from .tensor_names import (
     EMBEDDING,
     HEAD,
@@ -40,6 +42,7 @@ def load_model(
     weights: WeightForm = "plain",
     available: int | None = None,
     shard: Shard | None = None,
+    stage: Stage | None = None,
 ) -> DecoderModel:
     """Load a model from a folder in Hugging Face format or from a GGUF file.
 
@@ -50,7 +53,9 @@ def load_model(
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
         available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
-        shard: this rank's part, where several compute the model; ``weights`` must be "plain" then.
+        shard: this rank's part, where several compute the model; ``weights`` keeps no integers of rows then, whose
+            scales would be those of a part.
+        stage: this rank's layers, where several have some each.
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.
@@ -72,11 +77,17 @@ def load_model(
         check_split(config, shard.ranks.size)
         shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
         source, config = ShardSource(source, shard), shard.config
+    if stage is not None:
+        check_stages(config, stage.ranks.size)
+        stage = Stage.of(config, stage.ranks)
+        source, config = StageSource(source, stage), stage.config
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
-        model = LayerLoader(config, reader, max_positions or config.max_position_embeddings, shard).model(progress)
+        most = max_positions or config.max_position_embeddings
+        loader = LayerLoader(config, reader, most, shard) if stage is None else StageLoader(config, reader, most, stage)
+        model = loader.model(progress)
     return replace(model, widened=tuple(sorted(reader.widened_storage)), has_kv_scales=has_kv_scales)
 
 

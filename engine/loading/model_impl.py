@@ -17,6 +17,7 @@ from ..models.model import Model
 from .base_layout import base_layout
 from .load_model import load_model
 from .shards import Shard
+from .stages import Stage
 from .weight_forms import WeightForm
 
 _INSTALL = "Try: pip install 'rootgraft[transformers]'"
@@ -33,6 +34,7 @@ def load_by(
     weights: WeightForm,
     available: int | None = None,
     shard: Shard | None = None,
+    stage: Stage | None = None,
 ) -> Model:
     """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto``: ours if it has the model.
 
@@ -52,6 +54,7 @@ def load_by(
             weights=weights,
             available=available,
             shard=shard,
+            stage=stage,
         )
     if not isinstance(checkpoint, Path):
         raise ModelError("--model-impl transformers reads folders in Hugging Face format, no GGUF files. Leave it out.")

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,7 @@ from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
 from . import mxfp4, nvfp4
 from .finite import is_within
+from .matrix_cuts import RowPieces
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
@@ -157,15 +159,16 @@ class QuantisedTensor:
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield some rows [n, K] fp32 at a time, with the number of the first."""
         opened = self._opened()
-        for first, end in self._ranges():
-            rows = opened.decode(first, end)
+        count = self.shape[0]
+        for first in range(0, count, self._step):
+            rows = opened.decode(first, min(count, first + self._step))
             if not is_within(rows, torch.finfo(torch.float32).max):
                 raise ModelError(f"The tensor {shortened(self._name)} is malformed: it has values that are not finite.")
             yield first, rows
 
     def numbers(self) -> StoredNumbers | None:
         """Return the matrix as it is stored, for kernels of a GPU; None where they have no form for its numbers."""
-        return self._opened().stored(self.shape, self._ranges())
+        return self._opened().stored(self.shape, self._step)
 
     @property
     def nbytes(self) -> int:
@@ -207,18 +210,18 @@ class QuantisedTensor:
         is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
         return stored if is_plain and stored.numbers in (NumberForm.INT8, NumberForm.E4M3) else None
 
-    def blocks(self) -> tuple[BlockType, Iterator[Tensor]] | None:
+    def blocks(self) -> tuple[BlockType, RowPieces] | None:
         """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
         if self.likely_blocks() is None:
             return None
         opened = self._opened()
         if isinstance(opened, Floats):
             rows = opened.kept
-            return None if rows is None else (nvfp4.KEPT_AS, (rows(first, end) for first, end in self._ranges()))
+            return None if rows is None else (nvfp4.KEPT_AS, RowPieces(rows, self.shape[0], self._step))
         found = opened.block_type(self._scheme.bits, self.shape[1])
         if found is None:
             return None
-        return found, (opened.blocks(first, end, found) for first, end in self._ranges())
+        return found, RowPieces(partial(opened.blocks, block_type=found), self.shape[0], self._step)
 
     def likely_blocks(self) -> BlockType | None:
         """Return the type of blocks that the scheme's numbers have unless scales or groups are unusual."""
@@ -233,11 +236,10 @@ class QuantisedTensor:
             return None
         return "Q4_0" if scheme.symmetric else "U4_ZERO_POINT"
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        count, width = self.shape
-        step = max(1, _PIECE // width // _WORD) * _WORD
-        for first in range(0, count, step):
-            yield first, min(count, first + step)
+    @property
+    def _step(self) -> int:
+        """Rows that are unpacked at once."""
+        return max(1, _PIECE // self.shape[1] // _WORD) * _WORD
 
     def _opened(self) -> Opened:
         return self._open(_Checked(self._name, self._scheme, self._parts))
@@ -245,9 +247,6 @@ class QuantisedTensor:
 
 Rows = Callable[[int, int], Tensor]
 """Some rows [first, end) of a matrix."""
-
-Ranges = Iterable[tuple[int, int]]
-"""First rows and ends, which follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +274,7 @@ class Integers:
         zero, scale = each
         return (numbers - zero) * scale
 
-    def stored(self, shape: tuple[int, int], ranges: Ranges) -> StoredNumbers | None:
+    def stored(self, shape: tuple[int, int], step: int) -> StoredNumbers | None:
         """Return the same for kernels of a GPU; None for zero points that are no integers of eight bits."""
         is_signed = self.numbers(0, 1).dtype is torch.int8
         is_byte = self.bits > 4
@@ -295,7 +294,7 @@ class Integers:
         return StoredNumbers(
             shape=shape,
             numbers=NumberForm.INT8 if is_byte else NumberForm.INT4,
-            pieces=(codes(first, end) for first, end in ranges),
+            pieces=RowPieces(codes, shape[0], step),
             scales=self.scales,
             offsets=None if is_middle else zeros.to(torch.uint8),
             offset_kind=Offsets.MIDDLE if is_middle else Offsets.ZERO_POINTS,
@@ -355,11 +354,11 @@ class Floats:
     meaning: StoredNumbers | None
     kept: Rows | None = None
 
-    def stored(self, shape: tuple[int, int], ranges: Ranges) -> StoredNumbers | None:
+    def stored(self, shape: tuple[int, int], step: int) -> StoredNumbers | None:
         """Return the same for kernels of a GPU."""
         if self.meaning is None:
             return None
-        return replace(self.meaning, shape=shape, pieces=(self.codes(first, end) for first, end in ranges))
+        return replace(self.meaning, shape=shape, pieces=RowPieces(self.codes, shape[0], step))
 
 
 Opened = Integers | Floats
@@ -546,7 +545,7 @@ def _open_awq(parts: _Checked) -> Opened:
     _awq_shape(parts)
     words, scales = parts.tensor("qweight"), parts.scales("scales")
     return Integers(
-        numbers=lambda first, end: _awq_unpacked(words[:, first // 8 : end // 8]).T,
+        numbers=lambda first, end: _awq_unpacked(words[:, first // 8 : -(-end // 8)]).T[first % 8 :][: end - first],
         zeros=_awq_unpacked(parts.tensor("qzeros")).T.float().contiguous(),
         scales=scales.T.contiguous(),
         bits=4,

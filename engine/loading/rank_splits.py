@@ -13,6 +13,7 @@ from ...lora.split_factors import ModuleSplit
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig
+from .matrix_cuts import Run
 from .tensor_names import (
     KV_UP,
     QUERY,
@@ -33,8 +34,6 @@ from .tensor_names import (
     up_modules,
 )
 
-Run = tuple[int, int]
-"""From the first to before the last."""
 Splits = Iterator[tuple[str, ModuleSplit]]
 
 

@@ -6,18 +6,23 @@ rank. ``rank_splits`` says what is split, and how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ...kernels.collectives import Ranks
+from ...kernels.grouped_weights import StoredNumbers
+from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
 from ...lora.split_factors import ModuleSplit
 from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import KvShape, LayerConfig, ModelConfig
 from ..errors import ConfigError
-from .rank_splits import Run, added_biases, has_plain_mlp, head_run, module_splits, tensor_splits
+from .matrix_cuts import MatrixCut, Run, cut_blocks, cut_numbers
+from .rank_splits import added_biases, has_plain_mlp, head_run, module_splits, tensor_splits
 from .tensor_names import EMBEDDING, HEAD, Shape
 from .weight_readers import SafetensorsFolder, WeightSource
 
@@ -153,8 +158,8 @@ def _recurrent(layer: RecurrentLayer | None, size: int) -> RecurrentLayer | None
 class ShardSource:
     """The tensors of a checkpoint as one rank has them. One tensor at most is read beside them.
 
-    A quantised matrix has no blocks or numbers here: it is read in the model's type. The head of a model that ties it
-    to its embedding is a tensor of its own.
+    A quantised matrix stays in its blocks or numbers unless a cut of its columns is within a block: then it is read in
+    the model's type. The head of a model that ties it to its embedding is a tensor of its own.
 
     Args:
         source: the whole checkpoint, whose shapes have been checked.
@@ -173,41 +178,92 @@ class ShardSource:
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Write the rank's part of a tensor, or of a part of it along its first dimension."""
-        stored = EMBEDDING if name == HEAD and self._tied else name
         dim, runs = self._split(name)
         if runs:
-            self._read_runs(stored, out, dim, runs, part)
+            self._read_runs(self._stored(name), out, dim, runs, part)
         elif self._rank and self._is_added(name):  # rank 0 adds it
             out.zero_()
         else:
-            self._source.read(stored, out, part)
+            self._source.read(self._stored(name), out, part)
 
-    def blocks(self, name: str) -> None:
-        return None
+    def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
+        """Return the rank's part of a matrix in blocks, None where a block is cut."""
+        found = self._source.blocks(self._stored(name))
+        cut = self._cut(name)
+        if found is None or cut is None:
+            return found
+        kind, pieces = found
+        block = BLOCK_SIZES.get(cast(BlockType, kind))
+        if block is None or not cut.is_between(block[0]):
+            return None
+        return kind, cut_blocks(pieces, cut, block)
 
-    def part_rows(self, name: str, part: int) -> None:
-        return None
+    def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
+        """Return the rank's part of one matrix of a stack in blocks, None where a block is cut."""
+        found = self._source.part_rows(name, part)
+        cut = self._cut(name)
+        if found is None or cut is None:
+            return found
+        kind, rows = found
+        block = BLOCK_SIZES[kind]
+        return (kind, torch.cat(list(cut_blocks([rows], cut, block)))) if cut.is_between(block[0]) else None
 
-    def stored(self, name: str) -> None:
-        return None
+    def stored(self, name: str) -> tuple[str, int] | None:
+        """Return the type of blocks of the rank's part, and their bytes."""
+        found = self._source.stored(self._stored(name))
+        cut = self._cut(name)
+        if found is None or cut is None:
+            return found
+        kind, num_bytes = found
+        values, _ = BLOCK_SIZES.get(cast(BlockType, kind), (1, 1))
+        return (kind, self._share(name, num_bytes)) if cut.is_between(values) else None
 
-    def numbers(self, name: str, part: int | None = None) -> None:
-        return None
+    def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
+        """Return the rank's part of a matrix as it is stored."""
+        found = self._source.numbers(self._stored(name), part)
+        cut = self._cut(name)
+        return found if found is None or cut is None else cut_numbers(found, cut)
 
     def storage(self, name: str) -> str:
-        return self._source.storage(EMBEDDING if name == HEAD and self._tied else name)
+        return self._source.storage(self._stored(name))
 
-    def byte_rows(self, name: str) -> None:
-        return None
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        """Return the rank's part of a matrix in 8 bits; None where a block of FP8 is cut."""
+        found = self._source.byte_rows(self._stored(name))
+        cut = self._cut(name)
+        if found is None or cut is None:
+            return found
+        kept = cut_numbers(found, cut)
+        if kept is None or kept.group != found.group:
+            return None
+        return kept if cut.dim else replace(kept, pieces=[torch.cat(list(kept.pieces))])
 
     def is_bytes(self, name: str) -> bool:
-        return False
+        return self._source.is_bytes(self._stored(name))
 
     def rounds_inputs(self, name: str) -> bool:
-        return False
+        """Return whether inputs are rounded, by their largest one: of a cut row no rank knows it."""
+        cut = self._cut(name)
+        return (cut is None or cut.dim == 0) and self._source.rounds_inputs(self._stored(name))
 
-    def grouped_bytes(self, name: str) -> None:
-        return None
+    def grouped_bytes(self, name: str) -> int | None:
+        found = self._source.grouped_bytes(self._stored(name))
+        return None if found is None else self._share(name, found)
+
+    def _stored(self, name: str) -> str:
+        """Return the name that a tensor has in the checkpoint."""
+        return EMBEDDING if name == HEAD and self._tied else name
+
+    def _cut(self, name: str) -> MatrixCut | None:
+        """Return what the rank has of a matrix, or of each one of a stack of transposed ones; None for all of it."""
+        dim, runs = self._split(name)
+        if not runs:
+            return None
+        return MatrixCut(dim if len(self._source.shapes[self._stored(name)]) == 2 else 2 - dim, runs)
+
+    def _share(self, name: str, num_bytes: int) -> int:
+        """Return the rank's part of the bytes of a tensor."""
+        return num_bytes * math.prod(self.shapes[name]) // math.prod(self._source.shapes[self._stored(name)])
 
     def _read_runs(self, name: str, out: Tensor, dim: int, runs: tuple[Run, ...], part: int | None) -> None:
         if part is not None:

@@ -10,7 +10,7 @@ from ...kernels import quantised_weights
 from ..checkpoint.model_config import ModelConfig
 from ..error_stream import write_line
 from ..errors import ConfigError
-from .tensor_names import EMBEDDING, Shape, expected_shapes
+from .tensor_names import EMBEDDING, HEAD, Shape, expected_shapes
 from .weight_forms import FORMS, WeightForm, has_kernels
 from .weight_readers import WeightSource
 
@@ -66,19 +66,23 @@ def fitting_form(
 
 
 def tensor_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> dict[str, int]:
-    """Return the least bytes of each tensor of a model in a form."""
-    shapes = expected_shapes(config)
+    """Return the least bytes of each tensor of a model in a form, of a rank's source of its part of the head."""
+    shapes = {name: source.shapes.get(name, shape) for name, shape in expected_shapes(config).items()}
     return {name: _tensor_bytes(name, shape, source, config, dtype, form) for name, shape in shapes.items()}
 
 
 def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> int:
     """Return the least bytes of a model's weights in a form: scales of rows and padding of panels come on top."""
-    shapes = expected_shapes(config)
-    total = sum(tensor_bytes(source, config, dtype, form).values())
-    # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed.
-    plain = math.prod(shapes[EMBEDDING]) * dtype.itemsize
-    is_plain = _tensor_bytes(EMBEDDING, shapes[EMBEDDING], source, config, dtype, form) == plain
-    return total + (plain if config.tied_head and is_plain else 0)
+    found = tensor_bytes(source, config, dtype, form)
+    if not config.tied_head:
+        return sum(found.values())
+    embedding = expected_shapes(config)[EMBEDDING]
+    head = source.shapes.get(HEAD, embedding)
+    # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed, and a rank has a
+    # part of the head beside the whole embedding.
+    is_plain = found[EMBEDDING] == math.prod(embedding) * dtype.itemsize
+    beside = _tensor_bytes(HEAD if head != embedding else EMBEDDING, head, source, config, dtype, form)
+    return sum(found.values()) + (beside if is_plain or head != embedding else 0)
 
 
 def _tensor_bytes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..errors import ModelError, shortened
 from . import mxfp4, nvfp4
 from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
+from .matrix_cuts import RowPieces
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
     EMBEDDING,
@@ -70,7 +71,7 @@ class WeightSource(Protocol):
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
-    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+    def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
         """Return a matrix [N, K] in blocks, None if there are none with its numbers: their type, and rows in pieces.
 
         Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
@@ -270,7 +271,7 @@ class SafetensorsFolder:
         file, stored = self._stored[name]
         return file.get_slice(stored)
 
-    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+    def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
         """Return a quantised matrix in blocks with the same numbers; None where there are none."""
         return self._quantised[name].blocks() if name in self._quantised else None
 
@@ -416,7 +417,7 @@ class GgufWeights:
     def part_rows(self, name: str, part: int) -> None:
         return None
 
-    def blocks(self, name: str) -> tuple[str, Iterator[Tensor]] | None:
+    def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
         """Return a matrix in GGUF blocks; only its order of rows may differ from the published tensor."""
         if self._is_rebuilt(name):
             return None
@@ -430,17 +431,25 @@ class GgufWeights:
             return None
         return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
 
-    def _rows(self, name: str) -> Iterator[Tensor]:
-        """Copies of some rows at a time, or of all where they change places; the file's pages go at once."""
+    def _rows(self, name: str) -> RowPieces:
+        """Copies of some rows at a time; the file's pages go at once, where rows change places those of all rows."""
         rows = self._data(name).reshape(self.shapes[name][0], -1)
-        is_ordered = any(part in name for part in self._orders)
-        step = len(rows) if is_ordered else max(1, _PIECE // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS
-        for first in range(0, len(rows), step):
-            some = rows[first : first + step]
-            copied = torch.from_numpy(some.copy())
-            self._file.release(some)
-            self._order_rows(name, copied)
-            yield copied
+        if any(part in name for part in self._orders):
+            return RowPieces(lambda first, end: self._ordered(name, rows)[first:end], len(rows), len(rows))
+
+        def read(first: int, end: int) -> Tensor:
+            copied = torch.from_numpy(rows[first:end].copy())
+            self._file.release(rows[first:end])
+            return copied
+
+        return RowPieces(read, len(rows), max(1, _PIECE // rows.shape[1] // PANEL_ROWS) * PANEL_ROWS)
+
+    def _ordered(self, name: str, rows: NDArray[np.uint8]) -> Tensor:
+        """A copy of all rows of a matrix in their published order."""
+        copied = torch.from_numpy(rows.copy())
+        self._file.release(rows)
+        self._order_rows(name, copied)
+        return copied
 
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return the type and bytes of a stored tensor; None for one that is put together from two or reordered."""

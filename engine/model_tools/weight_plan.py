@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from ...kernels import ops
 from ...kernels.collectives import Alone
 from ..checkpoint.families.recurrent import MambaLayer
@@ -24,6 +22,7 @@ from ..executor.gpu_memory import StepMemory
 from ..executor.kv_budget import pool_bytes, weight_room
 from ..loading.load_model import open_source
 from ..loading.shards import Shard, ShardSource, check_split
+from ..loading.stages import Stage, StageSource, check_stages
 from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..loading.weight_memory import weight_bytes
 from ..loading.weight_readers import WeightSource
@@ -56,7 +55,7 @@ class WeightPlan:
         ranks: that compute the model together.
         kv_token_bytes: of KV for each token.
         kv_tokens: that the KV pool holds at most: steps take of the same memory on a GPU.
-        sums: of hidden states over the ranks in each step.
+        sums: of hidden states over the ranks in each step; none of ranks with layers of their own.
     """
 
     shape: str
@@ -86,7 +85,7 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         ModelError: the model is not supported, or its files are malformed.
         ConfigError: the options do not fit the device, or the ranks do not divide the model.
     """
-    config, size = replace(config, model=str(path)), config.tensor_parallel_size
+    config, size = replace(config, model=str(path)), config.num_ranks
     device = choose_device(config)
     dtype = choose_dtype(config, device)
     checkpoint = open_checkpoint(path)
@@ -94,14 +93,18 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
     source = open_source(checkpoint, model, dummy=config.load_format == "dummy")
     room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
     name, part = str(dtype).removeprefix("torch."), model
-    form: WeightForm = "plain"
-    if size > 1:
+    form = choose_weight_form(config, device, dtype, checkpoint, available=room)
+    if config.pipeline_parallel_size > 1:
+        check_stages(model, size)
+        stage = Stage.of(model, _FirstRank(size))
+        part = stage.config
+        memory = weight_bytes(StageSource(source, stage), part, dtype, form)
+    elif size > 1:
         check_split(model, size)
         shard = Shard.of(model, _FirstRank(size))
         part = shard.config
-        memory = weight_bytes(ShardSource(source, shard), part, dtype, form) - _others_head(shard, dtype)
+        memory = weight_bytes(ShardSource(source, shard), part, dtype, form)
     else:
-        form = choose_weight_form(config, device, dtype, checkpoint, available=room)
         memory = weight_bytes(source, model, dtype, form)
     kv_dtype = choose_kv_dtype(config, model, device, dtype)
     kv_page = bytes_per_page(part, config.block_size, kv_dtype)
@@ -118,7 +121,7 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         ranks=size,
         kv_token_bytes=kv_page // config.block_size,
         kv_tokens=(config.num_gpu_blocks_override or pages) * config.block_size,
-        sums=sum(map(_sums, model.layers)) if size > 1 else 0,
+        sums=sum(map(_sums, model.layers)) if config.tensor_parallel_size > 1 else 0,
     )
 
 
@@ -130,11 +133,6 @@ def _sums(layer: LayerConfig) -> int:
         of_mlp += 1
     of_state = 0 if layer.recurrent is None else 1 + isinstance(layer.recurrent, MambaLayer)
     return layer.has_attention + of_state + of_mlp
-
-
-def _others_head(shard: Shard, dtype: torch.dtype) -> int:
-    """Return the bytes of the head that the other ranks have: a rank's configuration has the whole vocabulary."""
-    return sum(shard.vocab_sizes[1:]) * shard.whole.hidden_size * dtype.itemsize
 
 
 def _shape(model: ModelConfig) -> str:

@@ -66,6 +66,10 @@ class DecoderModel:
         residual = self.embed(inputs)
         if self.layer_inputs is not None:
             inputs = self.with_layer_inputs(inputs, residual)
+        return self.last_hidden(residual, inputs, kv)
+
+    def last_hidden(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Return ``forward``'s result from the residual stream [T, H] before the first layer, which is updated."""
         q = self.extend(residual, inputs, kv)
         if kv.hidden is not None:
             kv.hidden.write_seen(kv.hidden.take_seen(), inputs.kv_loc)

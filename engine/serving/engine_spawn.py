@@ -40,7 +40,8 @@ def spawn_engine(
 
     Args:
         options: an ``EngineConfig`` as JSON.
-        gpu: the only one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; None for all that this process sees.
+        gpu: the only one that it sees, or those of its ranks, as ``CUDA_VISIBLE_DEVICES`` names them; None for all
+            that this process sees.
     """
     environment = None if gpu is None else os.environ | {VARIABLE: gpu}
     arguments = (str(fd), str(liveness), model_path, options)

@@ -46,11 +46,11 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:
-    """Return what a replica takes at least: its threads, one GPU if it has one to itself, its weights and its KV."""
+    """Return what a replica takes at least: the threads, GPUs if it has some to itself, weights and KV of its ranks."""
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in _WEIGHTS]
-    kv = int((config.kv_cache_memory or 0.0) * GIB)
+    kv, ranks = int((config.kv_cache_memory or 0.0) * GIB), config.num_ranks
     return ReplicaResources(
-        num_cpus=config.threads or 1,
-        num_gpus=int(has_gpu),
-        memory=sum(file.stat().st_size for file in files) + kv,
+        num_cpus=(config.threads or 1) * ranks,
+        num_gpus=int(has_gpu) * ranks,
+        memory=sum(file.stat().st_size for file in files) + kv * ranks,
     )

@@ -19,7 +19,7 @@ from rootgraft.engine.errors import ConfigError
         ({"kv_host_gib": 1.0}, "--kv-host-gib"),
         ({"kv_peer_gib": 0.5}, "--kv-peer-gib"),
         ({"batch_invariant": True}, "--batch-invariant"),
-        ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
+        ({"quantization": "int8_dynamic"}, "--quantization int8_dynamic"),
         ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
     ],
 )
@@ -33,7 +33,28 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"quantization": "widened"}, {"kv_peer_gib": 0}, {"speculative_config": '{"method": "ngram"}'}]
+    ("options", "named"),
+    [
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
+        ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
+        ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
+        ({"kv_disk": "kv"}, "--kv-disk"),
+    ],
+)
+def test_what_stages_do_not_compute(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"--pipeline-parallel-size 3: {named} is computed by one rank alone"):
+        EngineConfig(pipeline_parallel_size=3, **options)
+    assert EngineConfig(pipeline_parallel_size=3, quantization="int8_weight_only").num_ranks == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"quantization": form} for form in ("widened", "gguf", "gguf_dynamic")),
+        {"kv_peer_gib": 0},
+        *({"speculative_config": drafts} for drafts in ('{"method": "ngram"}', '{"model": "draft"}')),
+    ],
 )
 def test_what_all_ranks_compute(options: dict[str, Any]) -> None:
     assert EngineConfig(tensor_parallel_size=64, **options).tensor_parallel_size == 64

@@ -150,7 +150,7 @@ def test_spellings_of_vllm_and_sglang(line: str, options: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-pp 2", "--pipeline-parallel-size 2: one device computes; leave it out, or start"),
+        ("-pp 65", "--pipeline-parallel-size must be at most 64, not 65."),
         ("-tp 65", "--tensor-parallel-size must be at most 64, not 65."),
         ("--tensor-parralel-size 2", "unknown option --tensor-parralel-size. Did you mean --tensor-parallel-size?"),
         ("--max-model-length 5", "unknown option --max-model-length. Did you mean --max-model-len?"),
@@ -215,7 +215,7 @@ def test_a_file_of_options_counts_less_than_the_command_line(tmp_path: Path) -> 
     [
         ("prot: 1", "unknown option --prot. Did you mean --port?"),
         ("port: x", "--port: must be a whole number"),
-        ("pipeline-parallel-size: 2", "--pipeline-parallel-size 2: one device computes"),
+        ("node-rank: 2", "--node-rank 2: one machine computes"),
         ("- port", "must hold options, one in a line"),
         ("port: [", "is not YAML"),
         ("config: other.yaml", "a file of options names no other"),
@@ -301,7 +301,7 @@ def test_keywords_of_llm() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [
-        ("pipeline_parallel_size", 2, "pipeline_parallel_size=2: one device computes"),
+        ("nnodes", 2, "nnodes=2: one machine computes"),
         ("quantization", "awq", "quantization must be one of gguf"),
         ("hf_overrides", {"a": 1}, 'hf_overrides={"a": 1}: write it into config.json'),
         ("logits_processors", [print], "logits_processors: no code is loaded"),
@@ -320,8 +320,8 @@ def test_keywords_of_llm_that_are_refused(keyword: str, value: object, message: 
 def test_llm_takes_the_keywords_of_vllm(tmp_path: Path) -> None:
     from rootgraft import LLM
 
-    with pytest.raises(ConfigError, match="pipeline_parallel_size=2: one device computes"):
-        LLM(str(tmp_path), pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="nnodes=2: one machine computes"):
+        LLM(str(tmp_path), nnodes=2)
     with pytest.raises(ConfigError, match="Did you mean gpu_memory_utilization"):
         LLM(str(tmp_path), gpu_memory_utilisation=0.5)
 

@@ -50,6 +50,14 @@ def test_each_replica_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(fleet, Fleet) and isinstance(fleet._launcher, GpuLauncher)
 
 
+def test_each_replica_has_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpus.VARIABLE, "4,5,6,7,8")
+    ranks = EngineConfig(device="cuda", tensor_parallel_size=2)
+    assert gpus_of(ranks, ServerConfig(replicas=2).fleet_options, 2) == ("4,5", "6,7")
+    with pytest.raises(ConfigError, match=r"--replicas 3: each replica takes 2 GPUs .* 5 can be seen .* at most 2,"):
+        gpus_of(ranks, ServerConfig(replicas=3).fleet_options, 3)
+
+
 def test_a_torch_for_cpus_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpus.VARIABLE, "0,1")
     for takes, found in ((True, ("0", "1")), (False, ())):

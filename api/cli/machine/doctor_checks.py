@@ -149,6 +149,8 @@ def check_published(model: str) -> list[Finding]:
 
 
 def _collectives(sums: int) -> str:
+    if not sums:
+        return "each has some of the layers, and sends a vector of each token to the next"
     return f"in each step {sums} sums of hidden states over the ranks, and logits gathered once"
 
 

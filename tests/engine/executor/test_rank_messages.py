@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootgraft.engine.batch import Batch, PageCopy, PageLoad, Row, RowStart
-from rootgraft.engine.executor.rank_messages import pack_adapter, pack_batch, unpack_adapter, unpack_batch
+from rootgraft.engine.executor.adapter_messages import pack_adapter, unpack_adapter
+from rootgraft.engine.executor.rank_messages import pack_batch, unpack_batch
 from rootgraft.engine.types import SamplingParams
 from rootgraft.kernels.lora_ops import Factors, pack_expansion
 from rootgraft.lora.prepare_factors import PreparedAdapter, join_factors

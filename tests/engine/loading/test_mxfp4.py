@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.models.lockstep_ranks import run_ranks
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import COMMON
 from torch import Tensor
@@ -18,6 +19,9 @@ from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.mxfp4 import decode_mxfp4
+from rootgraft.engine.loading.shards import Shard
+from rootgraft.engine.loading.weight_forms import WeightForm
+from rootgraft.kernels.collectives import Alone, Ranks
 from rootgraft.kernels.grouped_weights import GroupedLinear, NumberForm
 from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
 
@@ -41,8 +45,12 @@ def test_values_are_those_of_transformers() -> None:
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """The same model with experts in MXFP4, and with what they decode to."""
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
-    config = GptOssConfig(**COMMON | sizes, num_local_experts=3, num_experts_per_tok=2)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    config = GptOssConfig(
+        **COMMON | sizes | {"num_attention_heads": 8, "num_key_value_heads": 4},
+        num_local_experts=3,
+        num_experts_per_tok=2,
+    )
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     GptOssForCausalLM(config).save_pretrained(plain)
     tensors = load_file(plain / "model.safetensors")
@@ -95,6 +103,23 @@ def test_experts_are_kept_in_their_four_bits_on_a_cpu(exponent: int | None, fold
     kept = {each.format for each in model.weights if isinstance(each, QuantisedLinear)}
     assert kept == ({Format.FLOAT4} if exponent is None else set())
     assert torch.equal(run_whole(model, TOKENS), run_whole(plain, TOKENS))
+
+
+@pytest.mark.parametrize(("size", "form"), [(2, "stored_widened"), (2, "grouped"), (4, "stored_widened")])
+def test_ranks_have_the_logits_of_one(size: int, form: WeightForm, folders: tuple[Path, Path]) -> None:
+    """Each keeps its inner columns of an expert in four bits; where a block is cut, the experts' down is widened."""
+    config = read_model_config(folders[1])
+
+    def compute(ranks: Ranks) -> tuple[Tensor, int]:
+        shard = None if ranks.size == 1 else Shard.of(config, ranks)
+        model = load_model(folders[1], dtype=torch.float32, device=CPU, weights=form, shard=shard)
+        kept = sum(isinstance(each, QuantisedLinear | GroupedLinear) for each in model.weights)
+        return run_whole(model, TOKENS), kept
+
+    expected, of_all = compute(Alone())
+    logits, kept = run_ranks(size, compute)[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert kept == (of_all if size == 2 else of_all // 2)
 
 
 def test_what_lacks_a_part_is_refused(folders: tuple[Path, Path]) -> None:

@@ -45,6 +45,16 @@ def test_ranks_share_all_but_the_embedding_the_norms_and_repeated_kv_heads(folde
     assert part.kv_tokens == (1 << 28) // (16 * part.kv_token_bytes) * 16
 
 
+def test_the_last_stage_has_the_head_and_the_last_layers(folder: Path) -> None:
+    alone, part = plan(folder, 1), plan(folder, 1, pipeline_parallel_size=3)
+    layers = alone.memory_bytes // 4 - 2 * VOCABULARY * WIDTH - WIDTH
+    assert part.memory_bytes == 4 * (layers // LAYERS + VOCABULARY * WIDTH + WIDTH)
+    assert LAYERS * part.kv_token_bytes == alone.kv_token_bytes
+    assert (part.ranks, part.sums) == (3, 0)
+    with pytest.raises(ConfigError, match="--pipeline-parallel-size 4 is more than the model's 3 layers"):
+        plan(folder, 1, pipeline_parallel_size=4)
+
+
 def test_ranks_that_do_not_divide_the_model_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide"):
         plan(folder, 3)
@@ -56,6 +66,8 @@ def test_a_dry_run_tells_the_plan_and_ends(folder: Path, capsys: pytest.CaptureF
     told = " ".join(capsys.readouterr().out.split())
     assert "weights on each of 2 ranks" in told
     assert "2; in each step 6 sums of hidden states over the ranks, and logits gathered once" in told
+    assert main([*common, "-pp", "2"]) == 0
+    assert "2; each has some of the layers" in " ".join(capsys.readouterr().out.split())
     assert main([*common, "-tp", "3"]) == 1
     assert "does not divide" in capsys.readouterr().err
     (folder / "config.json").write_text(json.dumps(CONFIG | {"intermediate_size": 1 << 24, "hidden_size": 1 << 16}))

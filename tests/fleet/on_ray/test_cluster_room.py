@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_a_replica_takes_its_weights_and_its_kv(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x" * 1000)
     config = EngineConfig(threads=3, kv_cache_memory=0.25, device="cpu")
     assert resources_of(config, tmp_path, has_gpu=False) == ReplicaResources(3, 0, 2000 + GIB // 4)
+    ranks = replace(config, tensor_parallel_size=2)
+    assert resources_of(ranks, tmp_path, has_gpu=True) == ReplicaResources(6, 2, 2000 + GIB // 2)
     assert resources_of(EngineConfig(), tmp_path / "a.safetensors", has_gpu=True) == ReplicaResources(1, 1, 1000)
 
 

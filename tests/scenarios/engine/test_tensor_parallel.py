@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from support.engine.draft_engine import always_drafting
+from support.engine.mixed_answers import assert_same, mixed_answers
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
 from support.machine.waits import HANG_SECONDS
+from support.speculation.eagle_heads import save_head
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, RequestError
 from rootgraft.engine.executor.followers import Followers
 from rootgraft.engine.executor.tensor_parallel import identity
-from rootgraft.lora.request import LoRARequest
+from rootgraft.engine.speculation.model_drafter import ModelDrafter
 
 pytestmark = pytest.mark.heavy
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"enum": ["ann", "bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
+ADAPTERS = ("small", "dora", "head")
 # A pool in which the requests push one another out.
 OPTIONS = {"threads": 1, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_loras": 2}
 
@@ -50,55 +50,34 @@ def start(folder: Path, size: int, **options: object) -> LLM:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> Iterator[LLM]:
-    llm = start(folder, 2)
-    yield llm
-    llm.close()
+    """Two ranks, whose drafts are of an EAGLE-3 head too."""
+    save_head(folder / "eagle", folder / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        always_drafting(patch, 2)
+        llm = start(folder, 2, speculative_config=json.dumps({"method": "eagle3", "model": str(folder / "eagle")}))
+        yield llm
+        llm.close()
 
 
-def answers(llm: LLM) -> list[object]:
-    """Greedy answers of 32 requests at once: shared and repeated prompts, adapters in turns, scores and schemas."""
-    prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(32)]
-    names = (None, "small", "dora", "head")
-    adapters = [names[i % 4] and LoRARequest(str(names[i % 4]), i % 4, str(names[i % 4])) for i in range(32)]
-    params = [
-        SamplingParams(
-            temperature=0.0 if i % 5 else 0.8,
-            seed=i,
-            max_tokens=4 + i % 13,
-            logprobs=2 if i % 3 == 0 else None,
-            prompt_logprobs=1 if i % 8 == 0 else None,
-            repetition_penalty=1.2 if i % 6 == 0 else 1.0,
-            structured_outputs={"json": SCHEMA} if i % 4 == 1 else None,
-        )
-        for i in range(32)
-    ]
-    found = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
-    return [
-        (each.outputs[0].token_ids, each.outputs[0].finish_reason, scores_of(each.outputs[0].logprobs))
-        for each in found
-    ]
-
-
-def scores_of(logprobs) -> list[dict[int, float]] | None:
-    if logprobs is None:
-        return None
-    return [{token: round(score.logprob, 3) + 0.0 for token, score in position.items()} for position in logprobs]
-
-
-def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path) -> None:
+def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled ones too, with preemption and drafts; twice, so that the second time prefixes are hit."""
+    drafted = []
+    draft = ModelDrafter.draft
+
+    def counted(self: ModelDrafter, wanted: Any) -> dict[int, list[int]]:
+        found = draft(self, wanted)
+        drafted.extend(found)
+        return found
+
+    monkeypatch.setattr(ModelDrafter, "draft", counted)
     one = start(folder, 1)
     try:
-        expected = answers(one)
+        expected = mixed_answers(one, ADAPTERS)
     finally:
         one.close()
     for _ in range(2):
-        found = answers(ranks)
-        assert [each[:2] for each in found] == [each[:2] for each in expected]
-        for (_, _, scores), (_, _, wanted) in zip(found, expected, strict=True):
-            for position, other in zip(scores or [], wanted or [], strict=True):
-                assert position.keys() == other.keys()
-                assert all(abs(position[token] - other[token]) < 0.01 for token in position)
+        assert_same(mixed_answers(ranks, ADAPTERS), expected)
+    assert drafted
 
 
 def test_an_adapter_with_weights_of_its_own_is_refused_by_name(ranks: LLM, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ class _Group:
         self.shared: Any = None
         self.results: dict[int, Any] = {}
         self.errors: list[BaseException] = []
+        self.sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self.changed = threading.Condition()
 
     def run(self, rank: int, compute: Callable[[Ranks], Any]) -> None:
@@ -54,9 +56,16 @@ class _Group:
             self.shared = join(self.parts)
         return self.shared
 
+    def wait_for(self, rank: int, is_there: Callable[[], bool]) -> None:
+        """Let the others have their turns until something is there."""
+        while not is_there():
+            self._pass_on(rank)
+            self._wait(rank)
+
     def _pass_on(self, rank: int) -> None:
         with self.changed:
-            self.turn = (rank + 1) % self.size
+            others = [(rank + step) % self.size for step in range(1, self.size + 1)]
+            self.turn = next((each for each in others if each not in self.results), 0)
             self.changed.notify_all()
 
     def _wait(self, rank: int) -> None:
@@ -81,6 +90,13 @@ class _Rank:
     def least(self, number: int) -> int:
         found: int = self._group.exchange(self.rank, number, min)
         return found
+
+    def send(self, part: Tensor, to: int) -> None:
+        self._group.sent[self.rank, to].append(part.clone())
+
+    def receive(self, out: Tensor, source: int) -> None:
+        self._group.wait_for(self.rank, lambda: bool(self._group.sent[source, self.rank]))
+        out.copy_(self._group.sent[source, self.rank].popleft())
 
     def close(self) -> None:
         return

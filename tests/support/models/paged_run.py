@@ -60,6 +60,11 @@ class PagedRun:
 
     def step(self, chunks: dict[int, list[int]]) -> dict[int, Tensor]:
         """Compute the next tokens of the given rows together: row -> logits [len(chunk), V]."""
+        logits = self.model.logits(self.forward(chunks))
+        return dict(zip(chunks, torch.split(logits, [len(chunk) for chunk in chunks.values()]), strict=True))
+
+    def forward(self, chunks: dict[int, list[int]]) -> Tensor:
+        """The same up to the hidden states, side by side in the order of the rows."""
         rows = list(chunks)
         lengths = [len(chunks[row]) for row in rows]
         positions = [torch.arange(self.done[row], self.done[row] + len(chunks[row])) for row in rows]
@@ -81,8 +86,7 @@ class PagedRun:
         inputs = with_states(inputs, self.model, rows, [self.done[row] for row in rows])
         for row, context in zip(rows, contexts, strict=True):
             self.done[row] = context
-        logits = self.model.logits(self.model.forward(inputs, self.kv))
-        return dict(zip(rows, torch.split(logits, lengths), strict=True))
+        return self.model.forward(inputs, self.kv)
 
 
 def run_whole(model: DecoderModel, tokens: list[int], page_size: int = 16, offset: int = 0) -> Tensor:

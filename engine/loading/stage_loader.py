@@ -1,0 +1,47 @@
+"""``StageLoader``: the layers of a pipeline-parallel rank, with the embedding or the head where the rank has it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels.ops import GroupedLinear, QuantisedLinear
+from ..checkpoint.model_config import ModelConfig
+from ..models.layers import Projection
+from ..models.norms import Norm
+from ..models.pipeline_stage import PipelineStage
+from .layer_loader import LayerLoader
+from .load_progress import LoadProgress
+from .stages import Stage
+from .tensor_names import EMBEDDING, HEAD
+from .weight_forms import WeightReader
+from .weight_readers import RandomWeights
+
+
+class StageLoader(LayerLoader):
+    """Builds the layers of a stage. What another rank has of embedding, last norm and head is a shape alone.
+
+    Args:
+        config: of the stage.
+    """
+
+    def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int, stage: Stage) -> None:
+        super().__init__(config, weights, max_positions)
+        self.stage = stage
+
+    def model(self, progress: LoadProgress) -> PipelineStage:
+        """Read the layers; as ``LayerLoader.model``."""
+        return PipelineStage.of(super().model(progress), self.stage.ranks)
+
+    def last_norm(self) -> Norm:
+        return super().last_norm() if self.stage.has_head else self.norm(None)
+
+    def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
+        """Return the embedding and the head."""
+        config, meta = self.config, torch.device("meta")
+        shapes = LayerLoader(config, WeightReader(RandomWeights(config), self.weights.dtype, meta, "plain"), 1)
+        embedding = self.embedding() if self.stage.has_embedding else shapes.embedding()
+        if not self.stage.has_head:
+            return embedding, shapes.embedding_and_head()[1]
+        head = self.weights.packed(EMBEDDING if config.tied_head else HEAD)
+        return embedding, Projection(("lm_head",), (config.vocab_size,), head)

@@ -1,0 +1,128 @@
+"""Stages: the layers that each pipeline-parallel rank has of a model, and a checkpoint's tensors as it reads them.
+
+The last rank has the embedding and the first layers, rank 0 the last layers and the head: what is computed goes one
+way, to the rank that draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ...kernels.collectives import Ranks
+from ...kernels.grouped_weights import StoredNumbers
+from ...kernels.quantised_weights import BlockType
+from ..checkpoint.model_config import ModelConfig
+from ..errors import ConfigError
+from .tensor_names import EMBEDDING, HEAD, Shape
+from .weight_readers import WeightSource
+
+_LAYERS = "model.layers."
+
+
+def check_stages(config: ModelConfig, size: int) -> None:
+    """Check that so many ranks can have layers of a model each.
+
+    Raises:
+        ConfigError: there are fewer layers, or layers that read more than the residual stream of those before.
+    """
+    option = f"--pipeline-parallel-size {size}"
+    if size > config.num_layers:
+        raise ConfigError(f"{option} is more than the model's {config.num_layers} layers. Take at most as many.")
+    parts = {
+        "recurrent layers": config.has_states,
+        "layers that read K and V of others": any(layer.kv_source is not None for layer in config.layers),
+        "inputs of each layer": config.layer_inputs is not None,
+    }
+    for name, is_there in parts.items():
+        if is_there:
+            raise ConfigError(f"{option}: {name} cannot be in stages. Leave it out, or take another model.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The layers of a rank, of a model that ``check_stages`` has passed.
+
+    Attributes:
+        ranks: the group, of which this process is one.
+        config: the model with these layers alone.
+        first: the first of them in the whole model.
+    """
+
+    ranks: Ranks
+    config: ModelConfig
+    first: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, ranks: Ranks) -> Stage:
+        """Return the part of one rank: layers are divided evenly."""
+        place = ranks.size - 1 - ranks.rank
+        first, end = (config.num_layers * each // ranks.size for each in (place, place + 1))
+        return cls(ranks, replace(config, layers=config.layers[first:end]), first)
+
+    @property
+    def has_embedding(self) -> bool:
+        return self.ranks.rank == self.ranks.size - 1
+
+    @property
+    def has_head(self) -> bool:
+        return self.ranks.rank == 0
+
+
+class StageSource:
+    """The tensors of a checkpoint under the names that they have in a model of one stage's layers.
+
+    Of an embedding or a head that another stage has there are no rows.
+
+    Args:
+        source: the whole checkpoint, whose shapes have been checked.
+    """
+
+    def __init__(self, source: WeightSource, stage: Stage) -> None:
+        self._source = source
+        layers = range(stage.first, stage.first + stage.config.num_layers)
+        self._names = {own: name for name in source.shapes if (own := _stage_name(name, layers)) is not None}
+        self.shapes: dict[str, Shape] = {own: source.shapes[name] for own, name in self._names.items()}
+        elsewhere = [] if stage.has_embedding or stage.config.tied_head else [EMBEDDING]
+        elsewhere += [] if stage.has_head or HEAD not in self.shapes else [HEAD]
+        self.shapes |= {name: (0, *self.shapes[name][1:]) for name in elsewhere}
+
+    def read(self, name: str, out: Tensor, part: int | None = None) -> None:
+        self._source.read(self._names[name], out, part)
+
+    def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
+        return self._source.blocks(self._names[name])
+
+    def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
+        return self._source.part_rows(self._names[name], part)
+
+    def stored(self, name: str) -> tuple[str, int] | None:
+        return self._source.stored(self._names[name])
+
+    def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
+        return self._source.numbers(self._names[name], part)
+
+    def storage(self, name: str) -> str:
+        return self._source.storage(self._names[name])
+
+    def byte_rows(self, name: str) -> StoredNumbers | None:
+        return self._source.byte_rows(self._names[name])
+
+    def is_bytes(self, name: str) -> bool:
+        return self._source.is_bytes(self._names[name])
+
+    def rounds_inputs(self, name: str) -> bool:
+        return self._source.rounds_inputs(self._names[name])
+
+    def grouped_bytes(self, name: str) -> int | None:
+        return self._source.grouped_bytes(self._names[name])
+
+
+def _stage_name(name: str, layers: range) -> str | None:
+    """Return the name of a tensor in a model of some layers alone; None for a tensor of another layer."""
+    if not name.startswith(_LAYERS):
+        return name
+    number, _, rest = name.removeprefix(_LAYERS).partition(".")
+    return f"{_LAYERS}{int(number) - layers.start}.{rest}" if int(number) in layers else None

@@ -1,0 +1,52 @@
+"""``PipelineStage``: a decoder's layers on one of several ranks, which get the residual stream and pass it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ...kernels.collectives import ALONE, Ranks
+from .decoder import DecoderModel
+from .forward_inputs import ForwardInputs
+from .kv_pool import KvPool
+from .norms import normed
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage(DecoderModel):
+    """The layers of one rank. The last rank has the embedding, rank 0 the last layers and the head.
+
+    Attributes:
+        ranks: the group.
+    """
+
+    ranks: Ranks = ALONE
+
+    @classmethod
+    def of(cls, model: DecoderModel, ranks: Ranks) -> PipelineStage:
+        """Return a model of these layers as the stage of a rank."""
+        return cls(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=ranks)
+
+    @torch.inference_mode()
+    def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
+        """Compute these layers for a part of a step.
+
+        Returns:
+            On rank 0 the last hidden states of the kept tokens; on the others, which send the residual stream [T, H]
+            to the rank before, none.
+        """
+        rank = self.ranks.rank
+        if rank == self.ranks.size - 1:
+            residual = self.embed(inputs)
+        else:
+            residual = torch.empty(len(inputs.token_ids), self.config.hidden_size, device=self.device)
+            self.ranks.receive(residual, rank + 1)
+        if rank == 0:
+            return self.last_hidden(residual, inputs, kv)
+        x = normed(self.first_norm, residual, inputs.own)
+        for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
+            x = layer(x, residual, inputs, k_cache, v_cache)
+        self.ranks.send(residual, rank - 1)
+        return residual[:0].to(self.dtype)

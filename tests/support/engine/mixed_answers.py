@@ -1,0 +1,65 @@
+"""Mixed requests at once to an ``LLM``, and whether two of them gave the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rootgraft import LLM, SamplingParams
+from rootgraft.lora.request import LoRARequest
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ann", "bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOLERANCE = 0.01
+"""Of logprobs: they are of sums in another order."""
+
+
+class Answered(NamedTuple):
+    """An answer: its tokens, why it ended, and the logprobs of each position by token."""
+
+    tokens: tuple[int, ...]
+    reason: str | None
+    scores: list[dict[int, float]] | None
+
+
+def mixed_answers(llm: LLM, adapters: Sequence[str] = (), count: int = 32) -> list[Answered]:
+    """Answer shared and repeated prompts, with adapters in turns, draws, penalties, scores and schemas."""
+    prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(count)]
+    names = (None, *adapters)
+    requests = [(name := names[i % len(names)]) and LoRARequest(name, i % len(names), name) for i in range(count)]
+    found = llm.generate(prompts, [_params(i) for i in range(count)], lora_request=requests, use_tqdm=False)
+    return [
+        Answered(tuple(each.outputs[0].token_ids), each.outputs[0].finish_reason, _scores(each.outputs[0].logprobs))
+        for each in found
+    ]
+
+
+def assert_same(found: Sequence[Answered], expected: Sequence[Answered]) -> None:
+    """Assert that tokens and ends are equal, and logprobs nearly so."""
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        for position, wanted in zip(one.scores or [], other.scores or [], strict=True):
+            assert position.keys() == wanted.keys()
+            assert all(abs(position[token] - wanted[token]) < TOLERANCE for token in position)
+
+
+def _params(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0 if i % 5 else 0.8,
+        seed=i,
+        max_tokens=4 + i % 13,
+        logprobs=2 if i % 3 == 0 else None,
+        prompt_logprobs=1 if i % 8 == 0 else None,
+        repetition_penalty=1.2 if i % 6 == 0 else 1.0,
+        structured_outputs={"json": SCHEMA} if i % 4 == 1 else None,
+    )
+
+
+def _scores(logprobs: Any) -> list[dict[int, float]] | None:
+    if logprobs is None:
+        return None
+    return [{token: score.logprob for token, score in position.items()} for position in logprobs]
