@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..engine.errors import EngineDead
-from ..engine.messages import Abort, ForgetTokens, KvBlocks, Message, PrepareGrammar, ReadKv, Submit, TokenTexts
+from ..engine.messages import Abort, ForgetTokens, KvBlocks, Message, NameKv, PrepareGrammar, ReadKv, Submit, TokenTexts
 from ..engine.serving.engine_like import EngineLike
 
 
@@ -28,7 +28,7 @@ class ReplicaClient(EngineLike, Protocol):
         """Compile a grammar ahead of sequences that may come."""
         ...
 
-    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+    def carry(self, messages: Sequence[ReadKv | KvBlocks | NameKv]) -> None:
         """Ask for KV for another replica, or hand over that of another one."""
         ...
 
@@ -45,7 +45,7 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
             client.carry(blocks)
         if submits:
             client.submit(submits)
-        if reads := [message for message in messages if isinstance(message, ReadKv)]:
+        if reads := [message for message in messages if isinstance(message, (ReadKv, NameKv))]:
             client.carry(reads)
         for message in messages:
             if isinstance(message, PrepareGrammar):

@@ -27,6 +27,7 @@ from ..messages import (
     ListAdapters,
     LoadAdapter,
     Message,
+    NameKv,
     PrepareGrammar,
     ReadKv,
     Ready,
@@ -157,6 +158,10 @@ class EngineCore:
                     self._manage(message)
                 elif isinstance(message, (ReadKv, KvBlocks)):
                     self._kept.take(message)
+                elif isinstance(message, NameKv):
+                    names = self._adapters.names() if self._adapters else {}
+                    pins = self._scheduler.session_pins
+                    self._outbox.append(self._kept.named(message, self._cache, pins, names))
                 elif isinstance(message, ResetCache):
                     self.reset_cache()
                     self._outbox.append(Reply(message.id, None))

@@ -44,6 +44,42 @@ class ReadKv:
 
 
 @dataclass(frozen=True, slots=True)
+class KvPrefix:
+    """A prefix that is in the prefix cache.
+
+    Attributes:
+        path: its namespaces.
+        tokens: ``array('i')``.
+        first: index of its first page that no prefix before it has.
+        adapter: the name of its adapter; None for the base model.
+    """
+
+    path: Path
+    tokens: array[int]
+    first: int
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NameKv:
+    """Name what is worth to be copied to other replicas: what sessions hold, or the hottest prefixes.
+
+    Answered by ``NamedKv``.
+    """
+
+    id: int
+    of_sessions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKv:
+    """The prefixes that a ``NameKv`` asks for, the most wanted first; no more than another replica has room for."""
+
+    id: int
+    prefixes: tuple[KvPrefix, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KvBlocks:
     """Pages in the order of their tokens, from a replica and to another one.
 

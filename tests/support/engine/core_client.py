@@ -18,6 +18,7 @@ from rootgraft.engine.messages import (
     ImportSession,
     KvBlocks,
     Message,
+    NameKv,
     PrepareGrammar,
     ReadKv,
     Ready,
@@ -101,7 +102,7 @@ class CoreClient:
         self.prepared.append(message)
         self._handle([message])
 
-    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+    def carry(self, messages: Sequence[ReadKv | KvBlocks | NameKv]) -> None:
         self._handle(list(messages))
 
     def abort(self, ids: Iterable[int]) -> None:
