@@ -29,14 +29,15 @@ from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
 from ..engine.messages import (
     Abort,
     AdapterChanged,
+    CachedPrefixes,
     Done,
     Failed,
     FetchKv,
     ForgetTokens,
     Heartbeat,
     KvBlocks,
+    KvPrefix,
     Message,
-    NamedKv,
     PrepareGrammar,
     ReadKv,
     Ready,
@@ -275,9 +276,8 @@ class Dispatcher:
 
     def hands_sessions_over(self, name: str) -> bool:
         """Copy the KV of a drained replica's sessions to those that stay. Returns whether that is under way."""
-        source = self.replicas[name]
         stays = any(not each.draining for each in self.replicas.values())
-        if stays and source.stats.get("sessions") and self._handover.begin_drain(name):
+        if stays and self._handover.begin_drain(name):
             self._out.sent.append((name, self._handover.ask(name)))
         return self._handover.uses(name) or self._transfers.reads_from(name)
 
@@ -362,6 +362,7 @@ class Dispatcher:
         silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
         if silent:
             self._leave(silent, now)
+        self._begin_copies()
         for entry, since in tuple(self._held.values()):
             if now - since > self._limits.hold_seconds:
                 self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
@@ -571,7 +572,7 @@ class Dispatcher:
             self._fetch(info, message)
         elif isinstance(message, KvBlocks):
             self._forward(info, message)
-        elif isinstance(message, NamedKv):
+        elif isinstance(message, CachedPrefixes):
             self._plan_copies(message, now)
         elif isinstance(message, (Done, Failed)):
             if (entry := self._journal.find(info.name, message.id)) is not None:
@@ -611,7 +612,7 @@ class Dispatcher:
         if num_pages:
             self._out.sent.append((source, self._handover.ask(source, name)))
 
-    def _plan_copies(self, message: NamedKv, now: float) -> None:
+    def _plan_copies(self, message: CachedPrefixes, now: float) -> None:
         """Have prefixes copied to the replica that has joined, or to where their next requests go."""
         source, target = self._handover.answered(message.id) or ("", "")
         if source not in self.replicas:
@@ -620,20 +621,22 @@ class Dispatcher:
             namespace = prefix.path.namespace
             scope = KvScope(namespace.base, prefix.adapter, namespace.salt, namespace.tenant)
             chain = prefix_chain(scope, prefix.tokens)
-            chosen = (
-                self.replicas.get(target)
-                or self._table.choose(
-                    chain,
-                    len(prefix.tokens),
-                    adapter=prefix.adapter,
-                    base_digest=namespace.base,
-                    heard_since=now - self._limits.silent_seconds,
-                    excluded=self._without(prefix.adapter),
-                )[0]
-            )
+            chosen = self.replicas.get(target) or self._next_of(prefix, chain, now)
             if chosen is not None and chosen.name != source:
                 self._handover.plan(PlannedCopy(source, chosen.name, prefix, chain))
         self._begin_copies()
+
+    def _next_of(self, prefix: KvPrefix, chain: Sequence[int], now: float) -> ReplicaInfo | None:
+        """Return the replica that gets the next request with a prefix; None where there is none, or it has that."""
+        info, route = self._table.choose(
+            chain,
+            len(prefix.tokens),
+            adapter=prefix.adapter,
+            base_digest=prefix.path.namespace.base,
+            heard_since=now - self._limits.silent_seconds,
+            excluded=self._without(prefix.adapter),
+        )
+        return info if route.num_cached <= len(prefix.tokens) - self._limits.least_fetched else None
 
     def _begin_copies(self) -> None:
         """Begin planned copies, as long as half of the transfers are left to what waiting requests ask for."""

@@ -1,6 +1,8 @@
 """KV handover: prefixes that are copied to replicas which have not asked for them. No I/O, no clock.
 
-    gateway --NameKv--> source --NamedKv--> gateway --ReadKv--> source --KvBlocks--> gateway --KvBlocks--> target
+    gateway --ListPrefixes--> source --CachedPrefixes--> gateway --ReadKv--> source
+            <------------------------KvBlocks-----------------------------------
+            --KvBlocks--> target
 
 A replica that drains hands what its sessions hold to those that stay; one that joins others gets the hottest prefixes
 of one of them. What arrives waits in the target's tier ``peer``, which bounds it. What does not is computed again.
@@ -13,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engine.messages import KvPrefix, NameKv
+from ..engine.messages import KvPrefix, ListPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,11 @@ class KvHandover:
         self._running: dict[int, PlannedCopy] = {}  # by ticket
         self._drained: set[str] = set()
 
-    def ask(self, source: str, target: str = "") -> NameKv:
+    def ask(self, source: str, target: str = "") -> ListPrefixes:
         """Return the question for what sessions hold, or with a target for the hottest prefixes, which are for it."""
         number = next(self._numbers)
         self._asked[number] = source, target
-        return NameKv(number, of_sessions=not target)
+        return ListPrefixes(number, of_sessions=not target)
 
     def begin_drain(self, source: str) -> bool:
         """Note that a drained replica is asked for its sessions. False where it was before."""

@@ -1,4 +1,4 @@
-"""Whether memory grows: samples of processes and folders, and the slope of a line through them with its confidence interval."""
+"""Whether memory grows: samples of processes and folders, and the slope of a line with its confidence interval."""
 
 from __future__ import annotations
 

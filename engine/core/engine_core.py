@@ -25,9 +25,9 @@ from ..messages import (
     ImportSession,
     KvBlocks,
     ListAdapters,
+    ListPrefixes,
     LoadAdapter,
     Message,
-    NameKv,
     PrepareGrammar,
     ReadKv,
     Ready,
@@ -158,10 +158,10 @@ class EngineCore:
                     self._manage(message)
                 elif isinstance(message, (ReadKv, KvBlocks)):
                     self._kept.take(message)
-                elif isinstance(message, NameKv):
+                elif isinstance(message, ListPrefixes):
                     names = self._adapters.names() if self._adapters else {}
                     pins = self._scheduler.session_pins
-                    self._outbox.append(self._kept.named(message, self._cache, pins, names))
+                    self._outbox.append(self._kept.list_prefixes(message, self._cache, pins, names))
                 elif isinstance(message, ResetCache):
                     self.reset_cache()
                     self._outbox.append(Reply(message.id, None))

@@ -14,16 +14,16 @@ from ..kv_cache.kv_tiers import KvTiers
 from ..kv_cache.make_tiers import make_tiers, plain_scheme
 from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import (
+    CachedPrefixes,
     KvBlocks,
+    ListPrefixes,
     Message,
-    NamedKv,
-    NameKv,
     ReadKv,
     Submit,
 )
 from ..scheduling.session_pins import SessionPins
 from ..sequence.sequence import Sequence
-from .hot_prefixes import hot_prefixes, session_prefixes
+from .hot_prefixes import hot_prefixes, session_prefixes, within
 from .kv_exports import KvExports
 from .prefix_transfer import PrefixTransfer
 from .session_transfer import SessionTransfer
@@ -92,20 +92,21 @@ class KeptKv:
         elif self.tiers and self.tiers.peers:
             self.tiers.peers.take(message)
 
-    def named(self, message: NameKv, cache: PrefixCache, pins: SessionPins, names: Mapping[str, str]) -> NamedKv:
-        """Name prefixes that another replica has most use for, as many as it keeps of what it has not asked for.
+    def list_prefixes(
+        self, message: ListPrefixes, cache: PrefixCache, pins: SessionPins, names: Mapping[str, str]
+    ) -> CachedPrefixes:
+        """Return the prefixes that another replica has most use for, as many as its tier ``peer`` has room for.
 
         Args:
             names: of the adapters that are loaded, by digest.
         """
         if not (self.tiers and self.tiers.peers):
-            return NamedKv(message.id, ())
+            return CachedPrefixes(message.id, ())
         scheme = self.tiers.scheme
         # Half of the bytes are left to what waiting requests copy meanwhile.
         most_pages = self.tiers.peers.store.capacity // 2 // scheme.page_bytes
-        if message.of_sessions:
-            return NamedKv(message.id, session_prefixes(pins, scheme, names, most_pages))
-        return NamedKv(message.id, hot_prefixes(cache, scheme, names, most_pages))
+        found = session_prefixes(pins) if message.of_sessions else hot_prefixes(cache)
+        return CachedPrefixes(message.id, within(found, scheme, names, most_pages))
 
     def expect(self, submit: Submit) -> None:
         """Note that another replica may have a part of a prompt."""

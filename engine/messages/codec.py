@@ -29,7 +29,7 @@ from ..types import (
 )
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
-from .kv_transfers import FetchKv, KvBlocks, KvPrefix, NamedKv, NameKv, ReadKv
+from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, KvPrefix, ListPrefixes, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut
 from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
@@ -62,8 +62,8 @@ Message = (
     | ExportSession
     | ImportSession
     | SessionReply
-    | NameKv
-    | NamedKv
+    | ListPrefixes
+    | CachedPrefixes
 )
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)
@@ -146,7 +146,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (FetchKv, "path"): _path,
     (ReadKv, "path"): lambda row: _path(row) if row else None,
     (KvBlocks, "blocks"): tuple,
-    (NamedKv, "prefixes"): _prefixes,
+    (CachedPrefixes, "prefixes"): _prefixes,
     **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,

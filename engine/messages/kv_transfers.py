@@ -61,10 +61,11 @@ class KvPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class NameKv:
-    """Name what is worth to be copied to other replicas: what sessions hold, or the hottest prefixes.
+class ListPrefixes:
+    """List prefixes that are worth a copy to other replicas, answered by ``CachedPrefixes``.
 
-    Answered by ``NamedKv``.
+    Attributes:
+        of_sessions: those that sessions hold, the last used one first; else those that were hit most often.
     """
 
     id: int
@@ -72,8 +73,8 @@ class NameKv:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedKv:
-    """The prefixes that a ``NameKv`` asks for, the most wanted first; no more than another replica has room for."""
+class CachedPrefixes:
+    """The prefixes that ``ListPrefixes`` asks for, in its order: no more than another replica has room for."""
 
     id: int
     prefixes: tuple[KvPrefix, ...]
