@@ -333,6 +333,8 @@ class EngineCore:
         return (*self._compiling, *self._scheduler.waiting)
 
     def take_observations(self) -> dict[str, list[float]]:
+        """Return what was observed since the last call, for a heartbeat. Publishes KV events that no step did."""
+        self._kept.publish()
         return self._stats.take_observations() | self._grammars.take_observations()
 
     def check(self) -> None:
