@@ -40,6 +40,7 @@ from rootgraft.engine.messages import Done, Submit
 from rootgraft.engine.types import SamplingParams as EngineParams
 
 _TOKEN_BYTES = 23_040  # of KV of SmolLM2-135M
+_VOCAB = 64  # of the device of integers
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def nothing_to_gain(model: str | None, count: int, length: int, seed: int, fille
 def hit_rates(count: int, length: int, rounds: int, seed: int) -> dict[str, dict[str, float]]:
     """Shares of the prompts' tokens that are cached, by order and engine, without the first round."""
     size, rng = 16, random.Random(seed)
-    documents = [[rng.randrange(1 << 20) for _ in range(length)] for _ in range(count)]
+    documents = [[rng.randrange(_VOCAB) for _ in range(length)] for _ in range(count)]
     weights = [1 / (rank + 1) for rank in range(count)]
     num_all = count * (length // size + 2)
     orders = {
@@ -187,7 +188,7 @@ def hit_rates(count: int, length: int, rounds: int, seed: int) -> dict[str, dict
 
 def _counting_core(num_pages: int, page_size: int, disk: str | None = None) -> EngineCore:
     config = EngineConfig(block_size=page_size, max_num_seqs=1, max_num_batched_tokens=2048, kv_disk=disk)
-    return EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=1 << 20))
+    return EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=_VOCAB))
 
 
 def _hit_rate(core: EngineCore, documents: list[list[int]], asked: list[int]) -> float:

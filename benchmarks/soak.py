@@ -162,11 +162,12 @@ def tiers_hold(stats: dict[str, float], disk: FolderSamples) -> dict[str, bool]:
     }
 
 
-def soak(minutes: float, clients: int = CLIENTS, tiers: bool = False) -> dict[str, Any]:
+def soak(minutes: float, clients: int = CLIENTS, tiers: bool = False, warm_up: float | None = None) -> dict[str, Any]:
     """One run. The figures, and under ``holds`` what held.
 
     Args:
         clients: honest ones that ask for completions.
+        warm_up: seconds after which memory must not grow; None for those that many clients need to fill all caches.
         tiers: whether pages of KV also go to files.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -193,7 +194,7 @@ def soak(minutes: float, clients: int = CLIENTS, tiers: bool = False) -> dict[st
         lines = [json.loads(line) for line in (folder / "log").read_bytes().splitlines() if line.startswith(b"{")]
         engine = json.loads((folder / REPORT).read_text())
         holds = equations(tally, metrics, engine, ledger_sums(folder / "usage.db"), lines)
-    warm = max(min(60.0, 30 * minutes), 18 * minutes)
+    warm = max(min(60.0, 30 * minutes), 18 * minutes) if warm_up is None else warm_up
     memory = {name: one.report(warm) for name, one in samples.items()}
     claim = f"grew by less than {MOST_GROWTH_MIB} MiB" if minutes < 10 else "is flat"
     holds |= {f"memory of the {name} process {claim}": is_flat(report, minutes) for name, report in memory.items()}
@@ -226,11 +227,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=CLIENTS, help="honest ones that ask for completions")
     parser.add_argument("--tiers", action="store_true", help="pages of KV also go to files")
+    parser.add_argument("--warm-up", type=float, help="seconds, more with few clients, who fill caches later")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     command = f"python -m benchmarks.soak --minutes {options.minutes:g} --clients {options.clients}"
     command += " --tiers" if options.tiers else ""
-    figures = {"command": command, "machine": machine()} | soak(options.minutes, options.clients, options.tiers)
+    figures = {"command": command, "machine": machine()} | soak(
+        options.minutes, options.clients, options.tiers, options.warm_up
+    )
     text = json.dumps(figures, indent=2)
     print(text)
     if options.output is not None:
