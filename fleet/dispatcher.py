@@ -50,7 +50,7 @@ from ..engine.types import Priority
 from ..engine.weighted_adapters import names_in, renamed
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
-from .kv_handover import KvHandover, PlannedCopy
+from .kv_handover import PlannedCopy
 from .placement.grammar_index import grammar_key
 from .placement.prefix_chain import BLOCK, KvScope, prefix_chain
 from .placement.replica_table import BOTH, DECODE, PREFILL, ReplicaInfo, ReplicaTable
@@ -152,7 +152,6 @@ class Dispatcher:
         self._seeds = random.Random(seed % (1 << 64))
         self._out = DispatcherOutbox()
         self._transfers = TransferTable(limits.most_transfers)
-        self._handover = KvHandover()
         self._lost = LostReplicas()
         self.num_replays = 0
 
@@ -264,7 +263,7 @@ class Dispatcher:
         """Send a replica that drains new sequences again."""
         if name in self.replicas:
             self._table.reopen(name)
-            self._handover.reopen(name)
+            self._transfers.handover.reopen(name)
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
@@ -277,9 +276,9 @@ class Dispatcher:
     def hands_sessions_over(self, name: str) -> bool:
         """Copy the KV of a drained replica's sessions to those that stay. Returns whether that is under way."""
         stays = any(not each.draining for each in self.replicas.values())
-        if stays and self._handover.begin_drain(name):
-            self._out.sent.append((name, self._handover.ask(name)))
-        return self._handover.uses(name) or self._transfers.reads_from(name)
+        if stays and self._transfers.handover.begin_drain(name):
+            self._out.sent.append((name, self._transfers.handover.ask(name)))
+        return self._transfers.handover.uses(name) or self._transfers.reads_from(name)
 
     def hand_over(self, name: str, now: float) -> None:
         """Let the sequences of a replica that drains go on elsewhere, while their KV can be copied from it.
@@ -326,7 +325,6 @@ class Dispatcher:
         self._table.leave(name)
         del self._orders[name]
         self._out.sent += self._transfers.leave(name)
-        self._handover.leave(name)
         self._suspects.pop(name, None)
         self._lacking = {version: left for version, names in self._lacking.items() if (left := names - {name})}
         return self._journal.lift(name)
@@ -597,7 +595,7 @@ class Dispatcher:
         if (forwarded := self._transfers.forward(info.name, message)) is None:
             return
         self._out.sent.append(forwarded)
-        if message.is_last and (copy := self._handover.end(message.id)) is not None:
+        if message.is_last and (copy := self._transfers.handover.end(message.id)) is not None:
             self._table.prefixes.add(self.replicas[copy.target].slot, copy.chain)
             self._begin_copies()
 
@@ -610,11 +608,11 @@ class Dispatcher:
         ]
         num_pages, source = max(others, default=(0.0, ""))
         if num_pages:
-            self._out.sent.append((source, self._handover.ask(source, name)))
+            self._out.sent.append((source, self._transfers.handover.ask(source, name)))
 
     def _plan_copies(self, message: CachedPrefixes, now: float) -> None:
         """Have prefixes copied to the replica that has joined, or to where their next requests go."""
-        source, target = self._handover.answered(message.id) or ("", "")
+        source, target = self._transfers.handover.answered(message.id) or ("", "")
         if source not in self.replicas:
             return
         for prefix in message.prefixes:
@@ -623,7 +621,7 @@ class Dispatcher:
             chain = prefix_chain(scope, prefix.tokens)
             chosen = self.replicas.get(target) or self._next_of(prefix, chain, now)
             if chosen is not None and chosen.name != source:
-                self._handover.plan(PlannedCopy(source, chosen.name, prefix, chain))
+                self._transfers.handover.plan(PlannedCopy(source, chosen.name, prefix, chain))
         self._begin_copies()
 
     def _next_of(self, prefix: KvPrefix, chain: Sequence[int], now: float) -> ReplicaInfo | None:
@@ -640,9 +638,9 @@ class Dispatcher:
 
     def _begin_copies(self) -> None:
         """Begin planned copies, as long as half of the transfers are left to what waiting requests ask for."""
-        while len(self._transfers) < self._limits.most_transfers // 2 and (copy := self._handover.take()):
+        while len(self._transfers) < self._limits.most_transfers // 2 and (copy := self._transfers.handover.take()):
             if (ticket := self._transfers.begin(copy.source, copy.target, 0)) is not None:
-                self._handover.begin(ticket, copy)
+                self._transfers.handover.begin(ticket, copy)
                 prefix = copy.prefix
                 self._out.sent.append((copy.source, ReadKv(ticket, prefix.path, prefix.tokens, prefix.first)))
 
