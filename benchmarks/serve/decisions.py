@@ -1,10 +1,11 @@
-"""Typed decisions against as many choice requests, on a server of this machine.
+"""Typed decisions against as many choice requests, here and by llama.cpp's server.
 
-    python benchmarks/serve/decisions.py [--questions 200] [--concurrency 4] [--rounds 3]
+    python -m benchmarks.serve.decisions [--questions 200] [--concurrency 4] [--rounds 3] [--llama-server PATH]
 
-Both ask the same questions about the same text, with the same prompts, at the same concurrency: one way as requests of
-``/v1/decisions``, the other as chats whose answer is one of the labels. Rounds alternate between the two, each with a
-text of its own, which no cache knows. The curve is the time of one request of 200 questions over the number of choices.
+All ask the same questions about the same text, with the same prompts, at the same concurrency: one way as requests of
+``/v1/decisions``, the others as chats whose answer is one of the labels. llama.cpp has no typed decisions: it gets the
+chats, each with a grammar of its labels, and serves the same GGUF file. Rounds go through the ways in turn, each with
+texts of its own, which no cache knows. The curve is the time of one request over the number of choices of a question.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+from benchmarks.serve.installed_peers import PEERS, find_llama_server
+from benchmarks.serve.server import Server, machine
+from rootgraft.engine.checkpoint.locate import resolve_model
 
 _WORDS = (
     "river",
@@ -53,18 +60,16 @@ def question(number: int, num_choices: int) -> dict[str, Any]:
     return {"type": "choice", "instructions": f"Which one goes with number {number}?", "choices": choices}
 
 
-def chat_of(text: str, asked: dict[str, Any]) -> dict[str, Any]:
+def chat_of(text: str, asked: dict[str, Any], dialect: str) -> dict[str, Any]:
     """Return the choice request of a question: the prompt that a decision gives the model, its labels as choices."""
     labels = [chr(ord("A") + at) for at in range(len(asked["choices"]))]
     lines = [f"{label}: {choice['value']}" for label, choice in zip(labels, asked["choices"], strict=True)]
     prompt = "\n".join([f"Question: {asked['instructions']}", *lines, "Answer with the letter of one option only."])
     content = f"{text}\n\n{prompt}"
-    return {
-        "messages": [{"role": "user", "content": content}],
-        "structured_outputs": {"choice": labels},
-        "temperature": 0,
-        "max_tokens": 8,
-    }
+    held = {"structured_outputs": {"choice": labels}}
+    if dialect == "llama.cpp":
+        held = {"grammar": "root ::= " + " | ".join(json.dumps(label) for label in labels)}
+    return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8, **held}
 
 
 async def at_concurrency(calls: Sequence[Callable[[], Awaitable[Any]]], concurrency: int) -> float:
@@ -80,11 +85,16 @@ async def at_concurrency(calls: Sequence[Callable[[], Awaitable[Any]]], concurre
     return time.perf_counter() - began
 
 
-class Bench:
-    """A client of the server."""
+class Client:
+    """A client of one server.
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    Attributes:
+        dialect: how the server is told the choices of a chat.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, dialect: str) -> None:
         self._http = http
+        self._dialect = dialect
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         reply = await self._http.post(path, json=body)
@@ -94,81 +104,101 @@ class Bench:
     async def decisions(self, seeds: Sequence[int], questions: list[dict[str, Any]]) -> float:
         """Ask all questions about each text, one request a text; return the seconds of all, one client a text."""
         bodies = [{"input": text_of(seed), "questions": questions} for seed in seeds]
-        calls = [partial(self.post, "/v1/decisions", body) for body in bodies]
+        calls = [partial(self.post, "/decisions", body) for body in bodies]
         return await at_concurrency(calls, len(seeds))
 
     async def choices(self, seeds: Sequence[int], questions: list[dict[str, Any]]) -> float:
         """Ask the same as choice requests, each client about a text of its own."""
         texts = [text_of(seed) for seed in seeds]
-        bodies = [chat_of(text, asked) for asked in questions for text in texts]
-        calls = [partial(self.post, "/v1/chat/completions", body) for body in bodies]
+        bodies = [chat_of(text, asked, self._dialect) for asked in questions for text in texts]
+        calls = [partial(self.post, "/chat/completions", body) for body in bodies]
         return await at_concurrency(calls, len(seeds))
 
 
-async def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return medians, and the curve."""
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
-        bench = Bench(http)
+async def measure(urls: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return medians of questions a second, ratios within the rounds, and the curve.
+
+    Args:
+        urls: of our server as "ours", and of llama.cpp's as "llama.cpp" where it runs.
+    """
+    async with AsyncExitStack() as stack:
+        clients = {
+            name: Client(
+                await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=600, trust_env=False)), name
+            )
+            for name, url in urls.items()
+        }
+        ours = clients["ours"]
+        ways = {"decisions": ours.decisions, "choices": ours.choices}
+        ways |= {f"choices by {name}": client.choices for name, client in clients.items() if client is not ours}
         questions = [question(number, options.choices) for number in range(options.questions)]
-        await bench.decisions([1], questions[:2])
-        await bench.choices([1], questions[:2])
-        rates: dict[str, list[float]] = {"decisions": [], "choices": []}
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for ask in ways.values():
+            await ask([1], questions[:2])
         for number in range(options.rounds):
-            for name, ask in (("decisions", bench.decisions), ("choices", bench.choices)):
-                seeds = [100 * (number + 1) + 10 * (name == "choices") + each for each in range(options.concurrency)]
+            for place, (name, ask) in enumerate(ways.items()):
+                seeds = [1_000 * (number + 1) + 100 * place + each for each in range(options.concurrency)]
                 seconds = await ask(seeds, questions)
                 rates[name].append(len(questions) * len(seeds) / seconds)
                 print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-        curve = {}
-        for num_choices in options.curve:
-            asked = [question(number, num_choices) for number in range(options.curve_questions)]
-            body = {"input": text_of(9_000 + num_choices), "questions": asked}
-            began = time.perf_counter()
-            found = await bench.post("/v1/decisions", body)
-            curve[num_choices] = {
-                "seconds": round(time.perf_counter() - began, 2),
-                "tree_tokens": found["usage"]["input_tokens"],
-            }
-    ratios = [ours / theirs for ours, theirs in zip(rates["decisions"], rates["choices"], strict=True)]
+        curve = {count: await _point(ours, count, options.curve_questions) for count in options.curve}
     return {
         "questions_a_second": {name: round(statistics.median(each), 2) for name, each in rates.items()},
-        "ratio": round(statistics.median(ratios), 2),
-        "ratios": [round(each, 2) for each in ratios],
+        "decisions_over": {
+            name: [round(ours / theirs, 2) for ours, theirs in zip(rates["decisions"], each, strict=True)]
+            for name, each in rates.items()
+            if name != "decisions"
+        },
         "curve": curve,
         "load": os.getloadavg(),
     }
 
 
+async def _point(client: Client, num_choices: int, num_questions: int) -> dict[str, Any]:
+    """Return seconds and tokens of one request about a new text."""
+    asked = [question(number, num_choices) for number in range(num_questions)]
+    began = time.perf_counter()
+    found = await client.post("/decisions", {"input": text_of(9_000_000 + num_choices), "questions": asked})
+    return {"seconds": round(time.perf_counter() - began, 2), "tree_tokens": found["usage"]["input_tokens"]}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", help="a server that runs; by default one is started with the default model")
-    parser.add_argument("--port", type=int, default=38_561)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--choices", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--curve", type=int, nargs="*", default=[2, 26, 255])
     parser.add_argument("--curve-questions", type=int, default=10)
+    parser.add_argument("--llama-server", help="llama.cpp's llama-server; by default it does not take part")
+    parser.add_argument("--output", type=Path, help="JSON file of the result")
     options = parser.parse_args()
-    if options.url is not None:
-        print(json.dumps(asyncio.run(measure(options.url, options)), indent=1))
-        return
-    command = [sys.executable, "-m", "rootgraft.api.cli.main", "serve", "--port", str(options.port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        url = f"http://127.0.0.1:{options.port}"
+    servers = {"ours": Server(f"{shlex.quote(sys.executable)} -m rootgraft.api.cli.main serve --port {{port}}")}
+    if options.llama_server is not None:
+        peer = find_llama_server(options.llama_server, Path())
+        script, model = PEERS / "llama_cpp.sh", resolve_model(None).path
+        variables = f"LLAMA_SERVER={shlex.quote(str(peer.program))} MODEL={shlex.quote(str(model))}"
+        servers["llama.cpp"] = Server(f"env {variables} bash {shlex.quote(str(script))} {{port}}")
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(server.running())[0] for name, server in servers.items()}
+        for name, url in urls.items():
+            _wait_until_ready(url.removesuffix("/v1") + ("/ready" if name == "ours" else "/health"))
+        document = {"machine": machine(), **asyncio.run(measure(urls, options))}
+    print(json.dumps(document, indent=1))
+    if options.output is not None:
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _wait_until_ready(url: str) -> None:
+    """Wait until a server's model is loaded, up to five minutes."""
+    for _ in range(600):
         try:
-            while not _is_ready(url):
-                time.sleep(0.5)
-            print(json.dumps(asyncio.run(measure(url, options)), indent=1))
-        finally:
-            process.terminate()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
+            if httpx.get(url, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"{url} did not become ready")
 
 
 if __name__ == "__main__":
