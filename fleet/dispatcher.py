@@ -36,7 +36,6 @@ from ..engine.messages import (
     ForgetTokens,
     Heartbeat,
     KvBlocks,
-    KvPrefix,
     Message,
     PrepareGrammar,
     ReadKv,
@@ -46,7 +45,7 @@ from ..engine.messages import (
     TokenTexts,
     failure_of,
 )
-from ..engine.types import Priority
+from ..engine.types import KvPrefix, Priority
 from ..engine.weighted_adapters import names_in, renamed
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engine.messages import KvPrefix, ListPrefixes
+from ..engine.messages import ListPrefixes
+from ..engine.types import KvPrefix
 
 
 @dataclass(frozen=True, slots=True)

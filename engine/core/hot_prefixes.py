@@ -9,8 +9,8 @@ from ...radix.namespace import Namespace, Path
 from ...radix.node import Node, upwards
 from ..kv_cache.block_keys import BlockScheme
 from ..kv_cache.prefix_cache import PrefixCache
-from ..messages import KvPrefix
 from ..scheduling.session_pins import SessionPins
+from ..types import KvPrefix
 
 MOST_PREFIXES = 64
 """Prefixes in one list."""

@@ -16,7 +16,7 @@ their error.
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .codec import Message, decode, encode
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
-from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, KvPrefix, ListPrefixes, ReadKv
+from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, ListPrefixes, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut, failure_of
 from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
@@ -34,7 +34,6 @@ __all__ = [
     "Heartbeat",
     "ImportSession",
     "KvBlocks",
-    "KvPrefix",
     "ListAdapters",
     "ListPrefixes",
     "LoadAdapter",

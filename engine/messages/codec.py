@@ -20,6 +20,7 @@ from ..types import (
     AdapterInfo,
     AllowedLogprobs,
     FinishReason,
+    KvPrefix,
     Logprob,
     Pooler,
     Priority,
@@ -29,7 +30,7 @@ from ..types import (
 )
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
-from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, KvPrefix, ListPrefixes, ReadKv
+from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, ListPrefixes, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut
 from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts

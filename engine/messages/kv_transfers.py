@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from ...radix.namespace import Path
+from ..types import KvPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,6 @@ class ReadKv:
     tokens: array[int]
     first: int
     follows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KvPrefix:
-    """A prefix that is in the prefix cache.
-
-    Attributes:
-        path: its namespaces.
-        tokens: ``array('i')``.
-        first: index of its first page that no prefix before it has.
-        adapter: the name of its adapter; None for the base model.
-    """
-
-    path: Path
-    tokens: array[int]
-    first: int
-    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.engine.messages import KvPrefix, ListPrefixes
+from rootgraft.engine.messages import ListPrefixes
+from rootgraft.engine.types import KvPrefix
 from rootgraft.fleet.kv_handover import KvHandover, PlannedCopy
 from rootgraft.radix.namespace import Namespace, Path
 

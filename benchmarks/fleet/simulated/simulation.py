@@ -27,7 +27,6 @@ from rootgraft.engine.messages import (
     FetchKv,
     Heartbeat,
     KvBlocks,
-    KvPrefix,
     ListPrefixes,
     Message,
     ReadKv,
@@ -35,7 +34,7 @@ from rootgraft.engine.messages import (
     Submit,
     TokenOut,
 )
-from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.engine.types import FinishReason, KvPrefix, Logprob, SamplingParams, Usage
 from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher, DispatcherLimits
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 from rootgraft.radix.namespace import Namespace, Path

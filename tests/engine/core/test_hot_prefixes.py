@@ -14,7 +14,8 @@ from support.engine.core_hooks import cache_of, scheduler_of, worker_of
 from rootgraft.engine.core.hot_prefixes import MOST_PREFIXES, hot_prefixes, session_prefixes, within
 from rootgraft.engine.kv_cache.block_keys import BlockScheme
 from rootgraft.engine.kv_cache.make_tiers import plain_scheme
-from rootgraft.engine.messages import CachedPrefixes, KvPrefix, ListPrefixes
+from rootgraft.engine.messages import CachedPrefixes, ListPrefixes
+from rootgraft.engine.types import KvPrefix
 from rootgraft.radix.namespace import Namespace, Path
 
 DOCUMENTS = [
