@@ -23,7 +23,8 @@ class EndLimit:
         self._alarm = False
         try:
             threading.Thread(target=self._run, name="end-limit", daemon=True).start()
-        except RuntimeError:  # no memory for a thread: the system's alarm ends the process, without the line
+        except RuntimeError:
+            # Without memory for a thread the system's alarm ends the process, without the line.
             signal.alarm(max(1, math.ceil(seconds)))
             self._alarm = True
 

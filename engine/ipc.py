@@ -14,7 +14,7 @@ LIVENESS_SECONDS = 0.25
 """Between two signs of life."""
 _LENGTH = 4
 _READ = 1 << 20
-_MOST_READS = 32  # in a row, after which the engine computes a step
+_MOST_READS = 32  # reads in a row, after which the engine computes a step
 _LIVENESS = 8  # less than PIPE_BUF: a sign is written whole or not at all
 
 
@@ -92,7 +92,8 @@ class Channel:
             except BlockingIOError:
                 break
             if not data:
-                if payloads:  # the end is seen again by the next read
+                # The next read meets the end again.
+                if payloads:
                     break
                 raise ConnectionError("the other side closed the channel")
             payloads += self._reader.feed(data)

@@ -143,7 +143,7 @@ class Dispatcher:
         # Sequences that are held back, and since when.
         self._held: dict[int, tuple[JournalEntry, float]] = {}
         self._suspects: dict[str, JournalEntry] = {}  # by replica
-        self._lacking: dict[str, set[str]] = {}  # replicas, by the adapter that they cannot have
+        self._lacking: dict[str, set[str]] = {}  # replicas that cannot have an adapter, by its name
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
@@ -426,7 +426,8 @@ class Dispatcher:
         self._table.place(info, entry.number, chain, num_tokens - num_cached, submit.adapter, entry.grammar)
         self._out.sent.append((info.name, replace(sent, peer_tokens=num_cached) if entry.kv.source else sent))
         if info.role == PREFILL and not entry.generated:
-            entry.kv.cached = min(num_cached, len(submit.tokens))  # until it says so itself
+            # The replica reports the exact number later.
+            entry.kv.cached = min(num_cached, len(submit.tokens))
             self._push(entry, info, chain, now)
         self._prepare_grammar(entry)
         return True
@@ -503,7 +504,8 @@ class Dispatcher:
         holder, num_held = self._table.holder(chain, info, now - self._limits.silent_seconds)
         if holder is None or num_held < num_cached + self._limits.least_fetched:
             return "", num_cached
-        return holder.name, min(num_held + BLOCK - 1, num_tokens)  # what it has of the block behind is not known here
+        # The holder may have a part of the next block, which is not known here.
+        return holder.name, min(num_held + BLOCK - 1, num_tokens)
 
     def _without(self, adapter: str | None) -> Collection[str]:
         """Return the replicas that cannot load an adapter, or an adapter of a combination."""
@@ -536,7 +538,8 @@ class Dispatcher:
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):
             if not self._place(entry, now) and not entry.losses.in_all:
-                return  # nobody takes new sequences
+                # No replica takes new sequences.
+                return
 
     def _replay(self, entry: JournalEntry, now: float) -> None:
         """Go on with a sequence whose replica was lost, unless it has lost too many."""
@@ -559,7 +562,8 @@ class Dispatcher:
         self._out.delivered.append(message)
 
     def _take(self, info: ReplicaInfo, message: Message, now: float) -> None:
-        if isinstance(message, TokenOut):  # most messages are
+        # Most messages are of this type.
+        if isinstance(message, TokenOut):
             if (entry := self._journal.find(info.name, message.id)) is not None:
                 self._take_tokens(info, entry, message, now)
         elif isinstance(message, Heartbeat):
@@ -666,7 +670,8 @@ class Dispatcher:
         number = entry.number
         self._out.delivered.append(self._journal.take_end(entry, message, now))
         self._table.ended(info, number)
-        if isinstance(message, Done):  # the next call of a conversation finds its answer there
+        # The next call of the conversation finds the answer in this replica's cache.
+        if isinstance(message, Done):
             self._table.prefixes.add(info.slot, self._chain(entry))
         self._acquit(info, entry, now)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from ..engine.errors import EngineDead, EngineError
 from ..engine.messages import ForgetTokens, Heartbeat, Message, Ready, Submit, TokenTexts
+from ..engine.serving.background_tasks import BackgroundTasks
 from ..engine.serving.replica_status import FleetStatus, ReplicaStatus
 from ..engine.snapshot import EngineSnapshot
 from ..engine.types import AdapterInfo
@@ -75,13 +76,10 @@ class Fleet:
         self._roster = ReplicaRoster(roles)
         self._adapters = FleetAdapters(self._roster, self._dispatcher)
         self._autoscaler = None if policy is None else Autoscaler(policy)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._starts: set[asyncio.Task[Any]] = set()  # those of them that start replicas
+        self._starts = BackgroundTasks()
+        # Ends of replicas, and unloads of adapters.
+        self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
-        self._num_failed = 0
-        self._num_drained = 0
-        # Loads of adapters that are under way.
-        self._num_loads = 0
         self._closing = False
         self._ready: Ready | None = None
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
@@ -135,7 +133,7 @@ class Fleet:
             num_started=self._roster.num_joined,
             num_lost=self._dispatcher.num_lost,
             num_replays=self._dispatcher.num_replays,
-            num_drained=self._num_drained,
+            num_drained=self._roster.num_drained,
             num_scaled_up=0 if self._autoscaler is None else self._autoscaler.num_up,
             num_scaled_down=0 if self._autoscaler is None else self._autoscaler.num_down,
         )
@@ -216,12 +214,9 @@ class Fleet:
         self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
     ) -> None:
         """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
-        self._num_loads += 1
-        try:
+        with self._adapters.loading():
             await self._wait_for_replica()
             await self._adapters.load(name, path, replace_name=replace, trusted=trusted, num_tokens=num_tokens)
-        finally:
-            self._num_loads -= 1
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
@@ -275,9 +270,9 @@ class Fleet:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in tuple(self._starts):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._starts.cancel()
+        await self._starts.wait()
+        await self._tasks.wait()
         # The fleet ends these replicas itself, so their ends are not losses.
         for client in self.replicas.values():
             mute(client)
@@ -321,12 +316,12 @@ class Fleet:
         self._follow_load(now)
         self._pump()
         if self._adapters.has_unused:
-            self._run(self._adapters.unload_retired())
+            self._tasks.begin(self._adapters.unload_retired())
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _follow_load(self, now: float) -> None:
         """Set the number of replicas that the policy decides on, where there is one, but while adapters are loaded."""
-        if self._autoscaler is None or self._closing or self._num_loads:
+        if self._autoscaler is None or self._closing or self._adapters.num_loading:
             return
         load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
         if (wanted := self._autoscaler.decide(load, now)) != self._count:
@@ -345,7 +340,7 @@ class Fleet:
         for name in self._dispatcher.take_lost():
             client = self._let_go(name)
             client.kill()
-            self._run(self._launcher.stop(client))
+            self._tasks.begin(self._launcher.stop(client))
         self._start_missing()
         by_replica: dict[str, list[Message]] = {}
         for name, message in self._dispatcher.take_sent():
@@ -359,9 +354,7 @@ class Fleet:
     def _start_missing(self) -> None:
         """Start replicas until as many serve, or are starting, as are wanted."""
         while self._timer is not None and not self._closing and self._num_missing > 0:
-            start = self._run(self._start_another())
-            self._starts.add(start)
-            start.add_done_callback(self._starts.discard)
+            self._starts.begin(self._start_another())
 
     @property
     def _num_missing(self) -> int:
@@ -382,14 +375,13 @@ class Fleet:
                 member.name
             )
             if is_empty or now >= until + HAND_OVER_SECONDS:
-                self._num_drained += 1
                 self._dispatcher.retire(member.name, now)
-                self._run(self._launcher.stop(self._let_go(member.name)))
+                self._tasks.begin(self._launcher.stop(self._let_go(member.name, is_drained=True)))
 
-    def _let_go(self, name: str) -> ReplicaClient:
+    def _let_go(self, name: str, *, is_drained: bool = False) -> ReplicaClient:
         """Return the client of a replica that serves no more."""
         self._adapters.remember(self._roster[name].client)
-        return self._roster.remove(name)
+        return self._roster.remove(name, is_drained=is_drained)
 
     def _status_of(self, member: Member, now: float) -> ReplicaStatus:
         info = self._dispatcher.replicas[member.name]
@@ -413,14 +405,13 @@ class Fleet:
             try:
                 client, ready, lacking = await start_beside(self._launcher, self._ready, self._adapters.wanted)
             except EngineError as error:
-                self._num_failed += 1
+                num_failed = self._roster.count_failed_start()
                 logger.error("a replica could not be started: %s", error)
-                if self._num_failed >= MOST_FAILED_STARTS and not self.replicas:
+                if num_failed >= MOST_FAILED_STARTS and not self.replicas:
                     self.death = EngineDead(f"No replica of the engine can be started: {error}")
                     self.on_death(self.death)
-                await asyncio.sleep(self._num_failed)
+                await asyncio.sleep(num_failed)
                 continue
-            self._num_failed = 0
             if self._closing or self._count <= len(self._roster.serving):
                 # The new replica is not wanted any more.
                 await self._launcher.stop(client)
@@ -436,12 +427,6 @@ class Fleet:
         until = time.monotonic() + RESUME_SECONDS
         while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:
             await asyncio.sleep(_RESUME_POLL_SECONDS)
-
-    def _run(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _failed(task: asyncio.Future[Any]) -> bool:

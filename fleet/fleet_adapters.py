@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ..engine.errors import EngineDead, RequestError, UnknownModel
@@ -21,13 +22,26 @@ class FleetAdapters:
     Args:
         roster: the replicas.
         dispatcher: learns which version a name stands for.
+
+    Attributes:
+        num_loading: loads that are under way, or wait for a replica.
     """
 
     def __init__(self, roster: ReplicaRoster, dispatcher: Dispatcher) -> None:
         self._roster = roster
         self._dispatcher = dispatcher
         self._versions = AdapterVersions()
-        self._last_seen: dict[str, AdapterInfo] = {}  # by version, of replicas that are gone
+        self._last_seen: dict[str, AdapterInfo] = {}  # infos of replicas that are gone, by version
+        self.num_loading = 0
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Count a load as under way."""
+        self.num_loading += 1
+        try:
+            yield
+        finally:
+            self.num_loading -= 1
 
     def begin(self, infos: Iterable[AdapterInfo]) -> None:
         """Record the adapters of the command line as loaded versions: every replica starts with them."""
@@ -39,7 +53,8 @@ class FleetAdapters:
         """Loaded adapters by name, each as one of the replicas sees it, or saw it where none runs that has it."""
         wanted = self._versions.wanted
         infos = {version: info for version, info in self._last_seen.items() if version in wanted}
-        for member in self._roster:  # a replica may lack some
+        # A replica may lack some of them.
+        for member in self._roster:
             infos.update(member.client.adapters)
         return self._versions.public(infos)
 

@@ -127,7 +127,7 @@ class Journal:
         self._placed: dict[str, dict[int, JournalEntry]] = {}
         self._left: dict[
             tuple[str, int], JournalEntry
-        ] = {}  # by the replica and the number before, until its end there
+        ] = {}  # entries by the earlier replica and number, until they end there
         self.num_bytes = 0
 
     def __len__(self) -> int:

@@ -41,7 +41,8 @@ def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_eng
     """
     policy, count = policy_of(config, options), options.replicas
     if policy is not None:
-        count = max(1, policy.least)  # what the model needs is known from one that runs
+        # The memory that the model needs is known once one replica runs.
+        count = max(1, policy.least)
     launcher = _launcher(with_peers(config, options), path, options, num_engines)
     return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy, roles=options.roles)
 
@@ -79,7 +80,8 @@ def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | 
 def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
     """Return the dispatcher's limits for the replicas of a server."""
     return DispatcherLimits(
-        most_replicas=2 * options.most_replicas,  # with those that take the place of others that drain
+        # Replicas that replace draining ones are counted too.
+        most_replicas=2 * options.most_replicas,
         hold_seconds=START_SECONDS,
         heartbeat_seconds=options.silence_seconds,
         adapter_slots=config.max_loras,

@@ -45,6 +45,7 @@ class ReplicaRoster:
 
     Attributes:
         num_joined: in all.
+        num_drained: that drained to their end.
     """
 
     def __init__(self, roles: Sequence[str] = ()) -> None:
@@ -52,7 +53,9 @@ class ReplicaRoster:
         self._members: dict[str, Member] = {}
         self._totals = FleetStats()
         self._numbers = itertools.count(1)
+        self._num_failed_starts = 0
         self.num_joined = 0
+        self.num_drained = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
@@ -80,16 +83,23 @@ class ReplicaRoster:
         member = Member(f"replica-{next(self._numbers)}", index, client, now, self._free_role())
         self._members[member.name] = member
         self.num_joined += 1
+        self._num_failed_starts = 0
         return member
+
+    def count_failed_start(self) -> int:
+        """Return how many starts have failed since a replica joined, with one that has just done so."""
+        self._num_failed_starts += 1
+        return self._num_failed_starts
 
     def _free_role(self) -> str:
         """Return the first role that no replica has that takes new sequences."""
         lacking = Counter(self._roles) - Counter(self._members[name].role for name in self.serving)
         return next((role for role in self._roles if lacking[role]), BOTH)
 
-    def remove(self, name: str) -> ReplicaClient:
+    def remove(self, name: str, *, is_drained: bool = False) -> ReplicaClient:
         """Forget a replica, but for what it has counted; nothing more is heard of it. Returns its client."""
         member = self._members.pop(name)
+        self.num_drained += is_drained
         self._totals.retire(member.index, member.client.stats)
         mute(member.client)
         return member.client

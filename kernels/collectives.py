@@ -124,6 +124,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group. Has no effect the second time."""
-        if self._is_open:  # a later group of this process is another one's
+        # A later group of this process belongs to somebody else.
+        if self._is_open:
             self._is_open = False
             self._dist.destroy_process_group()

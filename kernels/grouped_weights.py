@@ -43,7 +43,7 @@ __all__ = [
     "rows",
 ]
 
-_NOT_A_NUMBER: Final = 0x7F  # of E4M3, without its sign
+_NOT_A_NUMBER: Final = 0x7F  # bits of NaN in E4M3, without the sign
 _FLOAT_TYPES: Final = (torch.float16, torch.bfloat16)
 _SMALL_GROUP: Final = 16
 

@@ -82,13 +82,13 @@ class AdapterBank:
         self.num_slots = num_slots
         self._device = layout.device
         self._side = side or SideStream(layout.device)
-        self._arriving: dict[str, _Arrival] = {}  # by digest
+        self._arriving: dict[str, _Arrival] = {}  # arrivals by the adapter's digest
         self._tables: dict[str, SlotTable] = {}
         self._places: dict[str, ExpertPlace] = {}
         self._experts: dict[str, int] = {}
         # The projections of each product of experts or heads, in their order.
         self._members: dict[str, list[str]] = {}
-        sizes: dict[str, tuple[ProjectionShape, int]] = {}  # slots of each table
+        sizes: dict[str, tuple[ProjectionShape, int]] = {}  # shape and number of slots of each table
         for shape in layout.products:
             name, slots = shape.name, num_slots
             if (place := shape.place) is not None:

@@ -51,7 +51,7 @@ def sum_digest(parts: Sequence[SumPart]) -> str:
 
 
 def _check_plain(name: str, adapter: AdapterWeights) -> None:
-    """Refuse what has no sum, or of which PEFT computes another one, by the option that makes it."""
+    """Refuse an adapter with an option whose weights cannot be added, or are added differently by PEFT."""
     modules = adapter.modules.values()
     options = {
         "alora_invocation_tokens": bool(adapter.invocation_tokens),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from ...engine.types import Priority
@@ -10,25 +10,14 @@ from ..errors import HTTPError
 from .api_keys import Key
 
 
-@dataclass(slots=True)
-class RequestFacts:
-    """Facts about a request for the access log, in the log's order. None is not logged.
+@dataclass(frozen=True, slots=True)
+class GenerationFacts:
+    """Facts about a generation that has ended, for the access log, in the log's order. None is not logged.
 
-    ``Guard`` sets ``key``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds`` if the
-    adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets the others at the
-    end. The code of an error is set by whoever makes the error's response, or by ``generate`` where a stream ends
-    in one.
+    Attributes:
+        finished: sequences by the reason for their end. Where it is set, two others are logged as null as well.
     """
 
-    key: str | None = None
-    model: str | None = None
-    version: str | None = None
-    adapter_seconds: float | None = None
-    prompt_tokens: int | None = None
-    n: int | None = None
-    stream: bool | None = None
-    response_id: str | None = None
-    ignored_fields: str | None = None
     first_token_seconds: float | None = None
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
@@ -41,16 +30,50 @@ class RequestFacts:
     cached_tokens: int | None = None
     drafted_tokens: int | None = None
     finished: Mapping[str, int] | None = None
+    adapter: str | None = None
+
+    def log_fields(self) -> dict[str, object]:
+        nullable = () if self.finished is None else ("first_token_seconds", "adapter")
+        return {name: value for name, value in _values(self) if value is not None or name in nullable}
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """Facts about a request for the access log, in the log's order. None is not logged.
+
+    ``Guard`` sets ``key`` and ``tenant``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds``
+    if the adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets ``generation``
+    and ``trace_id`` at the end. The code of an error is set by whoever makes the error's response, or by ``generate``
+    where a stream ends in one.
+    """
+
+    key: str | None = None
+    model: str | None = None
+    version: str | None = None
+    adapter_seconds: float | None = None
+    prompt_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    response_id: str | None = None
+    ignored_fields: str | None = None
+    generation: GenerationFacts | None = None
     error: str | None = None
     tenant: str | None = None
-    adapter: str | None = None
     trace_id: str | None = None
 
     def log_fields(self) -> dict[str, object]:
-        """Return the facts that are set. Of a generation that has ended, two are logged as null as well."""
-        nullable = () if self.finished is None else ("first_token_seconds", "adapter")
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in values if value is not None or name in nullable}
+        """Return the facts that are set, those of the generation in its place."""
+        logged: dict[str, object] = {}
+        for name, value in _values(self):
+            if isinstance(value, GenerationFacts):
+                logged |= value.log_fields()
+            elif value is not None:
+                logged[name] = value
+        return logged
+
+
+def _values(facts: GenerationFacts | RequestFacts) -> Iterator[tuple[str, object]]:
+    return ((each.name, getattr(facts, each.name)) for each in fields(facts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,11 @@ class QueueLimits:
 
     @classmethod
     def before_engine(cls, limits: tuple[int, int, float], stats: Callable[[], Mapping[str, float]]) -> QueueLimits:
-        """Return the limits of the queue before an engine: sequences, tokens, seconds; with its last statistics."""
+        """Return limits for the queue of an engine whose last statistics ``stats`` returns.
+
+        Args:
+            limits: most sequences, most tokens, most seconds of waiting.
+        """
         return cls(*limits, capacity=lambda: Capacity.told_by(stats()))
 
     @property
@@ -309,7 +313,8 @@ class QueueLimits:
 
     def _check_share(self, load: Load) -> None:
         groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
-        if not load.tenant or not groups:  # what the first request of a tenant may take is a limit for all
+        # The first request of a tenant is bound by the limit of all requests alone.
+        if not load.tenant or not groups:
             return
         own = sum(group.sequences for group in groups)
         left = self._max_sequences - self.sequences
@@ -385,7 +390,8 @@ class QueueLimits:
     def _seconds(self, capacity: Capacity, ahead: Work, priority: Priority, *, short: bool) -> float:
         by_prompts = capacity.prefill_seconds(ahead, short=short)
         free = capacity.usable - min(len(self._begun), capacity.running)
-        if priority is not Priority.BATCH:  # batch sequences make room for others
+        # Sequences of the batch class are preempted for others, so that their rows count as free.
+        if priority is not Priority.BATCH:
             free += sum(each.priority is Priority.BATCH for each in self._begun)
         behind = ahead.sequences + 1 - free
         if behind <= 0 or not ahead.sequences:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...engine.serving.request import TextRequest
     from ...engine.text.field_probabilities import FieldProbability
 
-_SHORT_TTL = 300  # seconds; longer pins count as those of an hour
+_SHORT_TTL = 300  # seconds; a longer pin is reported as one of an hour
 
 
 class MessageReply(ReplyEnd):

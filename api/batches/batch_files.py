@@ -147,7 +147,8 @@ class BatchOutput:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            os.ftruncate(self._file, self._size)  # a line that is there in part would be no answer
+            # Half a line is no answer.
+            os.ftruncate(self._file, self._size)
             raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
         self._size += len(line)
         self._count(request.custom_id, response.status)

@@ -47,7 +47,7 @@ WORKERS = 16  # requests in flight per batch
 MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
 LEAST_IN_FLIGHT = 4  # requests of an owner, while others have all of these in flight
 _POLL_SECONDS = 0.5
-_RETRY_SECONDS = 30.0  # after the folder could not be written
+_RETRY_SECONDS = 30.0  # seconds between two tries to write to the folder
 
 logger = logging.getLogger(__name__)
 
@@ -197,13 +197,13 @@ class BatchService:
     async def _validate(self, record: BatchRecord, path: Path) -> bool:
         """Whether the input is a valid batch file; if not, the batch fails with the reason."""
         try:
-            record.total = await asyncio.to_thread(lambda: sum(1 for _ in read_requests(path, record.endpoint)))
+            record.counts.total = await asyncio.to_thread(lambda: sum(1 for _ in read_requests(path, record.endpoint)))
         except WrongLine as error:
             self._fail(record, f"Line {error.line}: {error.reason}", error.code, error.line)
             return False
-        if not record.total:
+        if not record.counts.total:
             self._fail(record, "The input file has no requests.", "empty_file")
-        return record.total > 0
+        return record.counts.total > 0
 
     async def _answer(self, record: BatchRecord, path: Path) -> None:
         """Answer the requests without an answer, until all are done or the batch expires.
@@ -265,7 +265,7 @@ class BatchService:
             self._count(record, output)
 
     def _count(self, record: BatchRecord, output: BatchOutput) -> None:
-        record.completed, record.failed = len(output.done) - output.failed, output.failed
+        record.counts.completed, record.counts.failed = len(output.done) - output.failed, output.failed
 
     async def _finalise(self, record: BatchRecord, path: Path) -> None:
         """Make the output and error files. After a crash this runs again, with the same file ids."""
@@ -274,8 +274,8 @@ class BatchService:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
         if record.status != "cancelling":
             self.records.move(record, "finalizing")
-        ended_early = record.total and record.outcome != "completed"
-        record.usage = await asyncio.to_thread(sum_usage, answers)
+        ended_early = record.counts.total and record.outcome != "completed"
+        record.counts.usage = await asyncio.to_thread(sum_usage, answers)
         unfinished = list(unanswered_lines(path, answers, record.outcome)) if ended_early else []
         record.output_file_id = await self._store(record, "output", answer_lines(answers, failed=False))
         record.error_file_id = await self._store(record, "error", [*answer_lines(answers, failed=True), *unfinished])

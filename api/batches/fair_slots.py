@@ -50,11 +50,12 @@ class FairSlots:
     """
 
     def __init__(self, count: int, least: int = 0) -> None:
-        self._free = count  # below zero where owners got their least
+        self._free = count  # free slots; below zero while owners hold the least that each is due
         self._least = least
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._last: dict[str, int] = {}  # which of all slots given an owner got last, as far as it tells owners apart
+        # By owner: the number of the last slot that it was given; owners with the same number are left out.
+        self._last: dict[str, int] = {}
         self._num_given = 0
 
     def __len__(self) -> int:

@@ -79,7 +79,8 @@ def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
     name, dot, keys = option.partition(".")
     if name in shorts:
         return shorts[name] + dot + keys, equals, value
-    if word.startswith("-O") and "-O" in shorts:  # a digit may follow at once: -O3
+    # The value may follow without a space, as in -O3.
+    if word.startswith("-O") and "-O" in shorts:
         return shorts["-O"], "=", word[2:]
     if not word.startswith("--"):
         return word, "", ""

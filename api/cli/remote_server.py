@@ -20,8 +20,8 @@ from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
-_HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # between two questions for a server's health; for an answer
-_SILENT_SECONDS = 600.0  # before the first token of a streamed answer, and from one to the next
+_HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # seconds between two health checks, and for the answer to one
+_SILENT_SECONDS = 600.0  # most seconds before a streamed token
 _CONNECT_SECONDS = 10.0
 _DEFAULT_ADDRESS = "http://127.0.0.1:8000/v1"
 
@@ -154,7 +154,8 @@ class RemoteServer:
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
-        silent = _HEALTH_TIMEOUT if method == "GET" else None  # a download of an adapter takes as long as it takes
+        # A POST may download an adapter, for which there is no limit.
+        silent = _HEALTH_TIMEOUT if method == "GET" else None
         async with self._sent(method, path, body, silent) as response:
             await _raise_for_status(response)
             raw = await response.read()
@@ -205,7 +206,8 @@ class RemoteServer:
         headers = {} if body is None else {"Content-Type": kind}
         try:
             data = body if body is None or isinstance(body, bytes) else dumps_exact(body)
-        except UnicodeEncodeError as error:  # bytes that are no UTF-8 come from the terminal as lone surrogates
+        except UnicodeEncodeError as error:
+            # The terminal delivers bytes that are not UTF-8 as lone surrogates.
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
             timeout = _timeout(silent)

@@ -22,8 +22,8 @@ from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
 from .remote_server import RemoteError, RemoteServer
 
-_POLL_SECONDS = 0.1  # while an own engine starts
-_STOP_SECONDS = 20.0  # for an own server to end
+_POLL_SECONDS = 0.1  # seconds between two looks at an engine that starts
+_STOP_SECONDS = 20.0  # seconds that the server gets to end
 
 
 def run_batch(options: RunBatchOptions, engine: EngineConfig) -> int:
@@ -117,7 +117,8 @@ def _own_server(engine: EngineConfig) -> Iterator[str]:
         finally:
             process.terminate()
             process.join(_STOP_SECONDS)
-            process.kill()  # if it is stopped, or hangs
+            # A process that is stopped, or hangs, does not end by itself.
+            process.kill()
             process.join()
 
 

@@ -34,7 +34,8 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
     if models[0][1][-1].dry_run:
         return _dry_run(models)
     with ExitStack() as stack:
-        if models[0][0].options is not None:  # a SIGHUP has the file read again, once the server can do it
+        # A SIGHUP re-reads the models file. It stays pending until the server can handle it.
+        if models[0][0].options is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGHUP})
         spawn = stack.enter_context(EnginePreload()).spawn if _is_single_engine(models) else None

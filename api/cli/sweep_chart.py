@@ -20,7 +20,7 @@ from .sweep_report import PERCENTILES, Level
 _WIDTH, _HEIGHT = 960, 340
 # Vertical bounds of the curves.
 _TOP, _BOTTOM = 84, 286
-_PANELS = ((58, 300), (384, 600), (684, 900))  # left and right of each
+_PANELS = ((58, 300), (384, 600), (684, 900))  # left and right edge of each panel
 _MOST_TICKS = 6
 CHART_STYLE = """
 .ground{fill:#ffffff}.frame{stroke:#d5dae1;fill:none}.grid{stroke:#e7eaef}.knee{stroke:#b4552d;stroke-dasharray:3 3}

@@ -15,7 +15,8 @@ from .remote_server import RemoteServer, Timing, timed
 
 # Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
-_LEAST_SECONDS = 0.01  # from first to last token for a speed: a short answer may arrive as one piece
+# A speed is told from this many seconds between first and last token on: a short answer may arrive as one piece.
+_LEAST_SECONDS = 0.01
 
 
 class TextOutput(Protocol):

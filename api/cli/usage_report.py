@@ -91,7 +91,8 @@ class _Groups:
 
     def of(self, usage: DailyUsage) -> str:
         if self._by == "tenant":
-            return self._tenants.get(usage.key, usage.key)  # of a key that was revoked the tenant is not known
+            # The tenant of a revoked key is unknown.
+            return self._tenants.get(usage.key, usage.key)
         if self._by == "month":
             return usage.day[:7]
         return {"day": usage.day, "key": usage.key, "model": usage.model}[self._by]

@@ -65,7 +65,8 @@ class EngineMultiplexer:
         """Let a client go, with the vocabularies that it alone has described."""
         self._clients.remove(client)
         for vocabulary in [key for key, clients in self._described.items() if client in clients]:
-            if vocabulary:  # the model's own stays
+            # The model's own vocabulary is never given up.
+            if vocabulary:
                 with suppress(EngineDead):
                     self.describe_tokens(client, ForgetTokens(vocabulary))
         self._described.get("", set()).discard(client)

@@ -181,4 +181,5 @@ class GatewayLedger:
         """Wait for a future of ``put``; the main process itself waits at most ``WAIT_SECONDS``."""
         await asyncio.wait((written,), timeout=2 * WAIT_SECONDS)
         if written.done() and not written.cancelled():
-            written.exception()  # the main process is gone: the answer has ended all the same
+            # Read the exception of a write whose main process is gone, so that asyncio does not log it.
+            written.exception()

@@ -26,7 +26,8 @@ OWN_PATHS = frozenset(
 
 # Headers of one connection, and those that this process's HTTP server adds.
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"expect", b"upgrade", b"te", b"date"})
-_ADDED_BY_CLIENT = ("accept", "accept-encoding", "user-agent", "content-type")  # where a request has none
+# Headers that httpx adds to a request without them.
+_ADDED_BY_CLIENT = ("accept", "accept-encoding", "user-agent", "content-type")
 _CHUNK = 1 << 16
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.request import TextRequest
 
-_MOST_ADAPTERS = 10_000  # remembered; only their tokenizers are known by them
+_MOST_ADAPTERS = 10_000  # most adapter names that are remembered, each for its tokenizer
 
 
 class GatewayEngine(ModelEngine):
@@ -109,7 +109,8 @@ class GatewayLimits(ServerLimits):
         try:
             asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred, demand.is_strict
             await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
-        except BaseException:  # a request that is cancelled may be admitted all the same
+        except BaseException:
+            # The main process may admit a request that is cancelled here.
             ticket.close()
             raise
         return ticket

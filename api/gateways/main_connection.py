@@ -190,7 +190,8 @@ class MainConnection:
                     ticket.begin((prompt, index), num_tokens)
             case "ended":
                 number, num_tokens = values
-                if (ticket := self._tickets.pop(number, None)) is not None:  # none of a request that was refused
+                # A refused request has no ticket.
+                if (ticket := self._tickets.pop(number, None)) is not None:
                     ticket.end(num_tokens)
             case "serving":
                 self.serves = True

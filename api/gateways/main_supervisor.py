@@ -13,13 +13,14 @@ import logging
 import socket
 import subprocess
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ...engine.config import EngineConfig
-from ...engine.serving.engine_client import SOCKET_BUFFER
+from ...engine.serving.background_tasks import BackgroundTasks
 from ...engine.serving.watchdog import TICK_SECONDS
+from ...engine.serving.watched_process import SOCKET_BUFFER
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
 from ..observe.replica_view import GatewaysStatus, GatewayStatus
@@ -70,7 +71,7 @@ class GatewaySupervisor:
         self._numbers = itertools.count(1)
         self._gateways: dict[str, MainConnection] = {}
         self._model: tuple[Mapping[str, Any], EngineMultiplexer] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._serves = False
@@ -140,9 +141,8 @@ class GatewaySupervisor:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.wait()
         gateways = list(self._gateways.values())
         try:
             await self._end_all(gateways, reason)
@@ -200,7 +200,7 @@ class GatewaySupervisor:
             return
         self._num_lost += 1
         logger.warning("%s (process %d) is lost", gateway.name, gateway.process.pid)
-        self._run(self._replace(gateway))
+        self._tasks.begin(self._replace(gateway))
 
     async def _replace(self, gateway: MainConnection) -> None:
         reaping = asyncio.create_task(asyncio.to_thread(_reap, gateway.process))
@@ -210,7 +210,8 @@ class GatewaySupervisor:
             try:
                 await self._start_one()
                 break
-            except OSError as error:  # too many processes or files
+            except OSError as error:
+                # The system has no process or descriptor left.
                 logger.error("no gateway can be started: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
         await reaping
@@ -221,11 +222,6 @@ class GatewaySupervisor:
                 logger.warning("%s (process %d) hangs, and is killed", gateway.name, gateway.process.pid)
                 gateway.process.kill()
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
-
-    def _run(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def settings_of(values: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:

@@ -28,9 +28,8 @@ class RelayedMetrics(Metrics):
     """Keeps observations until they are taken. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._observed: list[list[Any]] = []
         super().__init__("", dict)
-        self._observed.clear()  # the counters at 0, which the main process has too
+        self._observed: list[list[Any]] = []
 
     def take(self) -> list[list[Any]]:
         """Return what was observed since the last call, as plain values."""

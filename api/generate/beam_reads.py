@@ -87,7 +87,8 @@ class BeamReader:
         assert len(requests) <= WINDOW
         outputs = await run_window(self._engine, requests, deadline)
         for output in outputs:
-            usage_of(output)  # raises for one that was broken off
+            # Raises if the sequence was broken off.
+            usage_of(output)
         return outputs
 
     def _free(self, request: TextRequest, answer: array[int], search: BeamSearch) -> TextRequest:

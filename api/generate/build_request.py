@@ -139,10 +139,12 @@ async def _completion_request(
             prompt, add_special_tokens=body.add_special_tokens, owner=owner_of(body, caller)
         )
     else:
-        if len(prompt) > async_engine.max_model_len:  # before every id is looked at
+        # A prompt that is too long is refused before its ids are checked.
+        if len(prompt) > async_engine.max_model_len:
             raise ContextTooLong(len(prompt), max(1, body.max_tokens), async_engine.max_model_len)
         tokens = token_array(name, prompt, async_engine.vocab_size)
-    max_tokens = max(1, body.max_tokens)  # the engine always draws one token; where none is asked for, it is dropped
+    # The engine always draws one token, which is dropped where the client asks for none.
+    max_tokens = max(1, body.max_tokens)
     if strict:
         async_engine.limits.check_room("max_tokens", max_tokens, len(tokens))
     elif tokens:

@@ -97,7 +97,8 @@ class ChatChunks:
         self._continuous = request.continuous_usage
         self._num_prompt = len(prompt)
         self._returns_ids = request.return_token_ids
-        self._prompt_ids = list(prompt) if request.return_token_ids else None  # until they are sent, once
+        # Sent once, with the first chunk.
+        self._prompt_ids = list(prompt) if request.return_token_ids else None
         # Fields of the delta whose events are made, until one of them takes them.
         self._more: dict[str, Any] = {}
         self._num_tokens = 0

@@ -70,7 +70,8 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
         form = tool_output_format(
             body.tools, body.tool_choice, target.dialect.format, form, parallel=body.parallel_tool_calls
         )
-    if is_prefill_only:  # the token that is drawn all the same is dropped, and has no format
+    # The engine draws one token anyway, which is dropped; it needs no format.
+    if is_prefill_only:
         form = None
     tools = None if form is None else form.tools
     owner = owner_of(body, caller)

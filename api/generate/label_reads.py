@@ -252,7 +252,8 @@ class LabelReader:
         requests = [read.request(question.request) for question, read in window]
         try:
             return await run_window(window[0][0].engine, requests, deadline)
-        except UnknownModel as error:  # of an adapter that only the engine could look for
+        except UnknownModel as error:
+            # Only the engine knew that the adapter is missing.
             models = [question.model for question, _ in window if question.model.adapter is not None]
             error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
             raise

@@ -272,7 +272,8 @@ class ModelDirectory:
     ) -> tuple[str, str | None, NameKind]:
         """Return the response's name, the engine's name of the adapter, and what the name is for."""
         model = model or self.names[0]
-        if model in self.names and not lora_path:  # as most requests
+        # Most requests name the model itself.
+        if model in self.names and not lora_path:
             return model, None, NameKind.BASE
         entry = self.look_up(model)
         is_sure = entry is not None and (entry.kind in _KNOWN_KINDS if entry.offered else model in self.adapters)

@@ -160,7 +160,8 @@ class ModelEngine:
         try:
             await asyncio.shield(load)
         except RequestError as error:
-            if name not in self.adapters:  # otherwise another request has loaded it meanwhile
+            # Another request may have loaded it meanwhile.
+            if name not in self.adapters:
                 raise RequestError(str(error), param="model", code=error.code) from None
 
     def dialect(self, engine: AsyncEngine) -> Dialect:

@@ -123,7 +123,8 @@ def text_request(
             tokens = engine.tokenizer.encode(before + given, True)
             base = _without_prompt(engine, base, before, len(tokens))
         else:
-            if len(given) > engine.max_model_len:  # before every id is looked at
+            # A prompt that is too long is refused before its ids are checked.
+            if len(given) > engine.max_model_len:
                 raise ContextTooLong(len(given), 1, engine.max_model_len)
             tokens = token_array(field, given, engine.vocab_size)
         if len(tokens) > longest:

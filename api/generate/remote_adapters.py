@@ -194,19 +194,22 @@ class RemoteAdapters:
             raise AdapterUnavailable(f"{own} adapters are being downloaded already: ask again later.")
         self._loading.take(tenant)
         task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if nobody waits any more
+        # Read the task's error, so that asyncio does not log it where nobody waits for the load.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
     async def _bring(self, name: str, tenant: str) -> None:
         try:
-            if len(self._loads) > self._most_names:  # with this one
+            # This load is counted already.
+            if len(self._loads) > self._most_names:
                 raise _Passing(
                     f"{self._most_names} adapters that requests name are being loaded already, half of "
                     "--max-adapters: ask again in a while."
                 )
             while self._brought and (len(self._brought) + len(self._loads) > self._most_names or self._is_full()):
                 await self._unload(_next_to_unload(self._brought))
-            if self._is_full():  # asked before anything is downloaded
+            # Refuse before anything is downloaded.
+            if self._is_full():
                 raise _Passing(
                     f"{self._most_adapters} adapters are loaded or being loaded, which is the limit (--max-adapters): "
                     "ask again when one is unloaded."

@@ -99,6 +99,7 @@ def _tokens(field: str, given: str | list[int], engine: AsyncEngine, *, add_spec
     if isinstance(given, str):
         engine.check_length(given)
         return engine.tokenizer.encode(given, add_special_tokens)
-    if len(given) > engine.max_model_len:  # before every id is looked at
+    # A prompt that is too long is refused before its ids are checked.
+    if len(given) > engine.max_model_len:
         raise ContextTooLong(len(given), 1, engine.max_model_len)
     return token_array(field, given, engine.vocab_size)

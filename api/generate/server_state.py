@@ -154,7 +154,8 @@ class ServerState:
         """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
         queue, client = self.limits.admission.queue_limits, self.engine.client
         own = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        if self.is_main:  # what is counted once, however many models there are
+        # These are counted once for all models, by the main one.
+        if self.is_main:
             own |= self.stores.stats()
         if client is None or self.engine.removed:
             return own

@@ -91,7 +91,7 @@ class _Body:
         self._limit = limit
         self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()  # begin of the last piece
+        self._since = self._loop.time()  # when the last piece was sent, on the loop's clock
         self._in_flight = False
         self._ping: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(heartbeat or _SEND_TIMEOUT, self._check)

@@ -18,7 +18,7 @@ from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ...fleet.catalog.model_versions import engine_name
 from ...grammar.spec import GrammarSpec
-from ..access.caller import Caller
+from ..access.caller import Caller, GenerationFacts
 from ..errors import Rejection, error_code
 from ..observe.request_observer import RequestEnd, RequestObserver
 from ..observe.token_usage import UsageCount
@@ -62,7 +62,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     async def watch() -> None:
         nonlocal is_gone
-        with suppress(Exception):  # where no more can be received, there is no client either
+        # An error of the connection means that the client has left.
+        with suppress(Exception):
             await _disconnected(receive)
         is_gone = True
         task.cancel()
@@ -165,18 +166,34 @@ def _field_readers(
 
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
     """Write the end of a request to log facts, counters of its key and trace."""
-    facts, tokens = caller.facts, end.tokens
-    facts.first_token_seconds = _rounded(end.first_token_seconds, 6)
-    facts.completion_tokens, facts.cached_tokens, facts.finished = tokens.completion, tokens.cached, end.finished
-    facts.tenant, facts.adapter = caller.key.tenant, requests[0].adapter
-    facts.drafted_tokens, facts.tokens_per_second = tokens.drafted, _rounded(end.tokens_per_second, 2)
-    if (measured := end.measured) is not None:
-        facts.queue_seconds, facts.prefill_seconds = _rounded(measured.queued, 6), _rounded(measured.prefill, 6)
-        facts.decode_seconds, facts.batch_size = _rounded(measured.decode, 6), _rounded(measured.batch_size, 2)
-        facts.kv_pages, facts.preemptions = measured.kv_pages, measured.preemptions
-    state.observers.metrics.count_usage(caller.key.name, facts.adapter, tokens, state.models.adapters)
+    facts, adapter = caller.facts, requests[0].adapter
+    facts.tenant, facts.generation = caller.key.tenant, _generation_facts(end, adapter)
+    state.observers.metrics.count_usage(caller.key.name, adapter, end.tokens, state.models.adapters)
     if state.observers.tracer is not None:
         facts.trace_id = state.observers.tracer.record(caller, requests, end)
+
+
+def _generation_facts(end: RequestEnd, adapter: str | None) -> GenerationFacts:
+    tokens, facts = end.tokens, GenerationFacts()
+    if (measured := end.measured) is not None:
+        facts = GenerationFacts(
+            queue_seconds=_rounded(measured.queued, 6),
+            prefill_seconds=_rounded(measured.prefill, 6),
+            decode_seconds=_rounded(measured.decode, 6),
+            batch_size=_rounded(measured.batch_size, 2),
+            kv_pages=measured.kv_pages,
+            preemptions=measured.preemptions,
+        )
+    return replace(
+        facts,
+        first_token_seconds=_rounded(end.first_token_seconds, 6),
+        tokens_per_second=_rounded(end.tokens_per_second, 2),
+        completion_tokens=tokens.completion,
+        cached_tokens=tokens.cached,
+        drafted_tokens=tokens.drafted,
+        finished=end.finished,
+        adapter=adapter,
+    )
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

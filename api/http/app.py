@@ -52,7 +52,8 @@ class StripRootPath:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # for the log alone, as the client has left
+    # The client has left: only the log sees this status.
+    return Response(status_code=499)
 
 
 def create_app(served: ServerState | ModelRouter) -> FastAPI:

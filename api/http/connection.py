@@ -21,9 +21,9 @@ PING_SECONDS = 20.0
 DRAIN_SECONDS = 30.0
 DRAIN_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
-_PROBE_SECONDS = (0.05, 1.0)  # between the first two probes of a client that sends no more, and between later ones
+_PROBE_SECONDS = (0.05, 1.0)  # seconds between the first two probes of a silent client, and between later ones
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
-_MOST_WAITING = 4  # requests behind one that is being answered, before no more is read
+_MOST_WAITING = 4  # pipelined requests that wait before reading pauses
 
 
 class _UnreadCoding(ValueError):
@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):
     _in_body = False
     # Whether the data that are being parsed hold some of a body.
     _found_body = False
-    _refused = False  # nothing more is parsed
+    _refused = False  # set once the connection was refused: nothing more is parsed
     _running: RequestResponseCycle | None = None  # the request that was begun last
     _drain_timer: asyncio.TimerHandle | None = None
     _drain_bytes = 0
@@ -132,7 +132,8 @@ class Connection(HttpToolsProtocol):
         """End all timers with the connection."""
         self._stop_timer()
         self._stop_draining()
-        if self._running is not None and not self._running.response_complete:  # others may wait behind it
+        # Pipelined requests may wait behind the one that is being answered.
+        if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -242,7 +243,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the draining of a body: its connection is closed now, or waits for the next request."""
-        if self.parser.should_upgrade():  # which has not come yet
+        # The upgrade itself has not been handled yet.
+        if self.parser.should_upgrade():
             return
         self._in_body = False
         if self.expect_100_continue and not self.cycle.response_started:
@@ -252,7 +254,8 @@ class Connection(HttpToolsProtocol):
             self._stop_draining()
             if self.is_closing:
                 self._socket.close()
-            else:  # as uvicorn does after a response; the body has ended that wait
+            else:
+                # Wait for the next request as uvicorn does after a response; the arrival of a body ended that wait.
                 self._unset_keepalive_if_required()
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler

@@ -42,7 +42,8 @@ class DirectRoutes:
         try:
             response = await answer(request)
         except ClientGone:
-            response = Response(status_code=499)  # for the log alone, as the client has left
+            # The client has left: only the log sees this status.
+            response = Response(status_code=499)
         except HANDLED as error:
             response = await handle(request, error)
         await response(scope, receive, send)

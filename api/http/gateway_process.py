@@ -51,7 +51,8 @@ logger = logging.getLogger("rootgraft.gateways")
 
 def set_up_process() -> None:
     """Set what a gateway needs before it starts a thread."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a terminal or a unit, which signal all processes
+    # A terminal or a unit signals all processes; only the main one decides on the end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
 
@@ -126,7 +127,8 @@ class _Gateway:
         self._begin(self._drain())
         serving = self._begin(self._serve())
         ending = asyncio.create_task(self._client.ended.wait())
-        if self._is_loaded:  # others serve it: no connection is taken before this one can
+        # Take no connection before this gateway can serve it: the others do.
+        if self._is_loaded:
             await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         http = asyncio.create_task(self._http.serve([listening]))
         if self._tls is not None and self._options.enable_ssl_refresh:

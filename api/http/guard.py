@@ -151,7 +151,8 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
 
 
 def _method(scope: Scope) -> str:
-    method: str = scope.get("method", "GET")  # a WebSocket's handshake has no other
+    # The handshake of a WebSocket is a GET.
+    method: str = scope.get("method", "GET")
     return method
 
 

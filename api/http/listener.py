@@ -104,7 +104,8 @@ def _bind_port(options: ServerConfig) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((options.host, options.port))
-        sock.listen(1)  # finds a port that another process listens on; the server sets the backlog
+        # Fails if another process listens on the port; the server sets the backlog.
+        sock.listen(1)
     except OSError as error:
         sock.close()
         raise ConfigError(_fault_of_port(options, family, error)) from error
@@ -151,7 +152,8 @@ def _bind_path(path: str) -> tuple[socket.socket, int]:
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
-        sock.listen(1)  # to another server, one that does not listen is that of a killed one
+        # A socket file on which nobody listens counts as one of a killed server.
+        sock.listen(1)
         file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
         sock.close()

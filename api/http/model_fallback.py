@@ -21,7 +21,7 @@ from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...engine.types import Priority
-from ..access.caller import Caller
+from ..access.caller import Caller, GenerationFacts
 from ..error_responses import MESSAGES_PATH, error_response
 from ..errors import HTTPError, reply_to
 from ..fallback_plan import Provider
@@ -198,7 +198,8 @@ async def _record(asked: _Asked, provider: Provider, caller: Caller, usage: Mapp
     """Write what a provider has answered to log and ledger."""
     facts = caller.facts
     facts.model, facts.stream = caller.told_model(provider.name), bool(asked.body.get("stream"))
-    facts.prompt_tokens, facts.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    facts.prompt_tokens = usage.get("prompt_tokens")
+    facts.generation = GenerationFacts(completion_tokens=usage.get("completion_tokens"))
     if (recorder := asked.state.stores.recorder) is None:
         return
     counts = (usage.get(name, 0) for name in ("prompt_tokens", "cached_tokens", "completion_tokens"))

@@ -31,9 +31,10 @@ from ..observe.engine_facts import EngineFacts
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
 
-_FETCHER_SECONDS = 10.0  # for the fetcher of adapters to close in
-_IDLE_SECONDS = 0.1  # between two looks at whether a removed model is idle
-_GRACE_SECONDS = 2.0  # for requests that had found the model, and are not active yet
+_FETCHER_SECONDS = 10.0  # seconds that the adapter fetcher gets to close
+_IDLE_SECONDS = 0.1  # seconds between two looks at whether a removed model is idle
+# Seconds that requests get which had found the model before it was removed, and are not active yet.
+_GRACE_SECONDS = 2.0
 
 logger = logging.getLogger("rootgraft.server")
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 from ...engine.errors import ConfigError, EngineError
+from ...engine.serving.background_tasks import BackgroundTasks
 from ...engine.serving.engine_spawn import SpawnEngine
 from ...fleet.catalog.model_catalog import ModelCatalog
 from ..gateways.engine_multiplexer import EngineMultiplexer
@@ -56,7 +56,7 @@ class ModelServices:
         self._services = [
             ModelService(model, state, num_engines, spawn) for model, state in zip(models, states, strict=True)
         ]
-        self._jobs: set[asyncio.Task[None]] = set()  # ends of removed models, and a reload
+        self._jobs = BackgroundTasks()  # ends of removed models, and a reload
         self._reload = asyncio.Lock()
         self.router = ModelRouter(states)
         self.router.on_removed = self._end
@@ -94,7 +94,7 @@ class ModelServices:
 
     def begin_reload(self) -> None:
         """Read the models again, and serve what they are now. What cannot be loaded leaves the old one in its place."""
-        self._run(self._reloaded())
+        self._jobs.begin(self._reloaded())
 
     async def _reloaded(self) -> None:
         async with self._reload:
@@ -159,16 +159,11 @@ class ModelServices:
 
     def _end(self, state: ServerState) -> None:
         """Begin to end a model that was removed."""
-        self._run(self._ended(next(each for each in self._services if each.state is state)))
+        self._jobs.begin(self._ended(next(each for each in self._services if each.state is state)))
 
     async def _ended(self, service: ModelService) -> None:
         await service.finish()
         self._services.remove(service)
-
-    def _run(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
 
     def drain(self) -> None:
         """Take no new requests."""
@@ -187,9 +182,8 @@ class ModelServices:
 
     async def close_engines(self, reason: str) -> None:
         """Close all engines, whose streams then end with an error of this text."""
-        for job in tuple(self._jobs):
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        self._jobs.cancel()
+        await self._jobs.wait()
         await asyncio.gather(*(service.close_engine(reason) for service in self._services))
 
     async def close_files(self) -> None:

@@ -38,7 +38,7 @@ PROVIDER_PATHS: Mapping[str, frozenset[str]] = {
 }
 """Routes of OpenAI's protocol that a provider may answer, and the fields that mean the same there."""
 
-_NOT_SENT = ("priority", "user", "metadata")  # ours, and what is said of the client's own users
+_NOT_SENT = ("priority", "user", "metadata")  # our own fields, and those that name the client's users
 MAX_ANSWER_BYTES = 16 << 20
 MOST_CALLS = 256
 _CONNECT_SECONDS = 10.0
@@ -165,7 +165,7 @@ class ProviderAnswer:
         await self._write(b"data: " + orjson.dumps({"error": error}) + b"\n\n", "text/event-stream", more=False)
 
     async def close(self) -> None:
-        """Count the usage of an answer that has begun, unless it was."""
+        """Count the usage of an answer that has begun, unless it was counted already."""
         if self.has_begun and not self._is_counted:
             self._is_counted = True
             await self._count_usage(self.usage)

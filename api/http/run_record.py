@@ -25,7 +25,7 @@ from ..printable import printable
 
 _NAME = "rootgraft"
 _EVERYONES = ("/run/rootgraft", "/run/user/*/rootgraft", "/tmp/rootgraft-*")
-_LEAST_SECONDS = 1.0  # between two writes
+_LEAST_SECONDS = 1.0  # seconds between two writes
 _MOST_FILES = 1000
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 1 << 31
@@ -120,7 +120,8 @@ def run_folder() -> Path:
         return Path(session) / _NAME
     try:
         folder = tempfile.gettempdir()
-    except FileNotFoundError:  # none can be written, as the record then
+    except FileNotFoundError:
+        # No temporary folder is writable, so that the record is not written either.
         folder = "/tmp"
     return Path(folder) / f"{_NAME}-{os.getuid()}"
 

@@ -123,7 +123,8 @@ class _Service:
         self._may_reload = models[0].entry.options is not None
         self._gateways: GatewaySupervisor | None = None
         self._http_socket = listener.socket
-        if private is not None:  # the gateways answer on the port, and have certificates of their own
+        # The gateways answer on the public port, with certificates of their own.
+        if private is not None:
             tls, (self._http_socket, path) = None, private
             self._gateways = GatewaySupervisor(
                 self._options.gateways, listener.socket, self._state, models[0].engine, path
@@ -134,7 +135,7 @@ class _Service:
         self._signalled = asyncio.Event()
         self._closing = False
         self._is_loaded = False
-        self._reloads = False  # a SIGHUP has come while the models were loading
+        self._reloads = False  # whether a SIGHUP came while the models were loading
         self._code = 0
         self._record = RunRecordFile(run_folder())
 
@@ -146,7 +147,8 @@ class _Service:
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        # Under nohup SIGHUP is ignored, and stays so.
+        if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         self._write_record()

@@ -7,23 +7,19 @@ process. No label's value is made up by a client. ``docs/reference/metrics.md`` 
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
-from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.utils import floatToGoString
 
 from ...grammar.spec import GrammarKind
 from ..errors import Rejection
 from .bounded_labels import BoundedLabels
-from .engine_collector import LABELS, EngineCollector
+from .engine_collector import EngineCollector
 from .engine_facts import EngineFacts
 from .history import History
+from .metric_families import MetricFamilies
 from .metric_tables import (
     ENGINE_HISTOGRAMS,
     FAST_SECONDS_BETWEEN,
@@ -35,7 +31,6 @@ from .metric_tables import (
     SEQUENCE_HISTOGRAMS,
     VLLM_PREFIX,
     VLLM_REJECTIONS,
-    full_name,
     token_buckets,
 )
 from .replica_collector import GatewayCollector, ReplicaCollector
@@ -76,31 +71,136 @@ _OF_ADAPTERS = (
 )
 
 
-class _Histogram:
-    """Histogram for values of every token, several times as fast as the library's. Belongs to one event loop."""
+class SequenceHistograms:
+    """Histograms of what is measured of sequences, and of the engine's steps.
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
-        self._name = name
-        self._text = text
-        self._bounds = (*bounds, math.inf)
-        self._labels = labels
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+    Args:
+        families: make them.
+        max_model_len: tokens, up to which the buckets of lengths go.
+    """
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def __init__(self, families: MetricFamilies, max_model_len: int) -> None:
+        fast = families.prefix == OWN_PREFIX
+        between = FAST_SECONDS_BETWEEN if fast else SECONDS_BETWEEN
+        finer = {SECONDS_IN_ALL: FAST_SECONDS_IN_ALL if fast else SECONDS_IN_ALL, SECONDS_BETWEEN: between}
+        tokens = token_buckets(max_model_len)
+        self._of_steps = {name: families.histogram(name, text, bounds) for name, text, bounds in ENGINE_HISTOGRAMS}
+        self._of_sequences = {
+            name: families.histogram(name, text, tokens if bounds is None else finer.get(bounds, bounds))
+            for name, text, bounds in SEQUENCE_HISTOGRAMS
+        }
+        self.first_token = families.histogram(
+            "time_to_first_token_seconds", "Seconds from the request to its first token.", SECONDS_TO_FIRST
+        )
+        self.inter_token = families.histogram(
+            "inter_token_latency_seconds", "Seconds between tokens of a sequence.", between
+        )
+
+    def observe_steps(self, histograms: Mapping[str, Sequence[float]]) -> None:
+        """Add the engine's observations by the histogram's name; those of unknown names are left out."""
+        for name, values in histograms.items():
+            if (histogram := self._of_steps.get(name)) is not None:
+                for value in values:
+                    histogram.observe(value)
+
+    def observe(self, **values: float) -> None:
+        for name, value in values.items():
+            self._of_sequences[name].observe(value)
+
+    def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
+        """Add a sequence that has ended by itself, as ``Metrics.observe_end``."""
+        self.observe(e2e_request_latency_seconds=seconds, request_generation_tokens=usage.completion)
+        if stats is None:
+            return
+        later = usage.completion - 1
+        self.observe(
+            request_queue_time_seconds=stats.queued,
+            request_prefill_time_seconds=stats.prefill,
+            request_decode_time_seconds=stats.decode,
+            request_inference_time_seconds=stats.prefill + stats.decode,
+            request_time_per_output_token_seconds=stats.decode / later if later > 0 else 0.0,
+            request_num_preemptions=stats.preemptions,
+            request_prefill_kv_computed_tokens=usage.prompt - usage.cached,
+            request_batch_size=stats.batch_size,
+            request_kv_pages=stats.kv_pages,
+        )
+        if later > 0 and stats.decode > 0:
+            self.observe(request_tokens_per_second=later / stats.decode)
 
     @property
-    def total(self) -> tuple[int, float]:
-        """Number and sum of the values."""
-        return sum(self._counts), self._sum
+    def ended(self) -> tuple[int, float]:
+        """Number of sequences that have ended by themselves, and the sum of their seconds."""
+        return self._of_sequences["e2e_request_latency_seconds"].total
 
-    def collect(self) -> Iterator[Metric]:
-        histogram = HistogramMetricFamily(self._name, self._text, labels=LABELS)
-        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
-        histogram.add_metric(self._labels, list(buckets), self._sum)
-        yield histogram
+
+class UsageCounters:
+    """Requests and tokens by the name of their key, and by their adapter.
+
+    A key's name is written by the operator; an adapter's by whoever loaded it, so that those are bounded.
+    """
+
+    def __init__(self, families: MetricFamilies) -> None:
+        self._labels = families.labels
+        self._of_keys = [families.counter(name, text, "key") for name, text in _OF_KEYS]
+        self._of_adapters = [families.counter(name, text, "adapter") for name, text in _OF_ADAPTERS]
+        self._adapter_labels = BoundedLabels(MOST_ADAPTERS, self._drop_adapter)
+        self.count("", None, TokenCounts(0, 0, 0), (), requests=0)
+
+    def count(
+        self, key: str, adapter: str | None, tokens: TokenCounts, loaded: Container[str], *, requests: int = 1
+    ) -> None:
+        """Add the tokens of requests, as ``Metrics.count_usage``."""
+        amounts = (requests, tokens.prompt, tokens.cached, tokens.completion)
+        label = "" if adapter is None else self._adapter_labels.label(adapter, loaded)
+        for counters, value in ((self._of_keys, key), (self._of_adapters, label)):
+            for counter, amount in zip(counters, amounts, strict=True):
+                counter.labels(*self._labels, value).inc(amount)
+
+    def _drop_adapter(self, name: str) -> None:
+        for counter in self._of_adapters:
+            counter.remove(*self._labels, name)
+
+
+class FailureCounters:
+    """Requests that were not taken, that ended in an error, and that another model took."""
+
+    def __init__(self, families: MetricFamilies) -> None:
+        self._labels = families.labels
+        self._rejections = families.counter(
+            "admission_rejections", "Requests that were not taken, by reason.", "reason"
+        )
+        self._vllm_rejections = _vllm_rejections(families) if families.prefix == VLLM_PREFIX else None
+        self._errors = families.counter("request_errors", "Requests that ended in an error, by its code.", "error")
+        self._error_labels = BoundedLabels(MOST_ERRORS)
+        # Its labels are the operator's: targets are names of a models file.
+        text = "Requests that another model took, by why and which."
+        self._fallbacks = families.counter("fallback_requests", text, "reason", "target")
+        for reason in Rejection.REASONS:
+            self._rejections.labels(*self._labels, reason)
+        # A series begins at 0, so that its first error is an increase.
+        for code in _ERRORS:
+            self._errors.labels(*self._labels, self._error_labels.label(code))
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was not taken, as ``Metrics.count_rejection``."""
+        self._rejections.labels(*self._labels, reason).inc()
+        if self._vllm_rejections is not None and reason in VLLM_REJECTIONS:
+            self._vllm_rejections.labels(self._labels[0], VLLM_REJECTIONS[reason]).inc()
+
+    def count_error(self, code: str) -> None:
+        self._errors.labels(*self._labels, self._error_labels.label(code)).inc()
+
+    def count_fallback(self, reason: str, target: str) -> None:
+        self._fallbacks.labels(*self._labels, reason, target).inc()
+
+
+def _vllm_rejections(families: MetricFamilies) -> Counter:
+    """Return vLLM's counter of refused requests, whose series do not name the engine."""
+    name, text = VLLM_PREFIX + "admission_rejections", "Requests that a limit of the queue refused."
+    counter = Counter(name, text, ("model_name", "reason"), registry=families.registry)
+    for reason in VLLM_REJECTIONS.values():
+        counter.labels(families.labels[0], reason)
+    return counter
 
 
 class Metrics:
@@ -136,7 +236,6 @@ class Metrics:
         self.history = History()
         self.model_name = model_name
         self._labels = (model_name, "0")
-        self._prefix = prefix
         self.registry = CollectorRegistry()
         self._adapters_in_use: tuple[Sequence[str], Sequence[str]] = ((), ())
         facts = facts or EngineFacts()
@@ -148,135 +247,65 @@ class Metrics:
         if gpus is not None:
             self.registry.register(gpus)
         ProcessCollector(registry=self.registry)
-        self._make_histograms(facts)
-        self._make_counters()
-
-    def _make_histograms(self, facts: EngineFacts) -> None:
-        fast = self._prefix == OWN_PREFIX
-        between = FAST_SECONDS_BETWEEN if fast else SECONDS_BETWEEN
-        finer = {SECONDS_IN_ALL: FAST_SECONDS_IN_ALL if fast else SECONDS_IN_ALL, SECONDS_BETWEEN: between}
-        tokens = token_buckets(facts.max_model_len)
-        self._engine = {name: self._histogram(name, text, bounds) for name, text, bounds in ENGINE_HISTOGRAMS}
-        self._of_sequences = {
-            name: self._histogram(name, text, tokens if bounds is None else finer.get(bounds, bounds))
-            for name, text, bounds in SEQUENCE_HISTOGRAMS
-        }
-        self._first_token = self._histogram(
-            "time_to_first_token_seconds", "Seconds from the request to its first token.", SECONDS_TO_FIRST
-        )
-        self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "Seconds between tokens of a sequence.", between
-        )
-
-    def _make_counters(self) -> None:
-        """Make the counters, and the series whose labels are known, at 0."""
-        self._success = self._counter("request_success", "Sequences that ended, by reason.", "finished_reason")
-        self._structured = self._counter(
-            "structured_requests", "Requests for an answer of a certain form, by its kind.", "kind"
-        )
-        self._totals = {name: self._counter(name, text).labels(*self._labels) for name, text in _TOTALS}
-        self._rejections = self._counter("admission_rejections", "Requests that were not taken, by reason.", "reason")
-        self._errors = self._counter("request_errors", "Requests that ended in an error, by its code.", "error")
-        self._error_labels = BoundedLabels(MOST_ERRORS)
-        # Its labels are the operator's: targets are names of a models file.
-        text = "Requests that another model took, by why and which."
-        self._fallbacks = self._counter("fallback_requests", text, "reason", "target")
+        families = MetricFamilies(self.registry, prefix, self._labels)
+        self._sequences = SequenceHistograms(families, facts.max_model_len)
+        self._usage = UsageCounters(families)
+        self._failures = FailureCounters(families)
+        self._success = families.counter("request_success", "Sequences that ended, by reason.", "finished_reason")
+        text = "Requests for an answer of a certain form, by its kind."
+        self._structured = families.counter("structured_requests", text, "kind")
+        self._totals = {name: families.counter(name, text).labels(*self._labels) for name, text in _TOTALS}
         # vLLM's dashboards read it under this name.
         text = "Requests by route, method and class of status."
         self._http = Counter("http_requests", text, ("handler", "method", "status"), registry=self.registry)
-        # A key's name is written by the operator; an adapter's by whoever loaded it, so that those are bounded.
-        self._of_keys = [self._counter(name, text, "key") for name, text in _OF_KEYS]
-        self._of_adapters = [self._counter(name, text, "adapter") for name, text in _OF_ADAPTERS]
-        self._adapter_labels = BoundedLabels(MOST_ADAPTERS, self._drop_adapter)
-        self.count_usage("", None, TokenCounts(0, 0, 0), (), requests=0)
-        for reason in Rejection.REASONS:
-            self._rejections.labels(*self._labels, reason)
+        # Series whose labels are known begin at 0.
         for reason in _REASONS:
             self._success.labels(*self._labels, reason)
-        for code in _ERRORS:  # so that the first one is an increase
-            self._errors.labels(*self._labels, self._error_labels.label(code))
         for kind in (*GrammarKind, "tools"):
             self._structured.labels(*self._labels, str(kind))
-        if self._prefix == VLLM_PREFIX:
-            name, text = VLLM_PREFIX + "admission_rejections", "Requests that a limit of the queue refused."
-            self._vllm_rejections = Counter(name, text, ("model_name", "reason"), registry=self.registry)
-            for reason in VLLM_REJECTIONS.values():
-                self._vllm_rejections.labels(self._labels[0], reason)
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
-        histogram = _Histogram(full_name(name, self._prefix), text, bounds, self._labels)
-        self.registry.register(histogram)
-        return histogram
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(full_name(name, self._prefix), text, (*LABELS, *labels), registry=self.registry)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Add the engine's observations since its last heartbeat."""
         self.history.take(heartbeat.stats)
         self._adapters_in_use = heartbeat.adapters
-        for name, values in heartbeat.histograms.items():
-            if (histogram := self._engine.get(name)) is not None:
-                for value in values:
-                    histogram.observe(value)
+        self._sequences.observe_steps(heartbeat.histograms)
 
     def observe_prompt(self, num_tokens: int, num_answers: int, max_tokens: int) -> None:
         """Add what a request asks for, once for each of its prompts."""
-        self._observe(
+        self._sequences.observe(
             request_prompt_tokens=num_tokens, request_params_n=num_answers, request_params_max_tokens=max_tokens
         )
 
     def observe_first(self, seconds: float) -> None:
         """Add the seconds from a request to a sequence's first token."""
-        self._first_token.observe(seconds)
+        self._sequences.first_token.observe(seconds)
         self.history.add_first(seconds)
 
     def observe_between(self, seconds: float) -> None:
         """Add the seconds from a sequence's token to its next."""
-        self._inter_token.observe(seconds)
+        self._sequences.inter_token.observe(seconds)
         self.history.add_between(seconds)
 
     def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
         """Add a sequence that has ended by itself: seconds from the request, tokens, and what the engine measured."""
-        self._observe(e2e_request_latency_seconds=seconds, request_generation_tokens=usage.completion)
-        if stats is None:
-            return
-        self.history.add_queued(stats.queued)
-        later = usage.completion - 1
-        self._observe(
-            request_queue_time_seconds=stats.queued,
-            request_prefill_time_seconds=stats.prefill,
-            request_decode_time_seconds=stats.decode,
-            request_inference_time_seconds=stats.prefill + stats.decode,
-            request_time_per_output_token_seconds=stats.decode / later if later > 0 else 0.0,
-            request_num_preemptions=stats.preemptions,
-            request_prefill_kv_computed_tokens=usage.prompt - usage.cached,
-            request_batch_size=stats.batch_size,
-            request_kv_pages=stats.kv_pages,
-        )
-        if later > 0 and stats.decode > 0:
-            self._observe(request_tokens_per_second=later / stats.decode)
+        self._sequences.observe_end(seconds, usage, stats)
+        if stats is not None:
+            self.history.add_queued(stats.queued)
 
     def served(self) -> tuple[int, float]:
         """Return the number of sequences that have ended by themselves, and the sum of their seconds."""
-        return self._of_sequences["e2e_request_latency_seconds"].total
+        return self._sequences.ended
 
     def observe_longest(self, num_tokens: int) -> None:
         """Add the length of the longest answer to a prompt, once all of them have ended."""
-        self._observe(request_max_num_generation_tokens=num_tokens)
-
-    def _observe(self, **values: float) -> None:
-        for name, value in values.items():
-            self._of_sequences[name].observe(value)
+        self._sequences.observe(request_max_num_generation_tokens=num_tokens)
 
     def count_end(self, reason: str) -> None:
         self._success.labels(*self._labels, reason).inc()
 
     def count_rejection(self, reason: str) -> None:
         """Count a request that was not taken; under vLLM's prefix those that vLLM counts too."""
-        self._rejections.labels(*self._labels, reason).inc()
-        if self._prefix == VLLM_PREFIX and reason in VLLM_REJECTIONS:
-            self._vllm_rejections.labels(self._labels[0], VLLM_REJECTIONS[reason]).inc()
+        self._failures.count_rejection(reason)
 
     def count_http(self, handler: str, method: str, status: int) -> None:
         """Count a response by its route's path, "none" for unknown ones, and its status by the first digit."""
@@ -284,11 +313,11 @@ class Metrics:
 
     def count_error(self, code: str) -> None:
         """Count a request that was answered with an error, or whose stream ended in one."""
-        self._errors.labels(*self._labels, self._error_labels.label(code)).inc()
+        self._failures.count_error(code)
 
     def count_fallback(self, reason: str, target: str) -> None:
         """Count a request that ``target``, a model or a provider, took in the place of this one."""
-        self._fallbacks.labels(*self._labels, reason, target).inc()
+        self._failures.count_fallback(reason, target)
 
     def count_structured(self, kind: str) -> None:
         self._structured.labels(*self._labels, kind).inc()
@@ -309,15 +338,7 @@ class Metrics:
             adapter: None for the base model, whose label is "".
             loaded: names of adapters that are loaded; only they get series of their own.
         """
-        amounts = (requests, tokens.prompt, tokens.cached, tokens.completion)
-        label = "" if adapter is None else self._adapter_labels.label(adapter, loaded)
-        for counters, value in ((self._of_keys, key), (self._of_adapters, label)):
-            for counter, amount in zip(counters, amounts, strict=True):
-                counter.labels(*self._labels, value).inc(amount)
-
-    def _drop_adapter(self, name: str) -> None:
-        for counter in self._of_adapters:
-            counter.remove(*self._labels, name)
+        self._usage.count(key, adapter, tokens, loaded, requests=requests)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a format of the Accept header, and its content type."""

@@ -32,7 +32,7 @@ WAIT_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 # SQLite's cache of pages; ids are random, so a larger one has hardly more hits.
 _CACHE_KIB = 256
-_DAYS_OF_IDS = 2  # ids are kept; a failed write is repeated within seconds
+_DAYS_OF_IDS = 2  # days for which ids are kept to recognise a repeated write
 _APPLICATION_ID = 0x52475547
 
 _SCHEMA = f"""

@@ -67,7 +67,7 @@ class OllamaReply(ReplyEnd):
         # The call whose arguments are arriving.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
-        self._text: list[str] = []  # of the whole answer, as the next two
+        self._text: list[str] = []  # pieces of the whole answer, as in the next two
         self._thought: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[TokenLogprob] = []

@@ -135,7 +135,8 @@ class _StrictRequest(Request):
     async def drop_unknown(self, errors: Sequence[Mapping[str, Any]]) -> bool:
         """Drop the fields from the body that these errors call unknown; whether there were any."""
         unknown = [error["loc"][1:] for error in errors if error["type"] == "extra_forbidden"]
-        if not unknown:  # as where the body is no JSON
+        # There are none where the body is not JSON.
+        if not unknown:
             return False
         self._pruned = await self.json()
         dropped = [path for path in unknown if drop_field(self._pruned, path)]

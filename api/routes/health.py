@@ -36,7 +36,8 @@ async def ready(models: Models) -> Response:
     if models.main.engine.draining:
         return ErrorReply(503, "The server is shutting down.", code="shutting_down").response()
     answer = await health(models)
-    return answer if answer.status_code != 200 else _loading()  # by gateways, of which each loads its tokenizer
+    # Only gateways answer that they are ready, once each has loaded its tokenizer.
+    return answer if answer.status_code != 200 else _loading()
 
 
 @router.get("/health/live")

@@ -14,7 +14,7 @@ from ..generate.build_request import chat_tokens, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
-_MANY_TOKENS = 4096  # more are decoded on another thread
+_MANY_TOKENS = 4096  # tokens up to which the event loop decodes itself, without another thread
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

@@ -167,7 +167,8 @@ class _Exchange:
 
     async def _receive(self) -> Message:
         if self._body is None:
-            await asyncio.Event().wait()  # a client that leaves has the task cancelled
+            # The task is cancelled when the client leaves.
+            await asyncio.Event().wait()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 

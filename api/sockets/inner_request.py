@@ -103,7 +103,8 @@ class _Exchange:
 
     async def receive(self) -> Message:
         if self._is_sent:
-            await asyncio.Event().wait()  # whoever leaves has the request cancelled
+            # The request is cancelled when the client leaves.
+            await asyncio.Event().wait()
         self._is_sent = True
         return {"type": "http.request", "body": self.body, "more_body": False}
 

@@ -65,7 +65,8 @@ class SocketChannel:
                 await self._send({"type": "websocket.send", "text": message.decode()})
         except TimeoutError:
             self.close(*_SLOW)
-        except Exception:  # the client has left, which its messages' end tells too
+        except Exception:
+            # The client has left; the end of its messages tells the reader.
             self.gone.set()
 
     def close(self, code: int, reason: str) -> None:

@@ -21,6 +21,17 @@ from .steady_clock import STEADY_CLOCK
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 WINDOW = 86400  # seconds
+_TIMED = ("in_progress", "finalizing", "cancelling", "completed", "failed", "cancelled", "expired")
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Lines of a batch's input, those that are answered and that failed, and the tokens of the answers by kind."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    usage: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -32,6 +43,7 @@ class BatchRecord:
         key: name of the API key of its requests.
         outcome: the state in which it will end.
         output_expiry: seconds until the output files expire, None for the default.
+        times: when it came into each state that it has been in.
     """
 
     owner: str
@@ -40,43 +52,48 @@ class BatchRecord:
     input_file_id: str
     metadata: dict[str, str] | None
     created_at: int
-    expires_at: int
     id: str = field(default_factory=lambda: f"batch_{uuid4().hex}")
     status: str = "validating"
     outcome: str = "completed"
     output_expiry: int | None = None
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    cancelling_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    cancelled_at: int | None = None
-    expired_at: int | None = None
+    times: dict[str, int] = field(default_factory=dict)
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    usage: dict[str, int] = field(default_factory=dict)
+    counts: BatchCounts = field(default_factory=BatchCounts)
+
+    @property
+    def expires_at(self) -> int:
+        return self.created_at + WINDOW
 
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
 
+    @classmethod
+    def stored(cls, fields: dict[str, Any]) -> BatchRecord:
+        """Return the record of a file."""
+        return cls(**{**fields, "counts": BatchCounts(**fields["counts"])})
+
     def body(self) -> dict[str, Any]:
         """The batch in OpenAI's format."""
-        internal = ("owner", "key", "outcome", "output_expiry", "total", "completed", "failed", "usage", "errors")
-        fields = {name: value for name, value in asdict(self).items() if name not in internal}
+        counts = self.counts
         return {
-            **fields,
+            "id": self.id,
             "object": "batch",
+            "endpoint": self.endpoint,
+            "input_file_id": self.input_file_id,
             "completion_window": "24h",
+            "status": self.status,
+            "metadata": self.metadata,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{state}_at": self.times.get(state) for state in _TIMED},
             "output_file_id": self.output_file_id if self.has_ended else None,
             "error_file_id": self.error_file_id if self.has_ended else None,
             "errors": {"object": "list", "data": self.errors} if self.errors else None,
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "usage": _usage(self.usage) if self.has_ended and self.usage else None,
+            "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
+            "usage": _usage(counts.usage) if self.has_ended and counts.usage else None,
         }
 
 
@@ -102,7 +119,7 @@ class BatchRecords:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock
-        loaded = [BatchRecord(**orjson.loads(path.read_bytes())) for path in folder.glob("batch_*.json")]
+        loaded = [BatchRecord.stored(orjson.loads(path.read_bytes())) for path in folder.glob("batch_*.json")]
         self._records = {record.id: record for record in sorted(loaded, key=lambda each: (each.created_at, each.id))}
         for record in self._records.values():
             if record.has_ended:
@@ -114,8 +131,7 @@ class BatchRecords:
 
     def new(self, **fields: Any) -> BatchRecord:
         """Create and save a record. OSError leaves none."""
-        now = int(self._clock())
-        record = BatchRecord(created_at=now, expires_at=now + WINDOW, **fields)
+        record = BatchRecord(created_at=int(self._clock()), **fields)
         self.save(record)
         self._records[record.id] = record
         return record
@@ -128,13 +144,13 @@ class BatchRecords:
             self.save(record)
         except OSError:
             record.status = before
-            setattr(record, f"{status}_at", None)
+            del record.times[status]
             raise
 
     def mark(self, record: BatchRecord, status: str) -> None:
         """Set the state and its time in memory alone."""
         record.status = status
-        setattr(record, f"{status}_at", int(self._clock()))
+        record.times[status] = int(self._clock())
 
     def save(self, record: BatchRecord) -> None:
         write_json(self._folder / f"{record.id}.json", asdict(record))

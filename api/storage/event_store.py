@@ -16,7 +16,7 @@ from ...engine.errors import RequestError
 from ..errors import HTTPError
 
 _OVERHEAD = 128  # bytes of Python objects per event, roughly
-_PIECE_BYTES = 64 << 10  # read at once
+_PIECE_BYTES = 64 << 10  # bytes that are read at once
 
 
 def not_kept(which: str) -> HTTPError:
@@ -44,7 +44,7 @@ class EventLog:
         self._store = store
         self._events: list[bytes] = []
         self._is_forgotten = False
-        self._changed: asyncio.Event | None = None  # somebody waits for the next event
+        self._changed: asyncio.Event | None = None  # set while somebody waits for the next event
 
     @property
     def next_number(self) -> int:

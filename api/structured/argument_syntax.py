@@ -96,8 +96,9 @@ class _XmlReader:
         self._name: str | None = None
         self._in_text = False
         self._in_name = False
-        self._is_text: bool | None = None  # what the mark before a value says of it, if it says that
-        self._searched = 0  # characters of a name or a value without its end mark
+        # Whether the mark before a value says that it is a string; None where it does not say.
+        self._is_text: bool | None = None
+        self._searched = 0  # characters in which the end mark of a name or value was not found
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -170,7 +171,7 @@ class _PythonReader:
         self._begun = False
         self._depth = 0
         self._in_string = False
-        self._searched = 0  # characters of a word without its end
+        self._searched = 0  # characters in which the end of a word was not found
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -225,7 +226,7 @@ class _GemmaReader:
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = False
-        self._searched = 0  # characters of a name or a value without its end
+        self._searched = 0  # characters in which the end of a name or value was not found
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""

@@ -37,7 +37,8 @@ class InputReader:
         if self._is_over:
             return ""
         whole = _CHARACTERS.match(self._held)
-        assert whole is not None  # it may be empty
+        # It may be empty, but is there.
+        assert whole is not None
         end = whole.end()
         self._is_over = self._held[end : end + 1] == '"'
         spelled, self._held = self._held[:end], self._held[end:]

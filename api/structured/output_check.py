@@ -122,7 +122,8 @@ class OutputValidators:
         except ProgramRefused as error:
             logger.warning("a structured answer could not be validated: the validation %s", error)
             return True
-        except CapacityError as error:  # the answer is there, and as the grammar has made it
+        except CapacityError as error:
+            # The answer follows its grammar all the same, so that it is delivered unchecked.
             logger.warning("a structured answer could not be validated: %s", error)
             return True
 
@@ -232,7 +233,8 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
 def _cost(value: Any, instance: Any) -> float:
     """Return what a keyword costs, without the subschemas that it applies: to look at each part of both."""
     sizes = [len(each) if isinstance(each, dict | list) else 0 for each in (value, instance)]
-    return 1 + sizes[0] / 8 + sizes[1] / 8 + (sizes[1] ** 2 / 64 if value is True else 0)  # true: of uniqueItems
+    # ``true`` is the value of uniqueItems, which compares all pairs.
+    return 1 + sizes[0] / 8 + sizes[1] / 8 + (sizes[1] ** 2 / 64 if value is True else 0)
 
 
 def _cost_of_pattern(source: Any, instance: Any) -> float:

@@ -131,7 +131,7 @@ def _render(
     """Return the conversation's text, with the header of the answer or without; empty where the template refuses."""
     try:
         text = tokenizer.render_chat(messages, add_generation_prompt=has_header, tools=tools)
-        # Patterns are searched in it, and what makes so much of a few words is no template for tools.
+        # Patterns are searched in the text. A template that makes so long a text of a few words is none for tools.
         return text if len(text) <= _LONGEST_PROBE else ""
     except TemplateStopped:
         raise

@@ -209,7 +209,8 @@ class _Split:
     def _together(self, form: ToolFormat) -> ToolFormat | None:
         """All calls stand between an opening and a closing."""
         after = self._tail[: shared_beginning(self._tail, self._middle)]
-        if "{" in self._head:  # the end of an object, and not white space behind it
+        # Keep the end of the object, without white space behind it.
+        if "{" in self._head:
             after = after.rstrip()
         rest = self._middle[len(after) :]
         head = self._numbered(rest)

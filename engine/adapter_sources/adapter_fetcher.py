@@ -42,11 +42,11 @@ from .source_policy import SourcePolicy
 from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
-_MOST_DOWNLOADS = 8  # that read from their sources at a time
+_MOST_DOWNLOADS = 8  # downloads that read from their sources at a time
 # Downloads that are reserved for the operator and admins, out of those that may run at once.
 _RESERVED_DOWNLOADS = 2
-_CLOSE_SECONDS = 5.0  # for downloads to end in, when the fetcher is closed
-_TRIES = 2  # of a download whose source changes meanwhile, or whose earlier part turns out damaged
+_CLOSE_SECONDS = 5.0  # seconds that downloads get to end when the fetcher is closed
+_TRIES = 2  # tries of a download whose source changes meanwhile, or whose earlier part is damaged
 _POLL_SECONDS = 0.1
 
 logger = logging.getLogger("rootgraft.adapters")
@@ -347,7 +347,8 @@ class _Fetch:
                 )
             folder = self._cache.publish(partial, digest)
         except (TransferBroken, TimeoutError, asyncio.CancelledError):
-            keeps_part = keep  # of anything else the next download would fail as well
+            # After any other error the part that is there would fail the next download too.
+            keeps_part = keep
             raise
         finally:
             if not keeps_part:

@@ -31,7 +31,7 @@ from .remote_files import CONFIG, WEIGHTS, content_digest
 _FOLDERS = ("content", "versions", "partial", "users")
 UNCHECKED = " unchecked"
 """Behind a source in a note: its revision may be a pull request's, as the operator or an admin has named it."""
-_RESERVED = "reserved"  # in a folder of ``partial``: bytes that the download will have
+_RESERVED = "reserved"  # file in a folder of ``partial`` with the bytes that the download will have
 
 
 class CacheFull(AdapterUnavailable):
@@ -166,7 +166,8 @@ class DownloadCache:
                 path.mkdir(mode=0o700, exist_ok=True)
                 yield path
             finally:
-                if not path.exists():  # published, or not to be gone on from
+                # The download was published, or cannot be resumed.
+                if not path.exists():
                     path.with_suffix(".lock").unlink(missing_ok=True)
 
     def reserve(self, partial: Path, num_bytes: int) -> None:

@@ -29,7 +29,7 @@ _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 _COMMIT = _GIT_BLOB
 _LIKE_A_COMMIT = re.compile(r"[0-9a-fA-F]{4,40}")
 _SECONDS = 15
-_MOST_COMMITS = 1000  # of branches and tags that are looked through for one
+_MOST_COMMITS = 1000  # commits of branches and tags that are searched for a revision
 
 
 class HubClient:
@@ -89,7 +89,8 @@ class HubClient:
             found = _error_of(error, self._source)
             if isinstance(found, TransferBroken):
                 raise found from error
-            is_on_one = not _LIKE_A_COMMIT.fullmatch(self._source.revision)  # the Hub does not tell
+            # The Hub did not tell: what looks like a commit is taken for one that is on no branch.
+            is_on_one = not _LIKE_A_COMMIT.fullmatch(self._source.revision)
         if not is_on_one:
             raise AdapterNotFound(
                 f"hf://{self._source.location} has no commit {self._source.revision} among the last "

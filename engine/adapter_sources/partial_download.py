@@ -16,9 +16,9 @@ from .remote_files import CONFIG, RemoteAdapter, RemoteFile, SourceChanged, Sour
 from .source_uri import AdapterSource
 
 _FRUITLESS = 4  # breaks in a row without a new byte, after which a download fails
-_FIRST_PAUSE = 0.25  # seconds; doubled with each of them
+_FIRST_PAUSE = 0.25  # seconds before the second try; doubled with each further one
 _LOG_SECONDS = 5
-_MOST_HEADER_BYTES = 1 << 20  # of a safetensors file, as lora.safetensors_file reads it
+_MOST_HEADER_BYTES = 1 << 20  # bytes of a safetensors header, the limit of lora.safetensors_file
 
 logger = logging.getLogger("rootgraft.adapters")
 

@@ -41,7 +41,8 @@ class SourcePolicy:
     def allows(self, source: AdapterSource) -> bool:
         """Return whether requests may load from a source."""
         if source.scheme == "hf" and source.revision.startswith("refs/"):
-            return False  # of a pull request, which anybody may open
+            # Anybody may open a pull request, so that its revision is not trusted.
+            return False
         return self.lists(source.scheme, source.location)
 
     def lists(self, scheme: str, location: str) -> bool:
@@ -82,7 +83,8 @@ class SourcePolicy:
 def is_public(text: str) -> bool:
     """Return whether an IP address is a public one, and so is the IPv4 address that it may carry within."""
     try:
-        address = ipaddress.ip_address(text)  # which refuses a zone, as link-local addresses have
+        # Zones, which link-local addresses have, are refused here.
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     inner = _embedded(address)

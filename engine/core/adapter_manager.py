@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.001  # seconds between two polls of the loads at the start
 _NO_CALL = -1
-_MOST_NAMES = 64  # in a heartbeat, of adapters in use
+_MOST_NAMES = 64  # names of adapters in use that a heartbeat holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class _Load:
 
     name: str
     path: str
-    call: int | None  # to be replied to; None if a sequence requested it
-    wanted: bool = True  # until its name is unloaded
+    call: int | None  # id of the call that is replied to; None if a sequence asked for the load
+    wanted: bool = True  # false once its name was unloaded
     waiting: list[Submit] = field(default_factory=list)
 
 
@@ -424,11 +424,13 @@ class AdapterManager:
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
         error = None if result.error is None else _refusal(result.error)
-        if result.version is not None and not result.version.parts:  # which clients name without being told of them
+        # Clients name combinations by their parts, so that they are not told of them.
+        if result.version is not None and not result.version.parts:
             self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
         if load.call is not None:
             self._reply(load.call, error)
-        if isinstance(error, RequestError):  # of a sequence's request that is a wrong model, whatever is wrong with it
+        # For a sequence whatever is wrong with its adapter means that the model is unknown.
+        if isinstance(error, RequestError):
             error = RequestError(str(error), param="model")
         return [Arrival(submit, error) for submit in load.waiting]
 

@@ -74,7 +74,8 @@ def _sequence(
     sequence: Sequence, indices: Mapping[Node, int], page_size: int, adapter_manager: AdapterManager | None
 ) -> SequenceView:
     lease = sequence.lease
-    assert lease is not None  # it runs
+    # A running sequence has a lease.
+    assert lease is not None
     return SequenceView(
         id=sequence.id,
         node=indices.get(lease.node, _HIDDEN) if lease.num_shared else _ROOT,

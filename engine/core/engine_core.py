@@ -86,7 +86,8 @@ class EngineCore:
         self._cache = self._kept.new_cache()
         self._scheduler = self._make_scheduler()
         self._open: set[int] = set()  # ids of sequences whose end was not returned yet
-        self._seeds = random.Random(config.seed % (1 << 64))  # which takes -1 for 1
+        # The modulus comes first, as Random takes -1 for 1.
+        self._seeds = random.Random(config.seed % (1 << 64))
         self._outbox: list[Message] = []
         self._ahead: StepHandle | None = None  # launched while the step before it was in flight
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
@@ -233,7 +234,8 @@ class EngineCore:
         if self._worker.overlaps and not (masks is not None and masks().checks):
             try:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
-            except DeviceMemoryError as error:  # the step before is not concerned
+            except DeviceMemoryError as error:
+                # The step in flight is not affected.
                 lacking = error
         self._commit(step.batch, on_device(step.result), step_timer)
         if lacking is not None:

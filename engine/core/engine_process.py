@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from ..executor.load_weights import Weights
 
 HEARTBEAT_SECONDS = 0.25
-GOODBYE_SECONDS = 5.0  # for the client to take the last frame
-ORPHAN_SECONDS = 4.0  # for a process whose server is gone to end by itself
-CLOSE_SECONDS = 8.0  # for threads to end, less than the client waits before it kills the process
+GOODBYE_SECONDS = 5.0  # seconds that the client gets to read the last frame
+ORPHAN_SECONDS = 4.0  # seconds that a process whose server is gone gets to end by itself
+CLOSE_SECONDS = 8.0  # seconds that threads get to end: fewer than the client waits before it kills the process
 START_FAILED = -1  # the id of the Failed that is sent in place of Ready
 EXIT_SOFTWARE = 70
-_TORCH_BYTES = 640 << 20  # of address space: what cannot be had would end the import anywhere in it
-MOST_BYTES = 1 << 18  # of arguments by a socket: more than the system takes in one message
+_TORCH_BYTES = 640 << 20  # bytes of address space that torch's import takes; a lack of them would break it at any point
+MOST_BYTES = 1 << 18  # bytes of arguments from a socket: more than the system takes in one message
 _ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
-SWITCH_SECONDS = 0.0005  # for which the mask thread may hold the GIL while the step loop returns from a kernel
+SWITCH_SECONDS = 0.0005  # most seconds that the mask thread keeps the GIL from the step loop
 
 
 def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
@@ -222,13 +222,15 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
 
 def preload() -> list[str]:
     """Import the engine and wait for the process's arguments. Returns none if the client goes away."""
-    with suppress(Exception), process_memory.uncollected():  # what cannot be imported is told at the start
+    # The start reports what cannot be imported.
+    with suppress(Exception), process_memory.uncollected():
         importlib.import_module("torch")
         importlib.import_module("..executor.worker", __package__)
     try:
         with socket.socket(fileno=os.dup(0)) as client:
             message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
-    except MemoryError:  # the client starts another process, which tells it
+    except MemoryError:
+        # The client starts another process, which reports the lack of memory.
         return []
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

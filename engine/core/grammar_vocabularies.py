@@ -43,7 +43,8 @@ class GrammarVocabularies:
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
         # Closing a vocabulary may wait for a thread or a child process, which must not hold up the step loop.
         self._closer = ThreadPoolExecutor(1, "grammar-ends")
-        self._closer.submit(int)  # its thread starts now: later there may be no memory for it
+        # Start the thread now: later there may be no memory for it.
+        self._closer.submit(int)
         self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
 
     def learn(self, texts: TokenTexts) -> None:

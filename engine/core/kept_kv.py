@@ -44,7 +44,7 @@ class KeptKv:
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
-        self._ended: list[Message] = []  # answers to reads of a cache that is there no more
+        self._ended: list[Message] = []  # answers to reads of a cache that was reset
         of_tiers = TierEventLog() if config.kv_events.is_on else None
         self.tiers = make_tiers(config, worker.kv_pages, of_tiers)
         self._events, self._publisher = _events(config, worker, self.tiers, of_tiers)

@@ -99,7 +99,8 @@ class KvExports:
             return False
         sequence = sequence_of(number)
         if sequence is None:
-            return is_open(number)  # its adapter is being loaded, or its grammar compiled
+            # It waits for its adapter or its grammar.
+            return is_open(number)
         export.path, export.tokens = sequence.path, sequence.tokens[: sequence.num_prompt]
         return sequence.num_generated == 0
 

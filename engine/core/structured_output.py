@@ -35,7 +35,7 @@ MOST_WAITED = 120.0
 """Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
 other work. How much a grammar may take is another limit, on processor time."""
 MOST_TESTED = 64  # tokens after which an end is looked for where the end of an answer is postponed
-_BUILD_BYTES = 2048  # for each token of a vocabulary: more than building it takes at any time
+_BUILD_BYTES = 2048  # bytes for each token of a vocabulary: more than its construction takes at any moment
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -138,7 +138,8 @@ class StructuredOutputManager:
             at, end = len(lines), len(lines) + len(job.drafts) + 1
             try:
                 self._fill_job(buffer, at, job)
-            except Exception as error:  # of a library, or a bug: it ends this sequence alone
+            except Exception as error:
+                # An error of a library, or a bug, ends this sequence alone.
                 job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
@@ -236,7 +237,8 @@ class Compilation:
             return self._after_thought(self._compiled.result().matcher())
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
-        except Exception as error:  # of a library, or a bug: it fails this request alone
+        except Exception as error:
+            # An error of a library, or a bug, fails this request alone.
             if _lacks_memory(error):
                 return CapacityError("The server has no memory for the grammar of this request now: ask again later.")
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)

@@ -25,8 +25,8 @@ from ..models.kv_pool import KvPool
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-_MOST_TOKENS: Final = 640  # of a recorded step: in a larger one Python takes a negligible part
-_MOST_GRAPHS: Final = 64  # beyond that the least recently used is dropped
+_MOST_TOKENS: Final = 640  # tokens of a recorded step: of a larger one Python takes a negligible part
+_MOST_GRAPHS: Final = 64  # graphs that are kept; the least recently used one is dropped
 
 # The projections that adapters change in a step. A recording holds adapter calls for these alone.
 _Projections = frozenset[str]

@@ -21,10 +21,10 @@ from .device import choose_device, choose_dtype, choose_kv_dtype, gpu_room
 
 _LEAST_SEQS = 16
 _SEQS_STEP = 8
-_TOKENS_OF_A_SEQUENCE = 512  # with fewer in the pool, sequences would push one another out
+_TOKENS_OF_A_SEQUENCE = 512  # tokens of the pool for each sequence: with fewer, sequences would preempt one another
 _SCRATCH_SHARE = 16  # the logits of a step and what a draw makes of them take at most this part of the memory
 _LOGITS_COPIES = 10
-_STATES_SHARE = 4  # as for recurrent states
+_STATES_SHARE = 4  # the same share for recurrent states
 # Memory from which a step has so many tokens. 2,048 of 8B take 47 ms on an H200, half of the target latency.
 _BYTES_OF_TOKENS = {2048: 16 << 30, 1024: 8 << 30}
 

@@ -40,7 +40,7 @@ class DrawVariant(NamedTuple):
     """The draws that a graph serves."""
 
     num_lines: int
-    is_edited: bool  # by masks, or a list of single logits
+    is_edited: bool  # whether masks or a list of single logits change the logits
     has_logprobs: bool = False
 
 
@@ -90,7 +90,7 @@ class DrawGraphs:
         # Of each size: row and position of each line, the token whose hidden state it has, and the line of each mask.
         self._numbers = torch.zeros(4 * (most + 1), dtype=torch.int64, device=device)
         self._words = torch.zeros((most, -(-self.width // 32)), dtype=torch.int32, device=device)
-        self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # which is an empty list
+        self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # an empty list of edits
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._scored = torch.zeros((most, 3 + 2 * self._num_top), dtype=torch.float64, device=device)
         self._replays: dict[DrawVariant, Callable[[], None]] = {}

@@ -38,7 +38,7 @@ COLLECTIVE_SECONDS = 300.0
 START_SECONDS = 120.0
 """For which rank 0 waits until a follower has imported the engine."""
 _END_SECONDS = 2.0
-_FAIL_SECONDS = 3.0  # for rank 0 to notice by itself, while it loads, that another rank has gone
+_FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
 
 
 class Followers:
@@ -75,7 +75,8 @@ class Followers:
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        atexit.register(self.close)  # a process that ends without it would wait for them, and they for it
+        # Without it a process at its end and its followers would wait for each other.
+        atexit.register(self.close)
         self._folder = Path(tempfile.mkdtemp(prefix="rootgraft-ranks-"))
         store = self._folder / "store"
         try:
@@ -210,7 +211,8 @@ class Followers:
             "identity": list(identity),
             "config": asdict(config),
         }
-        with suppress(OSError):  # what is wrong with it is told by `_hear`
+        # ``_hear`` reports what is wrong with the link.
+        with suppress(OSError):
             self._links[rank].sendall(json.dumps(hello).encode() + b"\n")
 
     def _hear(self, rank: int) -> None:

@@ -69,7 +69,8 @@ def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) 
     if config.kv_cache_memory is not None or config.num_gpu_blocks_override is not None:
         return None
     memory = _measure(model, config, bank)
-    torch.cuda.empty_cache()  # of the memory freed with that frame
+    # Return the memory that was freed with that frame to the device.
+    torch.cuda.empty_cache()
     return memory
 
 

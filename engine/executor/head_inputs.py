@@ -25,7 +25,8 @@ class HeadInputs:
 
     def __init__(self, states: HeadStates, hidden: HiddenPool, num_rows: int, page_size: int) -> None:
         self._states, self._hidden, self._page_size = states, hidden, page_size
-        self._last = hidden.cells.new_empty((num_rows, hidden.cells.shape[1]))  # behind the last token of each row
+        # Hidden states behind the last token of each row.
+        self._last = hidden.cells.new_empty((num_rows, hidden.cells.shape[1]))
 
     @torch.inference_mode()
     def give(self, batch: Batch, pages: Seq[Seq[int]]) -> None:

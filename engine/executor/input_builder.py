@@ -168,7 +168,8 @@ class InputBuilder:
         self._adapted_from = np.zeros(max_num_seqs, np.int32)
         self._long_offset = long_offset
         self._rope_offsets = np.zeros(max_num_seqs, np.int64)  # added to the positions of a row
-        self._sources = np.arange(max_num_seqs, dtype=np.int32) if has_states else None  # of each row's next step
+        # State slot that each row's next step reads.
+        self._sources = np.arange(max_num_seqs, dtype=np.int32) if has_states else None
         self._pages = np.zeros((max_num_seqs, -(-max_model_len // page_size)), dtype=np.int32)
 
     @property

@@ -119,6 +119,7 @@ def load_weights(
         available=available,
         shard=shard,
     )
-    if shape is None:  # of the transformers library, which tells its shape with its weights
+    # The transformers library tells the shape of a model with its weights.
+    if shape is None:
         draft = find_draft(config, model.config, device, model_path)
     return Weights(model, None if draft is None else load_draft(config, model, draft))

@@ -109,7 +109,7 @@ class ModelRunner:
         self._inputs = inputs
         self._sampler = sampler
         self._step_timer = step_timer
-        self._drawn: DrawnTokens | None = None  # by the step before
+        self._drawn: DrawnTokens | None = None  # tokens drawn by the step before
         self._pooling = pooling or PromptPooling()
 
     def run(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:

@@ -91,7 +91,8 @@ class SignsOfLife:
         try:
             link.send(b"+")
         except BlockingIOError:
-            pass  # it reads none: it is silent
+            # It reads nothing, which the silence will show.
+            pass
         except OSError:
             return "has ended"
         try:

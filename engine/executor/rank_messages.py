@@ -24,7 +24,7 @@ from ..batch import Batch, PageCopy, Row, RowStart
 from ..types import SamplingParams
 
 HEADER = struct.Struct("<qqq")
-MOST_BYTES = 1 << 36  # of an adapter: more is no message
+MOST_BYTES = 1 << 36  # bytes of an adapter's message: a longer one is malformed
 _Place = tuple[int, str, list[int]]
 _NO_PARAMS = SamplingParams()
 _LENGTH = struct.Struct("<q")
@@ -123,7 +123,8 @@ def _row(
         draws=bool(draws),
         num_generated=0,
         num_drafts=num_drafts,
-        prompt_targets=(0,) * num_targets,  # which they are, rank 0 alone asks
+        # Their values do not matter, as rank 0 alone reads the scores.
+        prompt_targets=(0,) * num_targets,
         checkpoints=checkpoints,
         state=state,
         num_pooled=num_pooled,

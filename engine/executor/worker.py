@@ -94,7 +94,8 @@ class Worker:
         self.overlaps = device.type == "cuda" and not is_split
         steps = measure_steps(model, config, bank) if device.type == "cuda" else None
         plan = plan_worker(config, weights, steps, slot_bytes)
-        if is_split:  # the least pool of a rank is that of all
+        # All ranks take the smallest pool of any.
+        if is_split:
             pages = replace(config, num_gpu_blocks_override=ranks.least(plan.num_pages))
             plan = plan_worker(pages, weights, steps, slot_bytes)
 

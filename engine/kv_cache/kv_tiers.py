@@ -295,7 +295,7 @@ class KvTiers:
         if self.peers:
             self.peers.store.discard(keys)
 
-    # These concern all sequences and stores.
+    # The methods from here on concern all sequences and all stores.
 
     def reset(self) -> None:
         """Forget all sequences and all pages of a pool whose content is not trusted any more. What is stored stays."""

@@ -153,7 +153,7 @@ def _read_layers(fields: Fields, model: DecoderModel) -> tuple[int, ...]:
 
 
 def _expected_shapes(config: ModelConfig, vocab_size: int, read: int) -> dict[str, Shape]:
-    """Return the names and shapes of its tensors: q, k and v are of two hidden states."""
+    """Return the names and shapes of a draft head's tensors. q, k and v read two hidden states side by side."""
     shapes = expected_shapes(config)
     for name in qkv_modules(config, 0):
         rows, columns = shapes[f"{_LAYER}.self_attn.{name}.weight"]

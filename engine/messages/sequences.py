@@ -76,7 +76,7 @@ class Abort:
 class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
-    ``is_limited``: without a budget of tokens the model would have drawn another one for one of them.
+    ``is_limited``: the budget of tokens has changed a draw: the model would have drawn another token without it.
     ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them. ``allowed``: of ``tokens`` and of a stop
     token after them, where ``SamplingParams.allowed_logprobs`` asks for them.
 

@@ -150,7 +150,8 @@ class DecoderModel:
             return grouped_weights.rows(self.embedding, token_ids)
         if isinstance(self.embedding, QuantisedLinear):
             embedded = rows(self.embedding, token_ids)
-            return embedded if self.embedding.planes else embedded.to(self.dtype).float()  # as the head's are rounded
+            # Rounded to the model's type, as the head rounds its inputs.
+            return embedded if self.embedding.planes else embedded.to(self.dtype).float()
         return functional.embedding(token_ids, self.embedding).float()
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
@@ -171,7 +172,8 @@ class DecoderModel:
                 return self.head.largest(hidden)
             if (found := own.best(hidden)) is not None:
                 return found
-        return largest(self._logits(hidden, lora, own))  # rounding after the scale or the cap may make ties
+        # Scale and cap do not change the order, but rounding after them may make ties.
+        return largest(self._logits(hidden, lora, own))
 
     def _logits(self, hidden: Tensor, lora: LoraStep | None, own: OwnStep | None) -> Tensor:
         if own is None:

@@ -25,7 +25,7 @@ from .state_pool import LayerStates, StatePool
 
 # Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
 _POPULATED_AT_ONCE = 1 << 21
-_AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # populated ahead of use, whichever are fewer
+_AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # tokens and bytes that are populated ahead of use, whichever are fewer
 _IDLE = 0.25  # seconds without a step
 _NICENESS = 10  # added to that of the populating thread
 
@@ -132,7 +132,7 @@ class KvPool:
         self.states = states
         self.state_bytes = 0 if states is None else states.state_bytes
         self._device = device
-        self._stream: torch.cuda.Stream | None = None  # on which pages of a GPU are read
+        self._stream: torch.cuda.Stream | None = None  # the stream on which pages of a GPU are read
 
     @property
     def form(self) -> str:
@@ -145,7 +145,8 @@ class KvPool:
 
     def copy(self, copies: Sequence[PoolWrite]) -> None:
         """Do copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
-        if not copies:  # as in most steps
+        # Most steps copy nothing.
+        if not copies:
             return
         for kind, group in groupby(copies, type):
             if kind is PageLoad:
@@ -295,7 +296,8 @@ class KvPrefault:
 
     def _start_thread(self) -> None:
         """Start a thread that ends at the target: one that waited for more would keep the pool alive."""
-        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+        # Outside Linux niceness belongs to the whole process.
+        if sys.platform == "linux":
             thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
             self._threads[:] = [thread]
             thread.start()

@@ -94,7 +94,8 @@ class SplitHead(Projection):
             return part
         starts = (sum(self.vocab_sizes[:rank]) for rank in range(len(values)))
         best = Largest(torch.stack(values), torch.stack([each + at for each, at in zip(columns, starts, strict=True)]))
-        rank = best.value.argmax(0, keepdim=True)  # of a NaN the rank that has it
+        # For NaN ``argmax`` returns the rank that has it.
+        rank = best.value.argmax(0, keepdim=True)
         return Largest(best.value.gather(0, rank)[0], best.column.gather(0, rank)[0])
 
 

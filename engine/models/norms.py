@@ -115,13 +115,13 @@ class ScaledSum:
 
 
 def normed(norm: Norm, x: Tensor, own: OwnStep | None) -> Tensor:
-    """Return the norm of ``x`` [T, H], for tokens of adapters that bring its weights by those."""
+    """Return the norm of ``x`` [T, H], by an adapter's own weights for its tokens where it brings some."""
     y = norm(x)
     return y if own is None else _renormed(norm, x, y, own)
 
 
 def normed_sum(norm: Norm, x: Tensor, residual: Tensor, own: OwnStep | None) -> Tensor:
-    """Return ``norm.after_add(x, residual)``, for tokens of adapters that bring its weights by those."""
+    """Return ``norm.after_add(x, residual)``, by an adapter's own weights for its tokens where it brings some."""
     y = norm.after_add(x, residual)
     return y if own is None else _renormed(norm, residual, y, own)
 

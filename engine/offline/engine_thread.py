@@ -56,12 +56,14 @@ class EngineThread:
         def job() -> None:
             try:
                 outcome.set_result(call())
-            except BaseException as error:  # whatever it is, it is for the caller
+            except BaseException as error:
+                # Every error is handed to the caller.
                 outcome.set_exception(error)
             done.put(None)
 
         self._jobs.put(job)
-        done.get()  # unlike `Future.result` in C, so that an interrupt leaves no lock in an odd state
+        # ``get`` is written in C, unlike ``Future.result``: an interrupt leaves its lock in order.
+        done.get()
         return outcome.result()
 
     def close(self) -> None:

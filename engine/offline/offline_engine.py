@@ -85,7 +85,7 @@ class OfflineEngine:
         self._sequences = SequenceTable(CoreLink(self._core))
         self._callbacks = DeltaCallbacks()
         self._call_ids = itertools.count(1)
-        self._replies: dict[int, Reply | None] = {}  # to the calls that wait for one
+        self._replies: dict[int, Reply | None] = {}  # replies by the id of the call that waits for it
         self._thread = EngineThread()
         self._closed = False
 
@@ -112,7 +112,8 @@ class OfflineEngine:
         served = given.adapter.model.served
         try:
             self.on_thread(partial(self._sequences.start, [request], running, served, generated))
-        except BaseException:  # nobody has the request, so nobody could abort it
+        except BaseException:
+            # The caller does not have the request yet, so nobody else can abort it.
             self.on_thread(partial(self._sequences.stop, running))
             raise
         return running

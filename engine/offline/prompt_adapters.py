@@ -27,7 +27,7 @@ class PromptAdapters:
         self._texts = texts
         self._loaded = loaded
         self._load = load
-        self._paths: dict[str, str] = {}  # of those that a LoRARequest has brought
+        self._paths: dict[str, str] = {}  # path of each adapter that a LoRARequest has brought
 
     def texts_of(self, asked: LoRARequest | str | None) -> PromptTexts:
         """Return the tokenizer and limits of an adapter, None for the model. Raises as ``name_of``."""

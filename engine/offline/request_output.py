@@ -159,7 +159,8 @@ class OutputBuilder:
 
     def build(self) -> RequestOutput:
         """Return the output, once ``is_complete``."""
-        prompt_logprobs = self._outputs[0].prompt_logprobs  # the same for every sequence
+        # They are the same for every sequence.
+        prompt_logprobs = self._outputs[0].prompt_logprobs
         unscored = len(self._tokens) - len(prompt_logprobs)
         scores: list[PositionScores | None] = [*[None] * unscored, *_scores(prompt_logprobs)]
         usage = [output.finish.usage for output in self._outputs if output.finish is not None]

@@ -129,7 +129,8 @@ class DeltaCallbacks:
         """Call the callbacks of all deltas that wait, each delta's once, and keep their exceptions."""
         while self._waiting:
             request, delta = self._waiting.popleft()
-            if request.on_delta is None:  # aborted meanwhile
+            # The request was aborted meanwhile.
+            if request.on_delta is None:
                 continue
             try:
                 request.on_delta(delta)

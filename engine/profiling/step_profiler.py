@@ -126,7 +126,8 @@ class _Bench:
     def __init__(self, config: EngineConfig, model_path: Path, load: StepLoad) -> None:
         self._kernels = _KernelTimes()
         self.worker = Worker(config, model_path, lambda: _KernelStepTimer(self._kernels))
-        self.core = EngineCore(replace(config, target_itl_ms="0"), self.worker)  # prompts are not to be cut
+        # A target would cut prompts into chunks.
+        self.core = EngineCore(replace(config, target_itl_ms="0"), self.worker)
         self._load, self._config = load, config
         self._random, self._ids = random.Random(0), itertools.count(1)
         _check(config, self.worker, load)
@@ -138,7 +139,8 @@ class _Bench:
         limit = self.worker.max_model_len - length
         shared = self._tokens(self._load.shared)
         rows = [self._prompt(shared, length, limit, next(adapters)) for _ in range(self._load.rows)]
-        self._start(rows[:1])  # whose prefix the others find in the cache
+        # The others find its prefix in the cache.
+        self._start(rows[:1])
         self._start(rows[1:])
         for _ in range(_WARM):
             self._step()
@@ -332,7 +334,7 @@ def _experts_bound(model: DecoderModel, tokens: int, positions: int, rates: Step
 
 
 def _products(layer: Linear) -> int:
-    """Products for a token."""
+    """Return the multiplications of a linear layer for one token."""
     return layer.in_features * layer.out_features
 
 

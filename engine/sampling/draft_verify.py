@@ -77,7 +77,8 @@ def sampling_positions(rows: Sequence[Row], forced: Mapping[int, int]) -> Sampli
 def accept_drafts(positions: SamplingPositions, drawn: Sequence[Drawn]) -> list[RowResult]:
     """Return the accepted tokens of each row; ``drawn`` are the tokens of the positions, without the forced ones."""
     rows, forced = positions.rows, positions.forced
-    if len(drawn) == len(rows) and not forced:  # one position each, the common case
+    # The common case is one position for each row.
+    if len(drawn) == len(rows) and not forced:
         return [_single(each) for each in drawn]
     rest = iter(drawn)
     results, first = [], 0

@@ -78,7 +78,8 @@ def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, tok
             line[left_out] = -np.inf
         if weights is not None:
             weights[left_out] = 0
-            if not weights.any():  # nothing that the filters keep fits
+            # No token that the filters keep fits the limits.
+            if not weights.any():
                 weights = _weights(line, params)
         token = _draw(line, weights, params, num_generated, attempt)
         if token < 0 or is_last or check.fits(token):

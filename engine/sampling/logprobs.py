@@ -12,7 +12,7 @@ from ...kernels.layouts.staging import HostCopy, to_device
 from ..types import MAX_LOGPROBS, Logprob
 from .top_k_top_p import pad, row_slices, top_sorted
 
-_CANDIDATES = 32  # for every request, so that ties resolve alike whatever other rows want
+_CANDIDATES = 32  # candidates for every request, so that ties resolve alike whatever other rows want
 
 assert _CANDIDATES > MAX_LOGPROBS
 

@@ -34,7 +34,7 @@ from .top_k_top_p import draw_any, draw_kept, exponentials, num_noise, pad, row_
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Params = npt.NDArray[np.void]  # of _ROW
+Params = npt.NDArray[np.void]  # records of the type _ROW
 
 _ROW = np.dtype(
     [
@@ -45,7 +45,7 @@ _ROW = np.dtype(
     ],
     align=True,  # torch takes no column whose stride is no multiple of its items
 )
-_MIN_TEMPERATURE = 1e-20  # for positive ones, which float32 might otherwise round to 0, that is, to greedy
+_MIN_TEMPERATURE = 1e-20  # least positive temperature: float32 might round a smaller one to 0, which means greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Sampler:
         self._table = DrawTable(max_num_seqs, device) if on_triton(device) else None
         self._edits = LogitEdits(max_num_seqs, vocab_size)
         self._names: dict[int, Ints] = {}  # ``logprob_token_ids`` of the rows that have any
-        self._allowed_rows: set[int] = set()  # that want ``AllowedLogprobs``
+        self._allowed_rows: set[int] = set()  # rows that want ``AllowedLogprobs``
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """Replace the parameters, seed and penalty counts of these rows."""
@@ -260,7 +260,8 @@ class Sampler:
         params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
         edits = masks is not None or self._has_edits(positions)
-        before = largest(logits)[0] if edits else None  # an edit may hide a value that is not finite
+        # The largest logit before edits, as an edit may hide a value that is not finite.
+        before = largest(logits)[0] if edits else None
         edited = self._edited(logits, positions, masks, keep=bool(len(wanted))) if edits else logits
         lines = None if masks is None or not masks.checks else edited[self._index(np.array(list(masks.checks)))]
         drawn = self._draw_lines(edited, positions)

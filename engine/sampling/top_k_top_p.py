@@ -228,7 +228,8 @@ def _kept(values: Tensor, probs: Tensor, draws: DrawParams) -> tuple[Tensor, Ten
     mass = torch.where(no_k, int(_ONE), (weights * in_k).sum(1, keepdim=True))
     limit = torch.where(draws.top_p < 1, mass * draws.top_p, torch.inf)
     in_p = in_k & (weights.cumsum(1) - weights < limit)
-    in_p[:, 0] = True  # even if top_p is 0
+    # The likeliest token stays even if top_p is 0.
+    in_p[:, 0] = True
     return weights, in_p & (probs >= draws.min_p * probs[:, :1]), in_k
 
 

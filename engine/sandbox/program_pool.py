@@ -42,7 +42,7 @@ MOST_CALLS = 1024
 """Calls that wait for a thread, of which a tenant gets half."""
 MOST_TRIES = 2
 """Processes that may be killed from outside, one after the other, over one job."""
-_MOST_THREADS = 32  # that wait for processes
+_MOST_THREADS = 32  # threads that wait for processes
 _MAIN = "from rootgraft.engine.sandbox.program_worker import main; main()"
 
 
@@ -105,7 +105,8 @@ class ProgramPool:
         """
         num_bytes = memory or MEMORY_BYTES
         job = encode_job(program, seconds, num_bytes, arguments, data)
-        workers = self._open()  # before the turn: those that wait when it is closed open no others
+        # Opened before the turn: jobs that wait while the pool is closed do not open it again.
+        workers = self._open()
         with self._jobs.hold(CURRENT_TENANT.get()):
             answer = _run(workers, job, seconds, num_bytes)
         if answer[:1] != DONE:
@@ -145,7 +146,8 @@ def _run(workers: WorkerPool[WorkerProcess], job: bytes, seconds: float, num_byt
         except WorkerDied:
             workers.discard(worker)
             continue
-        except BaseException:  # the pool must not count the worker as busy for ever
+        except BaseException:
+            # The pool must not count the worker as busy for ever.
             workers.discard(worker)
             raise
         workers.release(worker)

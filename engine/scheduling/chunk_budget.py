@@ -23,7 +23,7 @@ from ..types import Priority
 from .step_cost_model import StepCostModel, StepWork, num_pairs, work_of
 
 LEAST = 16  # prompt tokens that a step may always have
-STEPS_WITHOUT_ERROR = 1000  # after which twice as many tokens are tried
+STEPS_WITHOUT_ERROR = 1000  # steps without an error after which twice as many tokens are tried
 # A step is planned for this share of its target, as the times of steps vary.
 AIM = 0.9
 

@@ -16,8 +16,8 @@ from ..speculation.model_drafter import DraftRunner, ModelDrafter, Wanted
 from ..speculation.proposer import Proposal, Proposer
 from .step_plan import StepPlan, lease_of
 
-_PROBE_EVERY = 128  # steps in which a draft model was not worth its time, after which it drafts for one row
-_PROBE_LENGTH = 4  # drafts, then and while its time is unknown
+_PROBE_EVERY = 128  # steps without the draft model after which it is tried again on one row
+_PROBE_LENGTH = 4  # drafts of such a trial, and while the model's time is unknown
 
 
 class DraftBudget:

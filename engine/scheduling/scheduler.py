@@ -217,10 +217,12 @@ class Scheduler:
         rows = [(self._owner(step, row), row) for step in self._in_flight for row in step.batch.rows]
         computed = [sequence for sequence, _ in rows if sequence]
         for sequence, row in rows:
-            if sequence and sequence.matcher and row.num_drafts:  # filling masks has advanced it by the drafts
+            # Filling the masks has advanced the matcher by the drafts.
+            if sequence and sequence.matcher and row.num_drafts:
                 sequence.matcher.rollback_to(sequence.num_generated)
         self._in_flight.clear()
-        for sequence in reversed(self._running.copy()):  # each becomes the head of its class: the first admitted last
+        # Each becomes the head of its class, so that the first admitted one comes last and is first again.
+        for sequence in reversed(self._running.copy()):
             # A partly filled page may lack a copy that was never made: only what is in the tree is trusted.
             lease = lease_of(sequence)
             sequence.num_computed = min(sequence.num_computed, lease.num_shared * self._cache.page_size)
@@ -393,7 +395,8 @@ class Scheduler:
         sequence.num_computed = lease.num_tokens
         counts = sequence.counts
         if counts.num_cached < 0:
-            most = sequence.num_prompt  # tokens that were generated elsewhere may be a prefix hit too
+            # Tokens that were generated elsewhere may be a prefix hit too.
+            most = sequence.num_prompt
             counts.num_cached, counts.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
             self._queue.charge_prompt(sequence)
             self._meter.admit(sequence)

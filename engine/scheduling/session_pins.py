@@ -78,7 +78,7 @@ class SessionPins:
         elif sequence.spec.session:
             self.release(sequence.spec.tenant, sequence.spec.session)
             self._cache.demote(sequence.path, sequence.tokens)
-        ends: dict[int, float] = {}  # by whole pages, as those that end on the same page are one
+        ends: dict[int, float] = {}  # by whole pages: pins that end on the same page count as one
         for num_tokens, seconds in sequence.spec.pins:
             num_pages = num_tokens // self._cache.page_size
             ends[num_pages] = max(seconds, ends.get(num_pages, 0.0))

@@ -26,7 +26,8 @@ class SlowMasks:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority, (NICENESS,))
         self._replays = ThreadPoolExecutor(1, "grammar-replays", _lower_priority, (REPLAY_NICENESS,))
         for pool in (self._thread, self._replays):
-            pool.submit(int)  # its thread starts now: later there may be no memory for it
+            # Start the thread now: later there may be no memory for it.
+            pool.submit(int)
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepPlan] = ()) -> None:
         """Begin the next mask of a sequence if it is likely to take long.
@@ -54,5 +55,6 @@ class SlowMasks:
 
 
 def _lower_priority(by: int) -> None:
-    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+    # Outside Linux niceness belongs to the whole process.
+    if sys.platform == "linux":
         os.nice(by)

@@ -54,8 +54,9 @@ class TenantQueue:
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[int, WaitingEntry] = OrderedDict()
-        self._on_time: list[tuple[float, int]] = []  # latest start and number, sorted
-        self._late: OrderedDict[int, WaitingEntry] = OrderedDict()  # and those without a target
+        self._on_time: list[tuple[float, int]] = []  # latest start and number of sequences with a target, sorted
+        # Sequences that are late, and those without a target.
+        self._late: OrderedDict[int, WaitingEntry] = OrderedDict()
         self._num_before_late = 0  # admissions since the last one of a late sequence
 
     def __len__(self) -> int:

@@ -55,7 +55,8 @@ class GuardedMatcher:
                 if not matcher.replay(token, remaining - count):
                     self._failure = f"it refuses token {count} of those that another engine generated"
                     return
-        except Exception as error:  # of a library, or a bug: it ends this sequence alone
+        except Exception as error:
+            # An error of a library, or a bug, ends this sequence alone.
             self.fail(error)
 
     @property
@@ -138,7 +139,8 @@ class GuardedMatcher:
 
     @property
     def num_shortest(self) -> int | None:
-        return self._matcher.num_shortest  # a constant of the grammar
+        # It is a constant of the grammar, so that no thread has to be waited for.
+        return self._matcher.num_shortest
 
     def _ask(self, question: Callable[[AnswerMatcher], T], otherwise: T) -> T:
         """Return the matcher's answer, or another one if it has failed or fails now."""
@@ -146,7 +148,8 @@ class GuardedMatcher:
         if self._failure is None:
             try:
                 return question(matcher)
-            except Exception as error:  # of a library, or a bug: it ends this sequence alone
+            except Exception as error:
+                # An error of a library, or a bug, ends this sequence alone.
                 self.fail(error)
         return otherwise
 

@@ -93,9 +93,9 @@ class AdapterTokenizers:
         self._downloads = adapter_cache_folder(config.adapter_cache_dir).resolve()
         self._lock = Lock()
         self._most_names = config.max_adapters
-        self._of_adapters: dict[str, _Found] = {}  # by name, the one found last at the end
+        self._of_adapters: dict[str, _Found] = {}  # by the adapter's name; the most recently found one is last
         self._loaded: dict[str, _Loaded] = {}  # by digest of the files
-        self._loading: dict[str, Lock] = {}  # the same, held while they are loaded
+        self._loading: dict[str, Lock] = {}  # locks by the same digest, held while the files are loaded
 
     @property
     def has_folder(self) -> bool:
@@ -176,7 +176,8 @@ class AdapterTokenizers:
         own = loaded.tokenizer
         key = _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
-            return ServedTokenizer(own, size, "", identity), loaded  # with a chat template of its own, perhaps
+            # The adapter may bring a chat template of its own.
+            return ServedTokenizer(own, size, "", identity), loaded
         return ServedTokenizer(own, size, f"{key}@{size}", identity), loaded
 
     @cached_property

@@ -23,7 +23,7 @@ from .sequence_table import SequenceTable
 
 _NEUTRAL = SamplingDefaults()
 _LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
-_LONGEST_CUT = 1 << 14  # characters, cut in less time than that
+_LONGEST_CUT = 1 << 14  # characters; cutting a longer text takes longer than handing it to a thread
 
 
 class AsyncEngine:
@@ -173,7 +173,7 @@ class _Stream:
         self.error: Exception | None = None
         self.begun: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self._arrival: asyncio.Future[None] | None = None  # awaited by a reader that found no delta
+        self._arrival: asyncio.Future[None] | None = None  # set while a reader that found no delta waits
 
     def add(self, delta: TextDelta) -> None:
         """Append a delta and wake the reader."""

@@ -32,7 +32,7 @@ class DescribedVocabularies:
 
     def __init__(self, engine: TokenReceiver) -> None:
         self._engine = engine
-        self._names: dict[str, set[str]] = {}  # of adapters, by vocabulary; the one used last at the end
+        self._names: dict[str, set[str]] = {}  # names of adapters by vocabulary; the most recently used one is last
         self._users: dict[int, str] = {}  # vocabularies of sequences that have not ended
 
     def use(self, served: ServedTokenizer, adapters: Iterable[str], ids: Iterable[int]) -> None:
@@ -73,5 +73,6 @@ class DescribedVocabularies:
         for key in idle:
             if key not in kept:
                 del self._names[key]
-                with suppress(EngineDead):  # with which the bytes are gone
+                # An engine that has died holds no vocabulary any more.
+                with suppress(EngineDead):
                     self._engine.describe_tokens(ForgetTokens(key))

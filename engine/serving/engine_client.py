@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import os
-import socket
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, cast
-
-import psutil
+from typing import cast
 
 from ...tenancy.current_tenant import CURRENT_TENANT
 from .. import errors
 from ..config import EngineConfig
 from ..errors import EngineDead, EngineError
 from ..ipc import FrameReader, frame
-from ..machine.visible_gpus import takes_gpu
 from ..messages import (
     Abort,
     AdapterChanged,
@@ -39,7 +30,6 @@ from ..messages import (
     ReadKv,
     Ready,
     ReleaseSession,
-    Reply,
     ResetCache,
     SessionReply,
     Shutdown,
@@ -53,14 +43,12 @@ from ..messages import (
 )
 from ..snapshot import EngineSnapshot
 from ..types import AdapterInfo
-from .engine_spawn import EngineProcess, SpawnEngine, fault_of_start, spawn_engine
-from .output_processor import error_of
-from .process_watch import ENDED, ProcessWatch
+from .engine_spawn import EngineProcess, SpawnEngine, spawn_engine
+from .pending_calls import REPLIES, CallReply, PendingCalls
+from .process_watch import ENDED
 from .submit_gatherer import SubmitGatherer
-from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT, Watchdog
-
-SOCKET_BUFFER = 4 << 20
-"""Bytes of a channel's send buffer."""
+from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
+from .watched_process import WatchedProcess
 
 Call = (
     LoadAdapter
@@ -72,8 +60,6 @@ Call = (
     | ExportSession
     | ImportSession
 )
-CallReply = Reply | Adapters | SnapshotTaken | SessionReply
-_REPLIES = (Reply, Adapters, SnapshotTaken, SessionReply)
 
 
 class EngineClient(asyncio.Protocol):
@@ -103,21 +89,16 @@ class EngineClient(asyncio.Protocol):
         watchdog_timeout: float = WATCHDOG_TIMEOUT,
         spawn: SpawnEngine | None = None,
     ) -> None:
-        self._config = config
-        self._spawn = spawn or spawn_engine
-        self._model_path = model_path
-        self._process: EngineProcess | None = None
+        timeouts = (heartbeat_timeout, watchdog_timeout)
+        self._process = WatchedProcess(config, model_path, spawn or spawn_engine, *timeouts, self._end_with)
         self._connecting: asyncio.Task[object] | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._ready: asyncio.Future[Ready] | None = None
-        watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
-        self._watch = ProcessWatch(watchdog, self._has_main_ended, lambda reason: self._end(EngineDead(reason)))
         self._closing = False
         self._disconnected = asyncio.Event()
         self._adapters: dict[str, AdapterInfo] = {}
-        self._call_ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[CallReply]] = {}
+        self._calls = PendingCalls()
         self._gatherer = SubmitGatherer(self._send_held)
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
@@ -132,12 +113,17 @@ class EngineClient(asyncio.Protocol):
     @property
     def silent_seconds(self) -> float:
         """Seconds since the engine's last sign of life."""
-        return self._watch.watchdog.silent_seconds
+        return self._process.watch.watchdog.silent_seconds
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The engine's process; None before ``start``."""
+        return self._process.process
 
     @property
     def place(self) -> str:
         """Where the engine runs, for people."""
-        return "no process" if self._process is None else f"process {self._process.pid}"
+        return self._process.place
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
@@ -153,8 +139,8 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, liveness = await self._open()
-        self._watch.open(liveness)
+        ours, liveness = self._process.start()
+        self._process.watch.open(liveness)
         self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
         try:
             # Not cancelled with the start: uvloop would close the transport, and tell nobody.
@@ -163,18 +149,6 @@ class EngineClient(asyncio.Protocol):
         except asyncio.CancelledError:
             self._ready.cancel()
             raise
-
-    async def _open(self) -> tuple[socket.socket, BinaryIO]:
-        """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
-        reader, writer = os.pipe()
-        liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
-        with theirs, open(writer, "wb", buffering=0) as signs:
-            options = json.dumps(asdict(self._config))
-            self._process = self._spawn(theirs.fileno(), signs.fileno(), str(self._model_path), options)
-        return ours, liveness
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
         """Send the bytes of all tokens, needed before the first sequence with a grammar, or let them be given up."""
@@ -215,30 +189,30 @@ class EngineClient(asyncio.Protocol):
             EngineDead: the engine is gone, before the call or before its reply.
         """
         tenant = CURRENT_TENANT.get()
-        await self._call(LoadAdapter(next(self._call_ids), name, path, replace, trusted, num_tokens, of, tenant))
+        await self._call(LoadAdapter(self._calls.new_id(), name, path, replace, trusted, num_tokens, of, tenant))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""
-        await self._call(UnloadAdapter(next(self._call_ids), name))
+        await self._call(UnloadAdapter(self._calls.new_id(), name))
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """Return all adapters. Raises RequestError if the engine runs without LoRA, EngineDead as above."""
-        reply = await self._call(ListAdapters(next(self._call_ids)))
+        reply = await self._call(ListAdapters(self._calls.new_id()))
         return reply.adapters if isinstance(reply, Adapters) else ()
 
     async def take_snapshot(self) -> EngineSnapshot:
         """Return the engine's state between two steps, which may be seconds away. Raises EngineDead as above."""
-        reply = await self._call(TakeSnapshot(next(self._call_ids)))
+        reply = await self._call(TakeSnapshot(self._calls.new_id()))
         assert isinstance(reply, SnapshotTaken)
         return reply.snapshot
 
     async def reset_cache(self) -> None:
         """Remove all cached KV that no running sequence uses, of all tiers. Raises EngineDead as above."""
-        await self._call(ResetCache(next(self._call_ids)))
+        await self._call(ResetCache(self._calls.new_id()))
 
     async def release_session(self, tenant: str, session: str) -> bool:
         """End a tenant's session, whose KV is evicted first. Returns whether it was held. Raises EngineDead."""
-        reply = await self._call(ReleaseSession(next(self._call_ids), tenant, session))
+        reply = await self._call(ReleaseSession(self._calls.new_id(), tenant, session))
         return isinstance(reply, SessionReply) and reply.count > 0
 
     async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
@@ -248,18 +222,17 @@ class EngineClient(asyncio.Protocol):
             RequestError: the KV of this model cannot be kept elsewhere, or the file would be too large.
             EngineDead: as above.
         """
-        reply = await self._call(ExportSession(next(self._call_ids), tenant, session))
+        reply = await self._call(ExportSession(self._calls.new_id(), tenant, session))
         return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
 
     async def import_session(self, data: bytes) -> int:
         """Take a session from a file. Returns the tokens that are cached, 0 where it is no match. Raises as above."""
-        reply = await self._call(ImportSession(next(self._call_ids), data))
+        reply = await self._call(ImportSession(self._calls.new_id(), data))
         return reply.count if isinstance(reply, SessionReply) else 0
 
     def kill(self) -> None:
         """Kill a process that hangs. Does nothing if it has ended."""
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
 
     async def close(self) -> None:
         """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket.
@@ -273,9 +246,9 @@ class EngineClient(asyncio.Protocol):
             self._send([Shutdown()])
         elif self._is_loading or self._transport is not None:
             self.kill()
-        if self._process is not None:
-            await asyncio.to_thread(_reap, self._process)
-        if self._transport is not None:  # the socket's end follows that of the process
+        await asyncio.to_thread(self._process.reap)
+        # The end of the socket follows that of the process.
+        if self._transport is not None:
             await self._disconnected.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -290,7 +263,7 @@ class EngineClient(asyncio.Protocol):
             if not self._ready.done():
                 self._finish_start(messages.pop(0))
             heartbeat = messages.pop() if messages and isinstance(messages[-1], Heartbeat) else None
-            if any(isinstance(message, (AdapterChanged, *_REPLIES)) for message in messages):
+            if any(isinstance(message, (AdapterChanged, *REPLIES)) for message in messages):
                 messages = [message for message in messages if not self._handle(message)]
             if messages:
                 self._gatherer.see(messages)
@@ -304,45 +277,22 @@ class EngineClient(asyncio.Protocol):
         self._transport = None
         self._disconnected.set()
         is_starting = self._ready is not None and not self._ready.done()
-        self._end(EngineDead(self._fault_of_start() if is_starting else ENDED))
+        self._end(EngineDead(self._process.fault_of_start() if is_starting else ENDED))
 
-    def _fault_of_start(self) -> str:
-        assert self._process is not None
-        return fault_of_start(self._process, on_gpu=takes_gpu(self._config.device))
+    def _end_with(self, reason: str) -> None:
+        self._end(EngineDead(reason))
 
     def _end(self, death: EngineDead) -> None:
         """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
-        self._watch.stop()
+        self._process.watch.stop()
         if self.death is not None:
             return
         self.death = death
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(death)
-        self._calls.clear()
+        self._calls.fail(death)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(death)
         elif not self._closing:
             self.on_death(death)
-
-    def _has_main_ended(self) -> bool:
-        """Return whether the main thread of the engine process has ended."""
-        assert self._process is not None
-        try:
-            return psutil.Process(self._process.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.Error:
-            return False
-
-    def _processor_seconds(self) -> float | None:
-        """Return the processor time that the engine process has used; None if it cannot be known."""
-        assert self._process is not None
-        try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return None
-        return float(times.user + times.system)
 
     @property
     def _is_loading(self) -> bool:
@@ -358,27 +308,20 @@ class EngineClient(asyncio.Protocol):
         self._check_alive().write(frame(encode([*self._gatherer.take(), *messages])))
 
     def _send_held(self) -> None:
-        if self.is_alive:  # else ``on_death`` was told, or nobody is to be
+        # A dead engine was reported by ``on_death``, and a closed one is reported to nobody.
+        if self.is_alive:
             self._send(())
 
     async def _call(self, call: Call) -> CallReply:
         """Send a call and wait for its reply. Raises the error that the reply carries."""
         self._send([call])
-        future: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
-        self._calls[call.id] = future
-        try:
-            reply = await future
-        finally:
-            self._calls.pop(call.id, None)
-        if isinstance(reply, Reply) and reply.failure is not None:
-            raise error_of(reply.failure)
-        return reply
+        return await self._calls.reply_to(call.id)
 
     def _finish_start(self, message: Message) -> None:
         """Take the engine's first message: Ready, or Failed with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
-            self._watch.start()
+            self._process.watch.start()
             self._adapters = {info.name: info for info in message.adapters}
             self._ready.set_result(message)
         elif isinstance(message, Failed):
@@ -393,16 +336,6 @@ class EngineClient(asyncio.Protocol):
                 self._adapters.pop(message.name, None)
             else:
                 self._adapters[message.name] = message.info
-        elif isinstance(message, _REPLIES):
-            future = self._calls.get(message.id)
-            if future is not None and not future.done():
-                future.set_result(message)
-        return isinstance(message, _REPLIES)
-
-
-def _reap(process: EngineProcess) -> None:
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        elif isinstance(message, REPLIES):
+            self._calls.answer(message)
+        return isinstance(message, REPLIES)

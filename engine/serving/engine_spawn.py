@@ -27,7 +27,7 @@ class EngineProcess(Protocol):
         ...
 
 
-_LAST_SECONDS = 2.0  # for a process that has closed its socket to end
+_LAST_SECONDS = 2.0  # seconds that a process which has closed its socket gets to end
 
 SpawnEngine = Callable[[int, int, str, str], EngineProcess]
 """As ``spawn_engine``."""

@@ -140,12 +140,15 @@ def serve_forks(end: socket.socket, run: Callable[[int, int], int]) -> int:
         end: the socket.
         run: called in each forked process with its descriptors; returns its exit code.
     """
-    if len(os.listdir("/proc/self/task")) > 1:  # a forked process has no other threads, whatever waits for them
+    # A forked process has no other threads, and whatever waits for one would hang.
+    if len(os.listdir("/proc/self/task")) > 1:
         return EXIT_UNABLE
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system buries the dead
+    # The system reaps the forked processes.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    outlive_parent()  # the end of the socket tells of its death
+    # The end of the socket tells the parent of this process's death.
+    outlive_parent()
     end.send(READY)
     forked: list[int] = []
     while True:
@@ -182,7 +185,8 @@ def _answer(end: socket.socket, pid: int) -> list[int]:
     except ProcessLookupError:
         end.send(b"0")
         return []
-    with suppress(OSError):  # the next message will tell that the other side is gone
+    # The next message shows that the other side is gone.
+    with suppress(OSError):
         socket.send_fds(end, [str(pid).encode()], [descriptor])
     return [descriptor]
 

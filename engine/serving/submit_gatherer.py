@@ -14,7 +14,7 @@ from ..messages import Done, Failed, Message, Submit
 
 GATHER_SECONDS = 0.004
 """For which a sequence is held at most while others come."""
-_ROUNDS = 5  # of the event loop from the bytes of a request to its sequences
+_ROUNDS = 5  # rounds of the event loop from the bytes of a request to its sequences
 
 
 class SubmitGatherer:
@@ -32,8 +32,8 @@ class SubmitGatherer:
         self._clock = clock
         self._open: set[int] = set()  # ids of sequences that have not ended
         self._held: list[Submit] = []
-        self._due = 0.0  # by which they are sent
-        self._rounds = 0  # since the last of them came
+        self._due = 0.0  # when the held ones are sent at the latest, on the loop's clock
+        self._rounds = 0  # rounds since the last one was added
 
     def add(self, submits: Sequence[Submit]) -> None:
         """Send sequences: at once, or with others that come now."""

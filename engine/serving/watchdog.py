@@ -20,7 +20,8 @@ TICK_SECONDS = 0.1
 # One tick counts at most so many seconds: if more have passed, this process itself was not running.
 _MOST_SECONDS = 2 * TICK_SECONDS
 _OVERDUE = 1.0  # seconds of silence after which processor time is looked at
-_LEAST_PROCESSOR_SECONDS = 0.01  # that tell a slow process from a stopped one; the kernel's clock tick
+# Processor seconds, one tick of the kernel's clock, that tell a slow process from a stopped one.
+_LEAST_PROCESSOR_SECONDS = 0.01
 
 
 class Watchdog:

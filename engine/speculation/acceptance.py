@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 HIGHEST_RATE = 0.99
 _LENGTHS = (1, 2, 3, 4, 6, 9, 16)  # the shortest match of each class
-_OF_LENGTHS = (0.1, 0.3, 0.45, 0.6, 0.7, 0.75, 0.85)  # priors
+_OF_LENGTHS = (0.1, 0.3, 0.45, 0.6, 0.7, 0.75, 0.85)  # prior acceptance of each class
 _OF_OTHERS = {"grammar": 0.9, "tree": 0.85, "model": 0.7}
-_LONGEST = 16  # match that is told apart
-_ENDLESS = 1 << 16  # drafts
+_LONGEST = 16  # the longest match with a class of its own
+_ENDLESS = 1 << 16  # a number of drafts that is never reached
 _GLOBAL_TRIALS, _MOST_GLOBAL_TRIALS = 20.0, 200.0
 _PRIOR_TRIALS, _MOST_TRIALS = 4.0, 20.0
 _MODEL_TRIALS, _MOST_MODEL_TRIALS = 10.0, 100.0  # a draft model is right about as often in all texts

@@ -8,16 +8,16 @@ from heapq import heapify, heappop, heapreplace
 
 from .token_cost import TokenCost
 
-_MARGIN = 1.1  # by which a draft's probability must exceed its cost, which is an estimate
+_MARGIN = 1.1  # factor by which a draft's probability must exceed its estimated cost
 _LOWEST_COST = 0.01  # no draft is free
-_SHARED = 0.5  # part of what an accepted draft saves of the steps' fixed cost, if there are other rows
-_LEAST_GAIN = 0.05  # of a step without drafts; below that a measure cannot tell gain from loss
-_TRIAL_STEPS = 32  # steps with drafts after which what they brought is judged
-_MOST_LOST = 4.0  # steps' worth of time that a trial may lose before
-_SHORTEST_WAIT = 64  # steps without drafts after a trial that failed; they double
+_SHARED = 0.5  # share of a step's fixed cost that an accepted draft saves beside other rows
+_LEAST_GAIN = 0.05  # share of a step without drafts; a smaller gain cannot be told from noise
+_TRIAL_STEPS = 32  # steps with drafts before a trial is judged
+_MOST_LOST = 4.0  # time that a trial may lose before it is judged, in steps
+_SHORTEST_WAIT = 64  # steps without drafts after a failed trial, doubled by each further one
 _LONGEST_WAIT = 4096
 _RAISE = 2.0  # drafts that promise so many times as much as those that failed are tried during the wait
-_PLAIN_WEIGHT = 0.125  # of the last step in the mean length of steps without drafts
+_PLAIN_WEIGHT = 0.125  # weight of the last step in the mean time of steps without drafts
 _OUTLIER = 4.0  # a step this many times longer than without drafts counts as that long: something else ran
 
 
@@ -122,7 +122,7 @@ class DraftCost:
             limit: most drafts.
         """
         choice = DraftChoice([0] * len(runs))
-        price = self.threshold(num_rows) / num_rows  # of a draft, as a share of a step without
+        price = self.threshold(num_rows) / num_rows  # cost of a draft, as a share of a step without drafts
         worth = self.worth(num_rows)
         heap = [(-rates[0], index) for index, rates in enumerate(runs) if rates]
         heapify(heap)
@@ -153,7 +153,8 @@ class DraftCost:
         step = self._seconds(num_rows)
         if not step:
             return 0
-        each = self.threshold(num_rows) / num_rows * len(rates) + seconds / step  # cost, as a share of a step without
+        # Cost of each draft, as a share of a step without drafts.
+        each = self.threshold(num_rows) / num_rows * len(rates) + seconds / step
         best, best_gain, best_speed = 0, 0.0, float(num_rows)
         tokens, chances, worth = float(num_rows), list(rates), self.worth(num_rows)
         for length in range(1, most + 1):

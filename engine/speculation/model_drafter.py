@@ -108,7 +108,7 @@ class _Step:
     starts: list[RowStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
     wanted: list[Wanted] = field(default_factory=list)
-    pages: list[Seq[int]] = field(default_factory=list)  # of the target
+    pages: list[Seq[int]] = field(default_factory=list)  # page table of each row in the target
 
     def add(
         self, wanted: Wanted, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
@@ -256,7 +256,8 @@ class ModelDrafter:
             return 0
         if not self._cache.grow(follower.pages, start + len(tokens)):
             if follower.start is not None:
-                self.leave(sequence)  # what it would copy may be evicted before the next step
+                # The pages that it would copy may be evicted before the next step.
+                self.leave(sequence)
             return 0
         draws = start + len(tokens) == len(known)
         step.add(wanted, follower, start, tokens, draws=draws, ahead=0)
@@ -278,7 +279,8 @@ class ModelDrafter:
         place = sequence.num_tokens - self._runner.num_skipped + len(drafts) - 1
         if len(drafts) == wanted.limit or last in sequence.spec.stop_ids or place + 1 >= self._runner.max_model_len:
             return
-        if last >= self._runner.vocab_size:  # forced by a mask of a larger vocabulary
+        # A mask of a larger vocabulary forced a token that the draft model does not know.
+        if last >= self._runner.vocab_size:
             return
         matcher = sequence.matcher
         if matcher and not (matcher.accept(last) and matcher.may_draft(sequence.remaining - len(drafts))):
@@ -296,7 +298,8 @@ class ModelDrafter:
         began = self._clock()
         jobs = mask_jobs(batch, lambda row: owners[row.row])
         result = self._runner.run(batch, step.pages, self._fill_masks(jobs) if jobs else None)
-        if batch.num_tokens <= 2 * len(batch.rows):  # no prompt, which takes less time for each token
+        # A prompt takes less time for each token, so that its steps are not measured.
+        if batch.num_tokens <= 2 * len(batch.rows):
             self._cost.observe(len(batch.rows), self._clock() - began)
         drawn = []
         for wanted, row, row_result in zip(step.wanted, batch.rows, result.rows, strict=True):

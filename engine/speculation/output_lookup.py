@@ -47,7 +47,7 @@ class OutputLookup:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._count = 0  # of positions so far; the slot of each is its number modulo `most`
+        self._count = 0  # positions so far; the slot of each is its number modulo ``most``
         self._entries: list[tuple[_Output, int, int, int]] = []  # see `add`
         self._latest: dict[int, int] = {}  # by trigram
 
@@ -90,11 +90,11 @@ class OutputIndex:
         self._outputs = outputs
         self._own = _Output(namespace, tokens, max(0, num_prompt - _TAIL))
         self._seed = hash(namespace)
-        self._key = key_of(tokens[self._own.first : num_prompt])  # of the last indexed trigram
+        self._key = key_of(tokens[self._own.first : num_prompt])  # key of the last indexed trigram
         self._num_indexed = num_prompt - self._own.first
         self._source: _Output | None = None  # the output of the last match
-        self._position = 0  # in the source, after the match
-        self._length = 0  # of the match
+        self._position = 0  # position in the source behind the match
+        self._length = 0  # length of the match
 
     def lookup(self, limit: int) -> tuple[int, array[int]]:
         """Return the tokens that followed the longest match of the last tokens in another output.

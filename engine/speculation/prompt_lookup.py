@@ -14,7 +14,7 @@ _CHOICES = 4  # earlier positions that are compared
 _LONGEST = 16  # tokens of context that are compared
 _AGREED = 4  # tokens that agree before a match, which make it longer by one
 _LONGEST_KEY = 3  # tokens of the longest n-grams that are indexed
-TOKEN_BITS = 20  # of a token in a key; keys of larger ids may collide, which the comparison detects
+TOKEN_BITS = 20  # bits of a token in a key; keys of larger ids may collide, which the comparison detects
 TOKEN = (1 << TOKEN_BITS) - 1
 KEY = (1 << 3 * TOKEN_BITS) - 1
 
@@ -31,7 +31,7 @@ class NgramIndex:
     def __init__(self, tokens: array[int]) -> None:
         self._tokens = tokens
         self._orders = [_Order(tokens, order) for order in range(_LONGEST_KEY, 0, -1)]
-        self._key = key_of(tokens[-_LONGEST_KEY:])  # of the last indexed trigram
+        self._key = key_of(tokens[-_LONGEST_KEY:])  # key of the last indexed trigram
         self._num_indexed = len(tokens)
         self._source = -1  # the position after the last match, which goes on where a token differs
 

@@ -34,11 +34,11 @@ from .prompt_lookup import NgramIndex
 
 # The share of useful lookups starts as if so many had been useful, and is averaged over at most so many.
 _LOOKUPS, _MOST_LOOKUPS = 20.0, 200.0
-_OVERLAP_GAIN = 0.1  # of a step: the time that overlap scheduling saves
+_OVERLAP_GAIN = 0.1  # share of a step that overlap scheduling saves
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens
 _RARELY = 0.05  # share of lookups that were useful, of all sequences, below which they are made yet more rarely
-_RARE_BACKOFF = 32  # tokens, then
+_RARE_BACKOFF = 32  # tokens from one lookup to the next, then
 
 
 class DraftSource(StrEnum):
@@ -51,7 +51,7 @@ class DraftSource(StrEnum):
     MODEL = "model"
 
 
-_ALWAYS_ASKED = (DraftSource.GRAMMAR, DraftSource.MODEL)  # whatever the back-off from lookups
+_ALWAYS_ASKED = (DraftSource.GRAMMAR, DraftSource.MODEL)  # sources that are asked whatever the back-off from lookups
 
 
 @dataclass(slots=True)

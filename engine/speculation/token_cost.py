@@ -18,8 +18,8 @@ class TokenCost:
 
     def __init__(self) -> None:
         self._weight = 0.0
-        self._tokens = self._seconds = 0.0  # means
-        self._spread = self._joint = 0.0  # variance of tokens, covariance
+        self._tokens = self._seconds = 0.0  # means of tokens and seconds
+        self._spread = self._joint = 0.0  # variance of tokens; covariance of tokens and seconds
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add a step to the regression."""

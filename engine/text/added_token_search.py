@@ -39,7 +39,8 @@ class AddedTokenSearch:
         while at < len(text):
             end = at + _WINDOW
             found = self._pattern.search(text, at, end + self._overlap)
-            if found is None or found.start() >= end:  # beyond, a token could be cut off
+            # Beyond ``end`` a token could be cut off.
+            if found is None or found.start() >= end:
                 at = end
             else:
                 yield found.start()

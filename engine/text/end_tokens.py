@@ -27,7 +27,8 @@ def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = No
         ModelError: the files are malformed.
     """
     if tokenizer is None and not model.is_dir():
-        return config.eos_token_ids  # of one GGUF file, which the configuration was read from
+        # The configuration was read from the same GGUF file.
+        return config.eos_token_ids
     with refusing_malformed():
         own, special = _tokenizer_ends(tokenizer or model)
     ends = [*own, *config.eos_token_ids]

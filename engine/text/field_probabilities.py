@@ -57,8 +57,9 @@ class _Step:
     """
 
     def __init__(self, drawn: bytes, allowed: Sequence[tuple[bytes, float]]) -> None:
-        self._agreeing = [0.0] * (len(drawn) + 2)  # that agree in more than so many bytes
-        self._differing: defaultdict[int, dict[int, float]] = defaultdict(dict)  # from there on, by their next byte
+        self._agreeing = [0.0] * (len(drawn) + 2)  # probability of the tokens that agree in more than so many bytes
+        # Probability of those that differ there, by their next byte.
+        self._differing: defaultdict[int, dict[int, float]] = defaultdict(dict)
         for text, probability in allowed:
             length, other = _difference(drawn, text)
             self._agreeing[length] += probability

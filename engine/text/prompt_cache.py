@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from .tokenizer import Tokenizer
 
 _PART: Final = 256  # least characters of a cached part; encoding it takes about twenty times as long as a lookup
-_MOST_CHARACTERS: Final = 1 << 23  # of all cached parts; their token ids take about as much memory again
+_MOST_CHARACTERS: Final = 1 << 23  # characters of all cached parts; their token ids take about as much memory again
 
 
 class Owner(NamedTuple):

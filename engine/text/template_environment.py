@@ -27,8 +27,8 @@ UNITS = 400_000
 """Of work in the calling thread: about characters. A render of that much takes some milliseconds."""
 _CALL = 20
 _ITERATION = 10
-_VISIT = 5  # of a value in a list or an object
-_MOST_BITS = 4096  # of an integer
+_VISIT = 5  # cost of each value in a list or an object
+_MOST_BITS = 4096  # bits of the largest integer
 _MOST_INDENT = 16
 
 _STR_METHODS = frozenset(

@@ -56,7 +56,8 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     others = frozenset(range(256)) - _ALPHANUMERIC
     return TokenBounds(
         tuple(_bound(pieces, bytes(ignored)) for ignored in (missing, others | missing)),
-        ascii_only=any(step["type"] == "NFC" for step in steps),  # which joins characters to shorter ones
+        # NFC joins characters to shorter ones.
+        ascii_only=any(step["type"] == "NFC" for step in steps),
     )
 
 

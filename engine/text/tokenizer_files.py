@@ -111,7 +111,8 @@ def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, None if there is no such file."""
-    if path.exists() and not path.is_file():  # a pipe would never end
+    # Reading a pipe would never end.
+    if path.exists() and not path.is_file():
         raise ModelError(f"{path.name} is not a file.")
     try:
         value = json.loads(path.read_bytes())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 UNLOAD_SECONDS = 60.0
 """Time for which a removed version stays loaded, for requests that have chosen it and are not in the engine yet."""
 
-_KEEP_SECONDS = 0.05  # between two looks at whether a version is being added
+_KEEP_SECONDS = 0.05  # seconds between two looks at whether a version is being added
 
 logger = logging.getLogger("rootgraft.models")
 

@@ -20,8 +20,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...engine.serving.engine_client import SOCKET_BUFFER
 from ...engine.serving.engine_spawn import spawn_engine
+from ...engine.serving.watched_process import SOCKET_BUFFER
 
 CONTROL, CHANNEL, LIVENESS = b"C", b"M", b"L"
 """Purposes of a connection."""
@@ -33,9 +33,9 @@ REPORT = struct.Struct("<d")
 ACCEPT_SECONDS = 30.0
 """For the gateway to connect."""
 
-_HELLO_SECONDS = 2.0  # for a connection to say its token
+_HELLO_SECONDS = 2.0  # seconds that a connection gets to send its token
 _REPORT_SECONDS = 0.5
-_END_SECONDS = 10.0  # for an engine process whose gateway is gone to end by itself
+_END_SECONDS = 10.0  # seconds that an engine process whose gateway is gone gets to end by itself
 
 
 class EngineHost:

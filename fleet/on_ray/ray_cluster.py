@@ -168,7 +168,8 @@ class RayCluster:
         # Ray would print a stack trace on the terminal for each SIGTERM, which ends this server in good order.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         ray = importlib.import_module("ray")
-        logging.getLogger("ray").setLevel(logging.ERROR)  # after the import, which sets it
+        # The import of Ray sets the level, so that it is changed afterwards.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda *given, **named: None

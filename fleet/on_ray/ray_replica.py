@@ -74,7 +74,8 @@ class RayReplica(EngineClient):
         except BaseException as error:
             for end in ends:
                 end.close()
-            if not isinstance(error, OSError):  # TimeoutError is one
+            # TimeoutError is an OSError too.
+            if not isinstance(error, OSError):
                 raise
             where = f"{self._address.host}:{self._address.port}"
             raise EngineDead(f"The replica at {where} cannot be reached: {error or 'no answer'}.") from error
@@ -123,7 +124,8 @@ class RayReplica(EngineClient):
         return self._control.processor_seconds if self._control is not None else None
 
     def _has_main_ended(self) -> bool:
-        return False  # the actor waits for the process, and tells
+        # The actor waits for the process and reports its end.
+        return False
 
     def _lose_host(self) -> None:
         """End with the actor: the end of its channel asks the engine process to end."""

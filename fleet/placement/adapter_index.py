@@ -31,7 +31,7 @@ class AdapterIndex:
         self._most_held = most_held
         self._load_seconds = load_seconds
         self._full = np.zeros(num_slots, bool)
-        self._sent = np.zeros(num_slots)  # sequences lately
+        self._sent = np.zeros(num_slots)  # recent sequences of each slot
         self._loaded: dict[str, npt.NDArray[np.bool_]] = {}
         # Sequences by adapter, and when they were last counted.
         self._counts: dict[str, tuple[float, int]] = {}
@@ -91,7 +91,8 @@ class AdapterIndex:
         routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
         share = self._counted(adapter) / (routed + _FEW)
         loaded = self._loaded.get(adapter, nowhere)
-        full = ~nowhere if is_replay else self._full  # a replica that is not full counts as if it had it
+        # A replica with room counts as if it had the adapter.
+        full = ~nowhere if is_replay else self._full
         busy = self._sent * (int(is_open.sum()) / max(1.0, float(self._sent[is_open].sum())))
         return AdapterColumns(loaded, full, self._load_seconds * rate, share, busy)
 

@@ -277,7 +277,8 @@ class CompileService:
         except WorkerTimeout:
             workers.discard(worker)
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s of processor time to compile") from None
-        except BaseException:  # it died, a bug, no memory: the pool must not count the worker as busy for ever
+        except BaseException:
+            # Whatever the error, the pool must not count the worker as busy for ever.
             workers.discard(worker)
             raise
         workers.release(worker)
@@ -326,7 +327,8 @@ def _lower_priority() -> None:
 
     Not to SCHED_IDLE, in which the thread could hold the interpreter's lock and be given no core.
     """
-    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+    # Outside Linux niceness belongs to the whole process.
+    if sys.platform == "linux":
         os.nice(NICENESS)
 
 

@@ -122,7 +122,8 @@ def _run_nice(work: Callable[[], object], nice: int, prompt: float = 0.0) -> Non
 
     thread = Thread(target=run, daemon=True)
     thread.start()
-    with suppress(OSError):  # the thread has ended
+    # The thread has ended meanwhile.
+    with suppress(OSError):
         while thread.is_alive() and (left := prompt - sum(map(time.clock_gettime, clock))) > 0:
             thread.join(left)
         os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, min(own - NICE + nice, MOST_NICE))

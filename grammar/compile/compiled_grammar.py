@@ -28,7 +28,7 @@ _LARGER_LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
     step_max_items=5_000_000,
     step_lexer_fuel=2_000_000,
-    initial_lexer_fuel=100_000_000,  # for all tokens that are replayed before the next mask
+    initial_lexer_fuel=100_000_000,  # fuel for all tokens that are replayed before the next mask
     max_items_in_row=20_000,
 )
 

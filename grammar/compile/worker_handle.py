@@ -84,7 +84,8 @@ class WorkerProcess:
             env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # our end alone
+        # Our end alone does not block.
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
             self._send(hello, starves=False)
             if self._receive(START_SECONDS, starves=False) != READY:

@@ -33,7 +33,7 @@ class BackendState(Protocol):
         """Return an independent state at the same position."""
 
     def search_copy(self) -> BackendState:
-        """Return a copy for a search that counts only if it reaches an end: it need not tell whether there is one."""
+        """Return a copy for a search of one end. The copy need not check that an end still exists after each token."""
 
     def can_end(self) -> bool:
         """Return whether the text so far is complete."""

@@ -206,7 +206,7 @@ class ClosingTexts:
         return Exchanges([*between, text[at:]], choices, partial(self._fewest, lexical=lexical))
 
     def other_kinds(self, tokens: list[int], lexical: int) -> Iterator[list[int]]:
-        """Yield a completion with an array or object in it exchanged for one of its group, if it takes fewer tokens."""
+        """Yield completions of fewer tokens, in which another container of its group replaces one in ``tokens``."""
         if not self._kinds or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
             return
         text = b"".join(self.vocabulary.tokens[token] for token in tokens)

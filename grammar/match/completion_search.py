@@ -78,7 +78,7 @@ class CompletionSearch:
         return self._exchanged(probe, found, lexical, enough)
 
     def _exchanged(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
-        """Return a completion with other scalars if these make it shorter, and short enough if it was not."""
+        """Return one of at most ``enough`` tokens, with other scalars, where there is one; else ``found``."""
         exchanges = self._texts.exchanges(found, lexical)
         best = found if exchanges is None else exchanges.best()
         if exchanges is None or len(best) >= len(found) or len(best) > enough:

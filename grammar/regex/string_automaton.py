@@ -331,7 +331,10 @@ class _Positions:
         return nullable, first, ends
 
     def _cover(self, starts: list[int], size: int, least: int) -> None:
-        """Record that of two copies beyond the least number, the earlier one leaves more repeats."""
+        """Record for each position the same one in earlier copies, behind which more repeats may follow.
+
+        The copies are those of a repeated expression, beyond its least number of repeats.
+        """
         later = [0] * size
         for copy in range(len(starts) - 1, max(least - 2, -1), -1):
             for offset in range(size):

@@ -28,7 +28,8 @@ MAX_PLACES = 64
 # Characters of one array or object that may stand for another, and of all of them.
 MAX_CONTAINER_TEXT = 1_024
 MAX_CONTAINERS_TEXT = 4_096
-SOME_DISTINCT = 12  # items of an array of distinct ones, among the texts to end an answer with
+# Items that are written out of an array of distinct items, to end an answer with.
+SOME_DISTINCT = 12
 
 
 class ShortestInstance:

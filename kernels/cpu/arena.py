@@ -66,7 +66,8 @@ class ReusedMemory:
         with self._lock:
             fitting = (each for each in self._blocks if len(each) >= size and sys.getrefcount(each) == self._unused)
             block = next(fitting, None)
-            if block is None:  # those that are unused are too small, and go
+            # The unused blocks are too small, and are freed.
+            if block is None:
                 self._blocks = [each for each in self._blocks if sys.getrefcount(each) > self._unused]
                 block = _map_block(size)
                 self._blocks.append(block)
@@ -99,7 +100,8 @@ def release_mapped(tensor: Tensor) -> None:
 
 def trim_heap() -> None:
     """``kernels.memory.trim_heap``."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
+    # Only glibc has this function.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(ctypes.c_size_t(0))
 
 
@@ -124,6 +126,7 @@ def _map_block(size: int) -> mmap.mmap:
     """Map anonymous zeros, committed on first write, in huge pages where the operating system has them."""
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if (advice := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        # The kernel may have no huge pages.
+        with contextlib.suppress(OSError):
             block.madvise(advice)
     return block

@@ -28,7 +28,7 @@ from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 512
-_MOST_LATENT_DIM: Final = 576  # of a key whose first dimensions are the value
+_MOST_LATENT_DIM: Final = 576  # dimensions of a latent key, whose first ones are the value
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
 _TYPES: Final = (_BF16, _FP32)

@@ -61,7 +61,8 @@ class QuantisedKernels:
         self._widen_blocks = library.bind("widen_blocks", _WIDEN_BLOCKS)
         self._arrange_blocks = library.bind("arrange_blocks", _ARRANGE_BLOCKS)
         self._flush_lines = library.bind("flush_lines", _FLUSH_LINES)
-        self.arranges = bool(library.handle.arranges_blocks())  # for products of few rows by AMX
+        # Whether blocks are rearranged for products of few rows by AMX.
+        self.arranges = bool(library.handle.arranges_blocks())
         pays = library.handle.gated_linear_pays
         self._gated_dtypes = {dtype for dtype in _TYPES if pays(dtype is _BF16)}
         self._widened_linear = library.bind("widened_linear", _WIDENED, Fields((5,)))

@@ -18,13 +18,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-DTYPE: Final = torch.uint8  # of an 8-bit cache
+DTYPE: Final = torch.uint8  # element type of an 8-bit cache
 SCALE_BYTES: Final = 4
 CELLS: Final = 16  # page sizes are multiples of it
 _WORD: Final = 4
 _BIAS: Final = 128
 _MOST: Final = 127
-_LEAST: Final = 1e-30  # of a largest magnitude; below it all bytes are 0
+_LEAST: Final = 1e-30  # least largest magnitude; below it all bytes are 0
 
 
 def is_int8(cache: Tensor) -> bool:

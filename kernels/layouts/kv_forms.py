@@ -23,7 +23,7 @@ FLOAT8: Final = torch.float8_e4m3fn
 ROW_DTYPES: Final = (INT8, FLOAT8)
 NAMES: Final = {INT8: "int8 rows", FLOAT8: "fp8 rows", int8_kv_layout.DTYPE: "int8"}
 _LARGEST: Final = {INT8: 127.0, FLOAT8: 448.0}
-_LEAST: Final = 1e-30  # of a largest magnitude; below it all bytes are 0
+_LEAST: Final = 1e-30  # least largest magnitude; below it all bytes are 0
 
 
 def form_name(dtype: torch.dtype) -> str:

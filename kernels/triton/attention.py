@@ -28,7 +28,7 @@ from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, num_
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
-_FEW_HEADS = 32  # of latent attention: for more, a tile of decode has as many queries as one of extend
+_FEW_HEADS = 32  # most heads of latent attention for which decode has smaller tiles than extend
 _NO_WINDOW = _NO_CHUNK = 1 << 30
 _LOG2_E = 1.4426950408889634
 

@@ -67,7 +67,7 @@ def _load_keys(
 @triton.jit
 def _load_scales(cache, cell, page_bits, dim, inside, MASKED: tl.constexpr, KV: tl.constexpr):
     """The scales of the cells of a cache of bytes: [BLOCK_N] fp32, 0 for keys outside."""
-    first = (cell >> page_bits) << page_bits  # of the head's page
+    first = (cell >> page_bits) << page_bits  # first cell of the head's page
     at = (first * (dim + 4) + (dim << page_bits)) // 4 + (cell - first)
     pointers = cache.to(tl.pointer_type(tl.float32)) + at
     scales = tl.load(pointers, inside, other=0.0) if MASKED else tl.load(pointers)
@@ -102,7 +102,7 @@ def _attend_block(
     cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
     at = cell * dim
     if KV != PLAIN_KV:
-        at += ((cell >> page_bits) << page_bits) * 4  # scales of the pages in front
+        at += ((cell >> page_bits) << page_bits) * 4  # skip the scales of the pages in front
     if VALUES:
         k = _load_keys(k_cache, at, 0, VALUES, inside, BLOCK_D, MASKED, KV, q.dtype)
         behind = _load_keys(k_cache, at, VALUES, dim - VALUES, inside, BLOCK_R, MASKED, KV, q.dtype)
@@ -220,7 +220,8 @@ def extend(
     row = _row_of_tile(query_start, tile, rows, group, BLOCK_M)
     start = tl.load(query_start + row)
     tokens = tl.load(query_start + row + 1) - start
-    offset = (tile - (start * group // BLOCK_M + row)) * BLOCK_M  # of the tile's first vector among the row's
+    # Offset of the tile's first vector among those of the row.
+    offset = (tile - (start * group // BLOCK_M + row)) * BLOCK_M
     if ((tokens <= 1) & (not EVERY)) | (offset >= tokens * group):
         return
     vector = offset + tl.arange(0, BLOCK_M)

@@ -62,7 +62,7 @@ def _tiles(keys: Tensor, num_keys: int) -> Tiles:
     group_start = torch.where(is_first, places, 0).cummax(0).values
     begins = has_key & ((places - group_start) % size == 0)
     number = torch.where(begins, begins.cumsum(0) - 1, most + 1)
-    starts = has_key.sum().expand(most + 2).clone()  # those of tiles that are not needed are the end of all
+    starts = has_key.sum().expand(most + 2).clone()  # tiles that are not needed start at the end of all
     starts.scatter_(0, number, places)
     first, end = starts[:most], starts[1 : most + 1]
     slots = keys[first.clamp(max=count - 1)].clamp(max=num_keys - 1)

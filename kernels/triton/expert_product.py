@@ -25,8 +25,8 @@ from .grouped_product import form_constants, grouped_sums, meta_part
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
 
 _SCANNED = 1024  # picks that a program looks at in one iteration
-_FIELDS = tl.constexpr(3)  # of a row of the table: addresses of weight, scales and bias
-_GROUPED_FIELDS = tl.constexpr(9)  # of grouped weights: those of a part's tensors, and bias
+_FIELDS = tl.constexpr(3)  # fields of a row of the table: addresses of weight, scales and bias
+_GROUPED_FIELDS = tl.constexpr(9)  # the same for grouped weights: addresses of a part's tensors, and bias
 _ELEMENTS = {
     torch.uint8: tl.uint8,
     torch.int8: tl.int8,
@@ -221,7 +221,7 @@ def _launches(
 
 def _group_launch(experts: Tensor, order: Tensor, starts: Tensor, num_tokens: Tensor | None) -> Launch:
     grid = (starts.shape[0] - 1, 1, 1)
-    tokens = experts if num_tokens is None else num_tokens  # or a placeholder
+    tokens = experts if num_tokens is None else num_tokens  # a placeholder where there is none
     args = (experts, order, starts, tokens, experts.numel(), experts.shape[1])
     return Launch(_group, grid, args, {"LIMITED": num_tokens is not None, "SCANNED": _SCANNED})
 
@@ -237,7 +237,8 @@ def _product_launch(
     columns: int,
 ) -> Launch:
     tokens, picks, _ = out.shape
-    slots = min(_MOST_SLOTS, cdiv(tokens, config.rows))  # a token has an expert once
+    # A token has an expert at most once.
+    slots = min(_MOST_SLOTS, cdiv(tokens, config.rows))
     grid = (cdiv(columns, config.columns), table.shape[0], slots)
     of_token = picks if x.dim() == 2 else 1
     args = (x, table, order, starts, out, width, columns, of_token, x.shape[-1], out.shape[-1])

@@ -165,7 +165,8 @@ def grouped_sums(
             values = _values(low, zero[None, :], table, NUMBERS, OFFSETS, MIDDLE, rows.dtype)
             products = tl.dot(rows, values, begun, input_precision="ieee")
             rows = tl.load(source[:, None] + (start + SIZE + i)[None, :], is_row[:, None], other=0.0)
-            if GROUP == SIZE:  # each half is a group of its own
+            # Each half is a group of its own.
+            if GROUP == SIZE:
                 sums = _scaled(sums, products, total, scale, minimum, SCALES, HAS_MINIMA)
                 products = tl.zeros((ROWS, COLUMNS), tl.float32)
                 total = tl.zeros((ROWS,), tl.float32)
@@ -261,7 +262,8 @@ def _launch(x: Tensor, part: GroupedPart, bias: Tensor | None, out: Tensor) -> L
         x = x.index_select(1, part.permutation)
     config = _FEW if len(x) <= FEW_ROWS else _MANY
     grid = (cdiv(len(x), config.rows), cdiv(part.rows, config.columns), 1)
-    tensors = [part.weight if tensor is None else tensor for tensor in part.tensors]  # or a placeholder
+    # A placeholder where there is none.
+    tensors = [part.weight if tensor is None else tensor for tensor in part.tensors]
     args = (x, *tensors, part.weight if bias is None else bias, out, len(x), x.shape[1], part.rows, out.stride(0))
     constants = {
         "ROWS": config.rows,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .launch import NARROW_TYPES, Launch, cdiv, is_of, meta
 
-_ROWS, _COLUMNS, _INPUTS = 64, 64, 64  # of a tile
+_ROWS, _COLUMNS, _INPUTS = 64, 64, 64  # rows, columns and inputs of a tile
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -14,7 +14,7 @@ NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES = {**NARROW_TYPES, "fp32": torch.float32}
 ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a number, is no multiple of 16
 _NARROW = frozenset(NARROW_TYPES.values())
-_INTERPRETED_SMS = 4  # of the interpreted device: few, so that small tests cover both kinds of split
+_INTERPRETED_SMS = 4  # multiprocessors of the interpreted device: few, so that small tests cover both kinds of split
 
 DEVICE_TYPES = frozenset(("cuda",))
 """Types of devices that the kernels serve. Tests and dry runs in Triton's interpreter put another set in its place."""

@@ -26,7 +26,7 @@ TILES = (SHORT, LONG)
 
 MOST_SPLITS = {SHORT: 8, LONG: 4}
 """By tile size: each expansion of a tile reads all parts, which is expensive for a long tile."""
-_NUM_WARPS = 4  # of a shrink
+_NUM_WARPS = 4  # warps of a shrink
 _NUM_STAGES = 3
 _WAVES = 1  # programs wanted per multiprocessor
 

@@ -30,7 +30,7 @@ _FIELDS = tl.constexpr(ROW_FIELDS)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
 _MANY_TILES = 1 << 20
-_ODD_VOCABULARY = 50_257  # of GPT-2: columns of a head that are no multiple of 64
+_ODD_VOCABULARY = 50_257  # columns of GPT-2's head, no multiple of 64
 
 
 @triton.jit
@@ -266,7 +266,8 @@ def _launches(
     invariant: bool = False,
 ) -> tuple[Launch, Launch]:
     sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
-    if invariant:  # launched as for so many tiles that no sum needs to be split
+    # Launch as for so many tiles that no sum is split.
+    if invariant:
         count = _MANY_TILES
     splits = 1
     if x is not None:

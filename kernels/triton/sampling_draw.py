@@ -36,7 +36,7 @@ FIELDS = 6
 _FIELDS = tl.constexpr(FIELDS)
 _LEVELS = tl.constexpr(16)
 _BLOCK = tl.constexpr(512)  # tokens looked at together
-_BITS = tl.constexpr(4)  # of a digit
+_BITS = tl.constexpr(4)  # bits of a digit
 _RADIX = tl.constexpr(16)
 _ONE = tl.constexpr(1 << 40)  # the weight of probability 1
 _LAST = tl.constexpr((1 << 31) - 1)
@@ -46,7 +46,7 @@ _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: what is added to it i
 _RACE_BLOCK = tl.constexpr(64)  # tokens of the last race
 _RACE_PART = tl.constexpr(32)  # blocks of the race before it
 _PART = tl.constexpr(64 * 32)
-_K_OCTAVES = tl.constexpr(16.0)  # below the likeliest token, over which the thresholds of a top_k are spread
+_K_OCTAVES = tl.constexpr(16.0)  # octaves below the likeliest token over which the thresholds of a top_k are spread
 
 
 @triton.jit
@@ -282,7 +282,7 @@ def _last_level(table, row, count, weight):
     """The level down to which all tokens of the row's top_k lie, or those of its share top_p."""
     k = tl.load(table + row * _FIELDS + 1).to(tl.int64)
     one = tl.full((), _ONE, tl.int64)
-    wanted = tl.maximum(_ceil_times(one, tl.load(table + row * _FIELDS + 2)), 1)  # of top_p 0 the likeliest is left
+    wanted = tl.maximum(_ceil_times(one, tl.load(table + row * _FIELDS + 2)), 1)  # top_p 0 leaves the likeliest token
     return _first(tl.where(k > 0, count >= k, weight >= wanted))
 
 

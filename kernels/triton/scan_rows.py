@@ -13,7 +13,7 @@ from ..layouts.state_arguments import StateBatch
 from .launch import Launch, cdiv, meta, power_of_two, shared_bytes
 
 SHORT = 8  # tokens of a row up to which it is scanned token by token: a draft and its verification
-_CELLS = 4096  # of a state that a program keeps in registers, on four warps
+_CELLS = 4096  # cells of a state that a program keeps in registers, on four warps
 _LARGE = 200_000  # bytes of shared memory of a GPU on which chunks have twice as many, on eight
 
 

@@ -404,13 +404,13 @@ async def test_a_fleet_is_never_scaled_to_nothing(make: Any) -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle replicas go at once."""
+    """Idle replicas go at once; the last one does by its policy's ``idle_seconds``."""
     monkeypatch.setattr(autoscaling, "DOWN_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(fleet_module, "TICK_SECONDS", 0.0)
 
 
 async def test_from_none_the_first_request_is_held_and_answered(make: Any, hasty: None) -> None:
-    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4, idle_seconds=0))
     await made.fleet.load_adapter("sql", "one")
     await made.until(lambda: not made.serving)
     status = made.fleet.status()
@@ -428,7 +428,7 @@ async def test_from_none_the_first_request_is_held_and_answered(make: Any, hasty
 
 
 async def test_an_adapter_is_loaded_where_no_replica_runs(make: Any, hasty: None) -> None:
-    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=2, rows=4, idle_seconds=0))
     await made.until(lambda: not made.serving)
     await made.fleet.load_adapter("sql", "one")
     assert made.fleet.adapters.keys() == {"sql"} and len(made.clients) == 2
@@ -527,7 +527,7 @@ async def answered_with_a_loss(made: Made, prompts: dict[int, list[int]], max_to
 
 async def test_waves_from_none_to_all_and_back_lose_nothing(make: Any, hasty: None) -> None:
     """With a loss in each wave, while replicas come and go."""
-    made = await make(1, AutoscalePolicy(least=0, most=3, rows=4))
+    made = await make(1, AutoscalePolicy(least=0, most=3, rows=4, idle_seconds=0))
     waves = [{100 * wave + number: [number % VOCAB, wave] for number in range(16)} for wave in range(3)]
     for prompts in waves:
         await answered_with_a_loss(made, prompts, 60)

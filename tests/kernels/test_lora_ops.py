@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference, ops
@@ -64,7 +65,7 @@ def close(actual: Tensor, expected: Tensor) -> bool:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=repeats(120))
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=1, max_size=3).map(tuple),
     width=st.integers(1, 150),

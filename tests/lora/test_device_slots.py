@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.machine.thoroughness import repeats
 
 from rootgraft.lora.device_slots import WAIT, SlotPool
 
@@ -115,7 +116,7 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=150, stateful_step_count=60)
+TestSlots.settings = settings(max_examples=repeats(150), stateful_step_count=60)
 
 
 def test_the_longest_unused_goes_first():

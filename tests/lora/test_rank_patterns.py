@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.lora.config import read_config
 from rootgraft.lora.errors import AdapterError
@@ -38,7 +39,7 @@ def test_as_peft_matches(pattern):
 ATOM = st.sampled_from(["a", "b", r"\.", ".", "[ab]", "[^a]", r"\w"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=repeats(300))
 @given(
     st.recursive(
         ATOM,

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.machine.thoroughness import repeats
 
 from rootgraft.kernels.lora_ops import Factors
 from rootgraft.lora.errors import AdapterError, AdapterLimit
@@ -111,7 +112,7 @@ class Registry(RuleBasedStateMachine):
 
 
 TestRegistry = Registry.TestCase
-TestRegistry.settings = settings(max_examples=100, stateful_step_count=40)
+TestRegistry.settings = settings(max_examples=repeats(100), stateful_step_count=40)
 
 
 def test_every_version_ends_once():
@@ -223,4 +224,4 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=100, stateful_step_count=40)
+TestCache.settings = settings(max_examples=repeats(100), stateful_step_count=40)

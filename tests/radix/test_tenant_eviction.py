@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.radix.invariants import check
 from rootgraft.radix.namespace import Namespace, Path
@@ -221,7 +222,7 @@ def test_many_pages_at_once_are_taken_from_whoever_has_the_most_as_one_by_one(si
     assert all(left[tenant] >= max(left.values()) - 1 for tenant in lost)
 
 
-@settings(max_examples=100)
+@settings(max_examples=repeats(100))
 @given(st.data())
 def test_who_has_no_more_than_an_equal_share_loses_nothing(data):
     """Some tenants come back to what they have, others ask for ever new things, for as long as the pool is full."""

@@ -58,7 +58,7 @@ def honest_client(server: RealServer) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(120)
+        thread.join(HANG_SECONDS)
     assert heard and set(heard) == {alone}
     assert engine.is_running() and server.process.poll() is None
 

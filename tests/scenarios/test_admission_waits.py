@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.api.simulated_queue import Arrival, Machine, Simulation, true_wait
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.access.overload import MARGIN
 from rootgraft.engine.types import Priority
@@ -163,7 +164,7 @@ def test_only_who_would_wait_is_refused(seed: int) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(100, 128))
+@pytest.mark.parametrize("seed", range(100, 100 + repeats(28)))
 def test_only_who_would_wait_is_refused_in_any_mix(seed: int) -> None:
     draw = random.Random(seed)
     check(draw.choice(tuple(MACHINES.values())), mixed(draw), most=3)

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from ..terminal import PlainOutput, TextOutput, without_controls
 
 _SECONDS_BETWEEN_DRAWS = 0.05
-_LEAST_PAUSE = 3.0  # between two draws, in times of what the last one took: a long block takes long
+_LEAST_PAUSE = 3.0  # least pause between two draws, as a multiple of the seconds that the last draw took
 
 
 def best_output() -> TextOutput:

@@ -36,7 +36,7 @@ Status = Literal["ok", "slow", "fault", "note"]
 _LEAST_DISK = 2e9
 _LEAST_KV = 64 << 20
 _LEAST_FILES = 4096
-_LEAST_DRIVER = 525  # the first that serves all of CUDA 12
+_LEAST_DRIVER = 525  # the first driver that runs all of CUDA 12
 _CUDA_WHEELS = f"'{requirement('torch')}' --index-url https://download.pytorch.org/whl/cu126"
 
 

@@ -77,7 +77,8 @@ def _remove_adapter(root: Path, adapter: CachedAdapter, is_confirmed: bool) -> i
 
 def _check_unused(model: CachedModel) -> None:
     path = model.path.resolve()
-    for record in running_servers({0, os.getuid(), path.stat().st_uid}):  # others may write what they like
+    # Records of other users are not trusted.
+    for record in running_servers({0, os.getuid(), path.stat().st_uid}):
         used = [Path(each) for each in (record.path, *record.more_paths) if each]
         if any(path in (each, *each.parents) for each in used):
             raise ModelError(

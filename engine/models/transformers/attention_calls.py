@@ -62,7 +62,7 @@ class _Record:
     num_tokens: int
     longest: int
     calls: list[AttentionCall] = field(default_factory=list)
-    masks: dict[int, tuple[Tensor, int | None]] = field(default_factory=dict)  # by address: mask and window
+    masks: dict[int, tuple[Tensor, int | None]] = field(default_factory=dict)  # mask and window by the mask's address
 
 
 _RECORD: ContextVar[_Record] = ContextVar("attention_record")
@@ -147,7 +147,8 @@ def _window(mask_function: Callable[..., Tensor], longest: int) -> int | None:
     keys = torch.arange(longest + 1).view(1, 1, 1, -1)
     try:
         seen = mask_function(nothing, nothing, queries, keys).expand(1, 1, queries.numel(), keys.numel())
-    except Exception as error:  # of whatever the model's own function does
+    except Exception as error:
+        # The model's own function may raise anything.
         raise ModelError("Its attention has a mask that depends on more than positions.") from error
     width = int(seen[0, 0, -1].sum())
     if not torch.equal(seen, (keys <= queries) & (keys > queries - width)):

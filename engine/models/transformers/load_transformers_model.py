@@ -22,7 +22,7 @@ from .paged_attention import PAGED, CurrentStep, attach_layers
 from .transformers_config import LibraryModel, TransformersConfig, end_tokens, read_library_model
 from .transformers_model import GivenHidden, TransformersModel
 
-_SEED = 0  # of random weights, and of the tokens of the check
+_SEED = 0  # seed of random weights, and of the tokens of the check
 _PROBED = 7  # tokens of the pass whose calls are recorded
 
 
@@ -54,14 +54,16 @@ def load_transformers_model(
         return _assemble(folder, found, model, dtype, min(max_positions or found.longest, found.longest))
     except ModelError as error:
         raise ModelError(f"{found.name}: {error}" if found.name not in str(error) else str(error)) from error
-    except Exception as error:  # of the model's own code, which was not made for this
+    except Exception as error:
+        # The model's own code was not written for these calls and may raise anything.
         reason = shortened(f"{type(error).__name__}: {error}", 300)
         raise ModelError(f"{found.name} of transformers cannot be computed over pages of KV: {reason}") from error
 
 
 def _load(folder: Path, found: LibraryModel, dtype: torch.dtype) -> Any:
     """Load the weights. Each must be one that the class has, and none may be missing."""
-    shard_names(folder)  # refuses pickles
+    # This refuses pickles.
+    shard_names(folder)
     try:
         model, info = found.model_class.from_pretrained(
             folder,

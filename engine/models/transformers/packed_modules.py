@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ....kernels.ops import PackedLinear, linear, native_kernels, pack_linear
 
 _ATTRIBUTE: Final = "rootgraft_packed"
-_ROWS: Final = 1024  # of a weight that are unpacked at once
+_ROWS: Final = 1024  # rows of a weight that are unpacked at once
 
 
 def pack(module: Any, dtype: torch.dtype) -> None:
@@ -45,5 +45,6 @@ def plain_weight(module: Any) -> Tensor:
         weight: Tensor = module.weight.detach()
         return weight.T if isinstance(module, Conv1D) else weight
     bias_free = PackedLinear(packed.in_features, packed.out_features, packed.weight, None, packed.kernels)
-    ones = torch.eye(packed.in_features, dtype=packed.weight.dtype)  # a product with it is exact
+    # A product with the identity is exact.
+    ones = torch.eye(packed.in_features, dtype=packed.weight.dtype)
     return torch.cat([linear(rows, bias_free) for rows in ones.split(_ROWS)]).T

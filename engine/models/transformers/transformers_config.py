@@ -114,9 +114,11 @@ def read_library_model(folder: Path) -> LibraryModel:
         )
     try:
         config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
-    except Exception as error:  # whatever its own checks raise
+    except Exception as error:
+        # The class's own checks may raise anything.
         raise ModelError(f"{CONFIG}: transformers refuses it: {shortened(str(error), 300)}") from error
-    _refuse({key: getattr(config, key, None) for key in _REFUSED})  # the class's own defaults
+    # The class may bring them as defaults.
+    _refuse({key: getattr(config, key, None) for key in _REFUSED})
     kinds = getattr(config, "layer_types", None) or []
     if others := sorted(set(map(str, kinds)) - _LAYER_TYPES):
         raise ModelError(

@@ -101,7 +101,8 @@ class GivenHidden(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
-        self._of = (decoder,)  # no module of this one
+        # A tuple keeps the decoder from being a submodule of this one.
+        self._of = (decoder,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_of"][0], name)

@@ -251,7 +251,7 @@ def test_a_batch_whose_time_is_up_while_others_are_answered(tmp_path: Path, monk
         wait_until(lambda: len(live.async_engine.seen) == 1)
         late = max(first.expires_at, second.expires_at)  # they may have come in two seconds
         live.state.stores.batches.records._clock = lambda: late
-        live.state.stores.batches.records.get("", first.id).expires_at += 60
+        live.state.stores.batches.records.get("", first.id).created_at += 60
         assert ended(client, second).status == "expired"
         release(live)
         assert ended(client, first).status == "completed" and len(live.async_engine.seen) == 1

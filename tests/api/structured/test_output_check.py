@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from benchmarks.hostile_programs import doubling
 from rootgraft.api.structured import output_check
@@ -70,7 +71,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=repeats(400))
 @given(st.lists(SCHEMAS, min_size=5, max_size=5), st.lists(VALUES, min_size=1, max_size=4))
 def test_sharing_changes_no_verdict(schemas: list[Any], values: list[Any]) -> None:
     root, *definitions = (without_loops(number - 1, schema) for number, schema in enumerate(schemas))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.tool_formats import FORMATS
@@ -110,7 +111,7 @@ def test_an_answer_that_is_cut_off(form: str, calls: list[tuple[str, str]], end:
         assert call.arguments == arguments
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=repeats(100), deadline=None)
 @given(
     calls=CALLS.filter(bool),
     cuts=st.lists(st.integers(0, 1 << 20), max_size=20),

@@ -68,7 +68,7 @@ async def test_answers_aborts_and_leaves(tiny_llama):
     await until(lambda: client.stats.get("steps", 0) >= 5)  # the heartbeat that follows
     assert client.stats["pages_private"] == 0 and client.stats["finished_abort"] == 1
     await client.close()
-    assert client._process.returncode == 0 and not listener.death.done()
+    assert client.process.returncode == 0 and not listener.death.done()
 
 
 async def test_a_heartbeat_is_taken_after_the_messages_of_its_frame(tiny_llama):
@@ -96,7 +96,7 @@ async def test_the_death_of_the_engine_is_told_at_once(tiny_llama):
     client = EngineClient(CONFIG, tiny_llama)
     listener = Listener(client)
     await client.start()
-    os.kill(client._process.pid, signal.SIGKILL)
+    os.kill(client.process.pid, signal.SIGKILL)
     assert isinstance(await listener.death, EngineDead)
     assert not client.is_alive
     with pytest.raises(EngineDead):
@@ -108,11 +108,11 @@ async def test_an_engine_that_hangs_is_ended_without_being_asked(tiny_llama):
     client = EngineClient(CONFIG, tiny_llama)
     listener = Listener(client)
     await client.start()
-    os.kill(client._process.pid, signal.SIGSTOP)
+    os.kill(client.process.pid, signal.SIGSTOP)
     client.kill()
     assert isinstance(await listener.death, EngineDead)
     await client.close()
-    assert client._process.returncode == -signal.SIGKILL
+    assert client.process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_start_that_is_cancelled_ends_at_once(num_passes, tiny_llama):
             await starting
         await client.close()
         assert not client.is_alive
-        assert client._process is None or client._process.returncode == -signal.SIGKILL
+        assert client.process is None or client.process.returncode == -signal.SIGKILL
 
     uvloop.run(cancel_and_close())
 
@@ -162,16 +162,16 @@ async def test_an_engine_that_hangs_is_found(tiny_llama):
     await client.start()
     client.submit([submit(1, max_tokens=400, ignore_eos=True)])
     await until(lambda: 1 in listener.tokens)
-    os.kill(client._process.pid, signal.SIGSTOP)
+    os.kill(client.process.pid, signal.SIGSTOP)
     with pytest.raises(EngineDead, match=r"hangs.*no sign of life.*1\.5 seconds"):
         await client.list_adapters()
     assert "--heartbeat-timeout" in str(await listener.death)
     assert not client.is_alive and client.silent_seconds > 1
     with pytest.raises(EngineDead, match="hangs"):
         client.submit([submit(2)])
-    os.kill(client._process.pid, signal.SIGCONT)
+    os.kill(client.process.pid, signal.SIGCONT)
     await client.close()
-    assert client._process.returncode == -signal.SIGKILL
+    assert client.process.returncode == -signal.SIGKILL
 
 
 ENDS_BUT_FOR_A_THREAD = """
@@ -201,7 +201,7 @@ async def test_the_end_of_an_engine_is_found_while_one_of_its_threads_keeps_its_
 async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):
     client = EngineClient(CONFIG, tiny_llama, watchdog_timeout=1.0)
     listener = Listener(client)
-    watchdog = client._watch.watchdog
+    watchdog = client._process.watch.watchdog
     monkeypatch.setattr(watchdog, "sign_of_life", lambda passes, take=watchdog.sign_of_life: take(7))
     await client.start()
     assert "--watchdog-timeout" in str(await listener.death) and client.silent_seconds < HEARTBEAT_TIMEOUT
@@ -213,14 +213,14 @@ async def test_a_stopped_client_does_not_count_its_own_absence(tiny_llama):
     client = EngineClient(CONFIG, tiny_llama, heartbeat_timeout=1.0)
     listener = Listener(client)
     await client.start()
-    os.kill(client._process.pid, signal.SIGSTOP)
+    os.kill(client.process.pid, signal.SIGSTOP)
     time.sleep(2)
-    os.kill(client._process.pid, signal.SIGCONT)
+    os.kill(client.process.pid, signal.SIGCONT)
     client.submit([submit(1, max_tokens=5)])
     assert (await listener.end(1)).reason is FinishReason.LENGTH
     assert client.is_alive and not listener.death.done()
     await client.close()
-    assert client._process.returncode == 0
+    assert client.process.returncode == 0
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "b:2"}])

@@ -45,7 +45,13 @@ PAGES = 2 * ROWS * WIDTH
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
-PHASES = (Phase.explicit, Phase.generate)  # an example takes seconds: shrinking one would take minutes
+# An example takes seconds: shrinking one would take minutes.
+FEW_STEPS = settings(
+    max_examples=2,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 Counts = st.lists(st.sampled_from([0, 1, 1, 3]), min_size=ROWS, max_size=ROWS).filter(lambda counts: sum(counts) > 0)
 """Tokens of each sequence in a step, 0 for those that are not in it."""
 
@@ -221,12 +227,7 @@ def test_in_the_types_of_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
-@settings(
-    max_examples=2,
-    deadline=None,
-    phases=PHASES,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@FEW_STEPS
 @given(steps=st.lists(Counts, min_size=2, max_size=2))
 def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
     world = World(model_of(folder))
@@ -238,12 +239,7 @@ def test_padded_steps_are_steps(folder: Path, steps: list[list[int]]) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("low_gate")
-@settings(
-    max_examples=2,
-    deadline=None,
-    phases=PHASES,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@FEW_STEPS
 @given(steps=st.lists(Counts, min_size=2, max_size=2))
 def test_padded_steps_with_adapters_are_steps(folder: Path, steps: list[list[int]]) -> None:
     world = World(model_of(folder), bank_of(model_of(folder), folder))

@@ -6,6 +6,7 @@ from array import array
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.kv_cache.prefix_cache import PrefixCache
 from rootgraft.radix.namespace import Namespace, Path
@@ -85,7 +86,7 @@ PATHS = st.builds(
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda tokens: array("i", tokens))
 
 
-@settings(max_examples=150)
+@settings(max_examples=repeats(150))
 @given(st.lists(st.tuples(PATHS, PROMPTS, st.booleans()), max_size=12), st.sets(st.sampled_from("abc")))
 def test_whatever_is_there(entries, dropped):
     """Ordinary and activated, ended and running, in any order: the dropped are gone, the rest is as it was.

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.engine.cache_model import BASE, NAMESPACES, Running, Simulation
+from support.machine.thoroughness import repeats
 
 from rootgraft.radix.namespace import Path
 from rootgraft.radix.soft_pins import PinKind
@@ -104,9 +105,9 @@ class CacheMachine(RuleBasedStateMachine):
 
 @pytest.mark.sample
 def test_machine():
-    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=100, stateful_step_count=40))
+    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=repeats(100), stateful_step_count=40))
 
 
 @pytest.mark.heavy
 def test_machine_longer():
-    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=150, stateful_step_count=80))
+    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=repeats(150), stateful_step_count=80))

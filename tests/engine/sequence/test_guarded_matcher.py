@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.draft_engine import ASKS, GRAMMARS, VOCABULARY, Ask, Engine, compiled
 from support.engine.structured_engine import TEXTS
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.core.structured_output import Compilation, StructuredOutputManager
 from rootgraft.engine.errors import ModelError
@@ -49,7 +50,7 @@ def break_matchers(patch: pytest.MonkeyPatch, name: str, calls: int, *, late: bo
         patch.setattr(Matcher, name, lambda self, *args: check(self, lambda: original(self, *args)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=repeats(100), deadline=None)
 @given(
     asks=ASKS,
     name=st.sampled_from(METHODS + PROPERTIES),

@@ -247,7 +247,8 @@ def test_the_models_steps_with_other_tokens_run_here(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize("levels", [32, 34])
-def test_a_tokenizer_that_doubles_its_text_is_refused(tokenizers, tmp_path, levels):
+def test_a_tokenizer_that_doubles_its_text_is_refused(tokenizers, tmp_path, monkeypatch, levels):
+    monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1.0)
     definition = with_steps(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * levels})
     with pytest.raises(
         RequestError, match=r"folder of the adapter 'own': The tokenizer (takes longer|needs more) than"

@@ -68,7 +68,7 @@ async def test_load_use_replace_unload(adapted_llama):
     with pytest.raises(RequestError):
         await client.load_adapter("x", str(adapted_llama / "llama"))
     await client.close()
-    assert client._process.returncode == 0
+    assert client.process.returncode == 0
 
 
 async def test_adapters_of_the_start_and_of_the_folder(adapted_llama):
@@ -94,10 +94,10 @@ async def test_a_bad_adapter_stops_the_start(adapted_llama):
 async def test_calls_end_with_the_engine(adapted_llama):
     client = EngineClient(CONFIG, adapted_llama / "llama")
     await client.start()
-    os.kill(client._process.pid, signal.SIGSTOP)
+    os.kill(client.process.pid, signal.SIGSTOP)
     call = asyncio.create_task(client.load_adapter("twin_a", str(adapted_llama / "twin_a")))
     await asyncio.sleep(0)
-    os.kill(client._process.pid, signal.SIGKILL)
+    os.kill(client.process.pid, signal.SIGKILL)
     with pytest.raises(EngineDead):
         await call
     await client.close()
@@ -111,7 +111,7 @@ async def test_the_engine_leaves_with_its_client_whatever_it_loads(adapted_llama
     while client._transport.get_write_buffer_size():
         await asyncio.sleep(0)
     client._transport.abort()
-    assert await asyncio.to_thread(client._process.wait, 60) == 0
+    assert await asyncio.to_thread(client.process.wait, 60) == 0
     await client.close()
 
 

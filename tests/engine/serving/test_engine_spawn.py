@@ -32,7 +32,7 @@ async def test_a_preloaded_engine_is_an_engine(tiny_llama: Path, monkeypatch: py
         process = process_of(preload)
         client = EngineClient(CONFIG, tiny_llama, spawn=preload.spawn)
         assert (await client.start()).num_pages == 40
-        assert client._process is process
+        assert client.process is process
         assert len(await tokens_of(client, SamplingParams(temperature=0.0, max_tokens=5))) == 5
         assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
         monkeypatch.setattr(engine_spawn, "spawn_engine", lambda *arguments: arguments)

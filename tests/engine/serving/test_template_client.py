@@ -35,7 +35,7 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     clients = [EngineClient(CONFIG, tiny_llama, spawn=template.spawn) for _ in range(2)]
     plain = EngineClient(CONFIG, tiny_llama)
     readys = [await client.start() for client in (*clients, plain)]
-    assert [type(client._process) is ForkedProcess for client in (*clients, plain)] == [True, True, False]
+    assert [type(client.process) is ForkedProcess for client in (*clients, plain)] == [True, True, False]
     assert len({(ready.base_digest, ready.num_pages, ready.max_model_len) for ready in readys}) == 1
     answers = [await tokens_of(client, PARAMS) for client in (*clients, plain)]
     assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 20
@@ -44,8 +44,8 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     deaths: list[EngineDead] = []
     one.on_death = deaths.append
     server = template._server
-    assert one._process is not None and other._process is not None and server._process is not None
-    pids = one._process.pid, other._process.pid
+    assert one.process is not None and other.process is not None and server._process is not None
+    pids = one.process.pid, other.process.pid
     os.kill(pids[0], signal.SIGSTOP)
     one.kill()
     await until(lambda: bool(deaths))
@@ -57,7 +57,7 @@ async def test_forked_engines_are_engines(tiny_llama: Path) -> None:
     assert await tokens_of(other, PARAMS) == answers[0]
     third = EngineClient(CONFIG, tiny_llama, spawn=template.spawn)
     await asyncio.gather(third.start(), other.close(), plain.close())
-    assert not isinstance(third._process, ForkedProcess) and await tokens_of(third, PARAMS) == answers[0]
+    assert not isinstance(third.process, ForkedProcess) and await tokens_of(third, PARAMS) == answers[0]
     await buried(pids[1])
     await third.close()
     template.close()

@@ -11,26 +11,15 @@ import pytest
 import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 from support.models.tiny_tokenizers import CORPUS, TEXTS
+from support.models.word_patterns import KIMI_K2
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.text.tokenizer_files import has_definition
-
-WORDS = "|".join([
-    r"[\p{Han}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"\p{N}{1,3}",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-])  # fmt: skip
 
 
 def ranks() -> dict[bytes, int]:
@@ -58,7 +47,7 @@ RANKS = ranks()
 SIZE = len(RANKS)
 NAMED = {SIZE: "[BOS]", SIZE + 1: "[EOS]", SIZE + 3: "<|im_end|>", SIZE + 7: "<|im_user|>"}
 SPECIAL = {NAMED.get(token, f"<|reserved_token_{token}|>"): token for token in range(SIZE, SIZE + 256)}
-THEIRS = tiktoken.Encoding(name="kimi", pat_str=WORDS, mergeable_ranks=RANKS, special_tokens=SPECIAL)
+THEIRS = tiktoken.Encoding(name="kimi", pat_str=KIMI_K2, mergeable_ranks=RANKS, special_tokens=SPECIAL)
 
 
 def write(folder: Path, lines: list[str] | None = None, **changes: Any) -> Path:
@@ -82,7 +71,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write(tmp_path_factory.mktemp("kimi")))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text()
     | st.lists(st.sampled_from([*CORPUS, *TEXTS, "the", "aa", " ", "日本", *NAMED.values()])).map("".join)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
@@ -123,7 +124,7 @@ def _seen(matcher: ReasoningMatcher, row: np.ndarray) -> tuple[object, ...]:
     return (*state, matcher.num_shortest, tuple(matcher.draft(8)), row.tobytes())
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", range(repeats(18)))
 def test_what_is_not_accepted_changes_nothing_and_what_is_allowed_is_accepted(seed: int) -> None:
     """Whatever tokens hold: both marks and text, parts of marks, marks in the middle."""
     rng = random.Random(seed)

@@ -9,6 +9,7 @@ import jsonschema
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.grammar.random_schemas import SCHEMAS, VALUES
+from support.machine.thoroughness import repeats
 
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.grammar.compile.compiler import compile
@@ -18,7 +19,7 @@ from rootgraft.grammar.schema.document import Document
 from rootgraft.grammar.spec import GrammarSpec
 
 ROOT = frozenset((0,))
-SLOW = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+SLOW = settings(max_examples=repeats(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
 @SLOW
@@ -40,7 +41,7 @@ def test_the_analysis_admits_what_the_validator_admits(schema, values):
         assert found or not valid or analysis.narrowings or "unevaluated" in json.dumps(schema)
 
 
-@settings(SLOW, max_examples=150)
+@settings(SLOW, max_examples=repeats(150))
 @given(SCHEMAS, st.integers(0, 1000))
 def test_random_answers_of_random_schemas_validate(grammars, vocabulary, schema, seed):
     try:

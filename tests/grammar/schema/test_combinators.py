@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.structured.jsonschema_validators import FORMAT_CHECKER
 from rootgraft.grammar.errors import GrammarError
@@ -46,7 +47,7 @@ def ordered(value: dict[str, Any], schema: Any) -> list[str]:
     return found
 
 
-@settings(max_examples=120)
+@settings(max_examples=repeats(120))
 @given(
     st.lists(CLOSED, min_size=2, max_size=3),
     st.lists(OBJECTS, min_size=4, max_size=8),

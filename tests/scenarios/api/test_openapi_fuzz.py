@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 from schemathesis.pytest.lazy import get_all_tests
 from support.api.api_live import Live, make_state, serve
+from support.machine.thoroughness import repeats
 from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.error_responses import speaks_anthropic, speaks_inference, speaks_ollama, speaks_tgi
@@ -30,7 +31,7 @@ class NoAdapters:
 
 FORM_MISSED = "The answer does not have the form that was asked for."
 SETTINGS = settings(
-    max_examples=6,
+    max_examples=repeats(12),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     derandomize=True,

@@ -22,17 +22,12 @@ from torch.nn import functional
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.errors import ConfigError, ModelError
-from rootgraft.kernels import ops
 
 LENGTH = 3
 HEADS, KV_HEADS, DIM, EPS, THETA = 4, 2, 16, 1e-5, 5000.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def native_kernels_again() -> Iterator[None]:
-    """The choice is the process's: leave it to the tests that follow as it was."""
-    yield
-    ops.use_native(True)
+pytestmark = pytest.mark.usefixtures("native_kernels_again")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,15 +26,9 @@ from rootgraft.engine.executor.draft_weights import DraftModel, draft_pages, fin
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
-from rootgraft.kernels import ops
 from rootgraft.kernels.quantised_weights import QuantisedLinear
 
-
-@pytest.fixture(scope="module", autouse=True)
-def native_kernels_again() -> Iterator[None]:
-    """The choice is the process's: leave it to the tests that follow as it was."""
-    yield
-    ops.use_native(True)
+pytestmark = pytest.mark.usefixtures("native_kernels_again")
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,8 @@ from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Submit, TokenOut
 from rootgraft.engine.types import Logprob, SamplingParams
-from rootgraft.kernels import ops
 
-
-@pytest.fixture(scope="module", autouse=True)
-def native_kernels_again():
-    """The choice is the process's: leave it to the tests that follow as it was."""
-    yield
-    ops.use_native(True)
+pytestmark = pytest.mark.usefixtures("native_kernels_again")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import tiers_of
+from support.machine.damaged_files import cut_one, flip_bit, rewrite_some, swap_two
 
 from rootgraft.engine.kv_cache.block_files import found_files
 from rootgraft.engine.messages import Done
@@ -124,35 +125,8 @@ def test_another_base_model_or_form_finds_nothing(tmp_path: Path, monkeypatch: p
     assert with_disk(tmp_path, say) == WHOLE
 
 
-def _swap(files: list[Path], rng: random.Random) -> None:
-    one, other = rng.sample(files, 2)
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-
-
-def _cut(files: list[Path], rng: random.Random) -> None:
-    path = rng.choice(files)
-    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-
-
-def _rewrite(files: list[Path], rng: random.Random) -> None:
-    path = rng.choice(files)
-    content = bytearray(path.read_bytes())
-    start = rng.randrange(len(content))
-    content[start : start + 100] = rng.randbytes(len(content[start : start + 100]))
-    path.write_bytes(content)
-
-
-def _flip(files: list[Path], rng: random.Random) -> None:
-    path = rng.choice(files)
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("encrypted", [False, True])
-@pytest.mark.parametrize("damage", [_swap, _cut, _rewrite])
+@pytest.mark.parametrize("damage", [swap_two, cut_one, rewrite_some])
 def test_damaged_files_change_no_token(
     tmp_path: Path, key_file: Path, damage: Callable[[list[Path], random.Random], None], encrypted: bool
 ) -> None:
@@ -179,7 +153,7 @@ def test_a_thousand_flipped_bits_change_no_token(tmp_path: Path, key_file: Path,
 
     def run(engine: Engine) -> int:
         for _ in range(flips):
-            _flip(sorted(found_files(disk / "0")), rng)
+            flip_bit(sorted(found_files(disk / "0")), rng)
         return say(engine)
 
     for _ in range(FLIPS // flips // 10):

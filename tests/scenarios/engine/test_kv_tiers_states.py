@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import tree_of
+from support.machine.damaged_files import cut_one, flip_bit, swap_two
 
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.kv_cache.block_files import found_files
@@ -112,32 +113,13 @@ def test_pages_without_a_state_are_of_no_use_and_the_other_way_round(tmp_path: P
     assert with_disk(disk, say) == WHOLE
 
 
-def _swap(files: list[Path], rng: random.Random) -> None:
-    one, other = rng.sample(files, 2)
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-
-
-def _cut(files: list[Path], rng: random.Random) -> None:
-    path = rng.choice(files)
-    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
-
-
-def _flip(files: list[Path], rng: random.Random) -> None:
-    path = rng.choice(files)
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-
-
 def _retell(files: list[Path], rng: random.Random) -> None:
     """Say of a page's file that it is a state, under that state's name."""
     state, page = rng.sample(files, 2)
     state.write_bytes(page.read_bytes().replace(b'"tokens"', b'"kind": "state", "tokens"', 1))
 
 
-@pytest.mark.parametrize("damage", [_swap, _cut, _flip, _retell])
+@pytest.mark.parametrize("damage", [swap_two, cut_one, flip_bit, _retell])
 def test_damaged_files_change_no_token(
     tmp_path: Path, key: dict[str, object], damage: Callable[[list[Path], random.Random], None]
 ) -> None:

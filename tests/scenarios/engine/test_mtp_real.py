@@ -24,18 +24,13 @@ from rootgraft.engine.errors import ConfigError, ModelError
 from rootgraft.engine.executor.draft_weights import DraftModel, draft_pages
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.load_mtp import load_mtp
-from rootgraft.kernels import ops
 
 LENGTH = 3
 MODULE = BASES["glm4_moe"].module
 MTP = {"method": "mtp"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def native_kernels_again() -> Iterator[None]:
-    """The choice is the process's: leave it to the tests that follow as it was."""
-    yield
-    ops.use_native(True)
+pytestmark = pytest.mark.usefixtures("native_kernels_again")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -170,7 +171,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=repeats(150))
 @given(
     operations=OPERATIONS,
     pages=st.integers(9, 40),

@@ -24,6 +24,7 @@ from support.engine.core_hooks import (
 )
 from support.engine.fake_worker import FakeWorker
 from support.engine.thinking_engine import END, EOS, EXTRA, QWEN, R1, START, TEXT_MARKS, VOCAB
+from support.machine.thoroughness import repeats
 from support.models.lora_folders import small_reader
 
 from rootgraft.engine.config import EngineConfig
@@ -168,7 +169,7 @@ def submits(draw: st.DrawFn) -> Submit:
     return Submit(1, array("i", prompt), params, grammar=form, reasoning=thought)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=repeats(120), deadline=None)
 @given(submit=submits(), data=st.data())
 def test_a_sequence_goes_on_after_any_of_its_tokens(engine: EngineCore, submit: Submit, data: st.DataObject) -> None:
     [whole] = run(engine, submit)

@@ -19,11 +19,7 @@ from rootgraft.kernels import ops
 GREEDY = {"temperature": 0.0, "logprobs": 2, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def native_kernels_again():
-    """The choice is the process's: leave it to the tests that follow as it was."""
-    yield
-    ops.use_native(True)
+pytestmark = pytest.mark.usefixtures("native_kernels_again")
 
 
 @pytest.fixture(scope="module")

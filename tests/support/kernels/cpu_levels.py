@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rootgraft.kernels.cpu.build import default_cache, find_or_compile, open_library
+from rootgraft.kernels.cpu.build import default_cache, find_or_compile, is_compiled, open_library
 from rootgraft.kernels.cpu.native_library import NativeLibrary
 from rootgraft.kernels.cpu.portable_build import CPUINFO, LEVELS
 
+BUILT = Path(__file__).parents[3] / "build" / "kernels"
+"""Where a build of the package compiles its kernels, see ``setup.py``."""
 BASELINE = "x86-64"
 """Every x86 CPU of 64 bits: no level of the package, but what its sources can be compiled for."""
 
@@ -24,9 +26,17 @@ def load_level(level: str, cpuinfo: Path = CPUINFO) -> NativeLibrary:
     The test is skipped where this CPU cannot run it.
     """
     if level == BASELINE:
-        return NativeLibrary(open_library(find_or_compile(default_cache(), (f"-march={BASELINE}",))))
+        return NativeLibrary(open_library(find_library((f"-march={BASELINE}",))))
     known = LEVELS["avx512-bf16" if level == WITHOUT_AMX else level]
-    if not cpuinfo.exists() or not known.needs <= set(cpuinfo.read_text().split()):
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    if not known.needs <= flags:
         pytest.skip(f"this CPU lacks instructions of {level}")
-    target = tuple(flag for flag in known.target if level != WITHOUT_AMX or not flag.startswith("-mamx"))
-    return NativeLibrary(open_library(find_or_compile(default_cache(), target)))
+    # A CPU without AMX runs the level's own library without it, so that no other one is compiled there.
+    leaves_out_amx = level == WITHOUT_AMX and "amx_tile" in flags
+    target = tuple(flag for flag in known.target if not (leaves_out_amx and flag.startswith("-mamx")))
+    return NativeLibrary(open_library(find_library(target)))
+
+
+def find_library(target: tuple[str, ...]) -> Path:
+    """Return the library of these flags: where a build of the package has left it, or in the user's cache."""
+    return find_or_compile(BUILT if is_compiled(BUILT, target) else default_cache(), target)

@@ -1,0 +1,110 @@
+"""Watched process: starts the engine process of a client, watches and tells of it, and ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from ..config import EngineConfig
+from ..machine.visible_gpus import takes_gpu
+from .engine_spawn import EngineProcess, SpawnEngine, fault_of_start
+from .process_watch import ProcessWatch
+from .watchdog import Watchdog
+
+SOCKET_BUFFER = 4 << 20
+"""Bytes of a channel's send buffer."""
+_END_SECONDS = 10.0
+
+
+class WatchedProcess:
+    """An engine process, none before ``start``. Belongs to one event loop.
+
+    Args:
+        spawn: starts it.
+        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+        on_end: called once if it hangs or has ended, with the reason for people.
+
+    Attributes:
+        process: as ``spawn`` has started it; None before that.
+        watch: reads its signs of life.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        spawn: SpawnEngine,
+        heartbeat_timeout: float,
+        watchdog_timeout: float,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._model_path = model_path
+        self._spawn = spawn
+        self.process: EngineProcess | None = None
+        watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
+        self.watch = ProcessWatch(watchdog, self._has_main_ended, on_end)
+
+    def start(self) -> tuple[socket.socket, BinaryIO]:
+        """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        reader, writer = os.pipe()
+        liveness = open(reader, "rb", buffering=0)  # noqa: SIM115
+        with theirs, open(writer, "wb", buffering=0) as signs:
+            options = json.dumps(asdict(self._config))
+            self.process = self._spawn(theirs.fileno(), signs.fileno(), str(self._model_path), options)
+        return ours, liveness
+
+    @property
+    def place(self) -> str:
+        """Where the engine runs, for people."""
+        return "no process" if self.process is None else f"process {self.process.pid}"
+
+    def fault_of_start(self) -> str:
+        """Return how it ended before its model was loaded. Waits for its end, while nothing is served yet."""
+        assert self.process is not None
+        return fault_of_start(self.process, on_gpu=takes_gpu(self._config.device))
+
+    def kill(self) -> None:
+        """Kill it. Does nothing if it has ended."""
+        if self.process is not None:
+            self.process.kill()
+
+    def reap(self) -> None:
+        """Wait for its end, at most ten seconds, then kill it. Blocks."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _has_main_ended(self) -> bool:
+        """Return whether its main thread has ended."""
+        assert self.process is not None
+        try:
+            return psutil.Process(self.process.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+    def _processor_seconds(self) -> float | None:
+        """Return the processor time that it has used; None if that cannot be known."""
+        assert self.process is not None
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
