@@ -1,29 +1,47 @@
 """What KV on disk gains and costs: a restart, a working set larger than the pool, and prompts that never come again.
 
     python -m benchmarks.kv_tiers [--model M] [--prompts 5] [--documents 8] [--tokens 1000] [--rounds 3] [--out FILE]
+    python -m benchmarks.kv_tiers --parts "hit rates" --documents 64 --tokens 2000 --rounds 10
+    python -m benchmarks.kv_tiers --parts distinct --distinct 60
+    python -m benchmarks.kv_tiers --parts "restart,llama.cpp" --llama-server PATH --gguf FILE
 
 Each figure is of pairs: the same prompts, in turn, in an engine with ``--kv-disk`` and in one without, in this process.
 The ratio of processor time counts all threads, the writer's and the reader's too, and holds on a busy machine; that of
-seconds is the median over the pairs.
+seconds is the median over the pairs, with its interval of 95 %. ``writer_share`` is the part of the processor time that
+the thread takes which writes. *Hit rates* are counted over the tests' device of integers, as they depend on no model:
+a pool for a quarter of the documents, the same with a disk, and a pool for all. *llama.cpp* saves and restores a slot.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
 import tempfile
+import threading
 import time
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+from support.engine.core_hooks import cache_of, tiers_of
+from support.engine.fake_worker import FakeWorker
+
+from benchmarks.slot_restore import slot_restore
 from rootgraft import LLM, SamplingParams
+from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.messages import Done, Submit
+from rootgraft.engine.types import SamplingParams as EngineParams
 
 _TOKEN_BYTES = 23_040  # of KV of SmolLM2-135M
+_VOCAB = 64  # of the device of integers
 
 
 @dataclass(frozen=True)
@@ -57,19 +75,34 @@ def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
     return [[rng.randrange(1000, 40_000) for _ in range(length)] for _ in range(count)]
 
 
-def compare(without: Iterable[Cost], with_disk: Iterable[Cost], num_tokens: int) -> dict[str, float]:
+def writer_seconds() -> float:
+    """Return the processor time of the threads that write pages behind the steps of this process."""
+    writers = {thread.native_id for thread in threading.enumerate() if thread.name == "kv-write-behind"}
+    return sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id in writers)
+
+
+def middle(values: Iterable[float]) -> list[float]:
+    """Return the interval that holds the median of what these values are drawn from with 95 %, by their order."""
+    ordered = sorted(values)
+    half = 0.98 * math.sqrt(len(ordered))
+    first, last = math.floor(len(ordered) / 2 - half), math.ceil(len(ordered) / 2 + half)
+    return [ordered[max(0, first)], ordered[min(len(ordered) - 1, last)]]
+
+
+def compare(without: Iterable[Cost], with_disk: Iterable[Cost], num_tokens: int) -> dict[str, Any]:
     """Return ratios of what the disk's engine took and what the other one did."""
     pairs = list(zip(without, with_disk, strict=True))
     return {
         "pairs": len(pairs),
         "seconds_ratio_median": statistics.median(b.seconds / a.seconds for a, b in pairs),
+        "seconds_ratio_95": middle(b.seconds / a.seconds for a, b in pairs),
         "processor_ratio": sum(b.processor for _, b in pairs) / sum(a.processor for a, _ in pairs),
         "cached_share_without": sum(a.cached for a, _ in pairs) / num_tokens,
         "cached_share_with": sum(b.cached for _, b in pairs) / num_tokens,
     }
 
 
-def restart(model: str | None, count: int, length: int, seed: int) -> dict[str, float]:
+def restart(model: str | None, count: int, length: int, seed: int) -> dict[str, Any]:
     """Time to the first token of prompts that an engine before this one has computed, against cold ones."""
     asked = prompts(random.Random(seed), count, length)
     warm_up = prompts(random.Random(seed + 1), 1, 64)[0]
@@ -84,7 +117,7 @@ def restart(model: str | None, count: int, length: int, seed: int) -> dict[str, 
     return found | {"least_cached": min(cost.cached for cost in costs[1]), "tokens": length}
 
 
-def working_set(model: str | None, count: int, length: int, rounds: int, seed: int, order: str) -> dict[str, float]:
+def working_set(model: str | None, count: int, length: int, rounds: int, seed: int, order: str) -> dict[str, Any]:
     """Documents asked in turn or by Zipf's law, of which the pool holds a quarter."""
     rng = random.Random(seed)
     documents = prompts(rng, count, length)
@@ -105,7 +138,7 @@ def working_set(model: str | None, count: int, length: int, rounds: int, seed: i
     return compare([a for a, _ in pairs], [b for _, b in pairs], len(pairs) * length)
 
 
-def nothing_to_gain(model: str | None, count: int, length: int, seed: int, filled_by: int) -> dict[str, float]:
+def nothing_to_gain(model: str | None, count: int, length: int, seed: int, filled_by: int) -> dict[str, Any]:
     """Prompts that all differ, each with an answer of 32 tokens.
 
     Args:
@@ -118,14 +151,61 @@ def nothing_to_gain(model: str | None, count: int, length: int, seed: int, fille
         off.ask(asked[-1], 32)
         for each in (asked[-1], *prompts(random.Random(seed + 1), filled_by, length)):
             on.ask(each, 32)
-        pairs = []
+        pairs, written = [], writer_seconds()
         for number, each in enumerate(asked[:-1]):  # in turns, so that neither is always the first
             ordered = [off, on] if number % 2 else [on, off]
             costs = {engine: engine.ask(each, 32) for engine in ordered}
             pairs.append((costs[off], costs[on]))
+        written = writer_seconds() - written
         off.close()
         on.close()
-    return compare([a for a, _ in pairs], [b for _, b in pairs], count * length)
+    found = compare([a for a, _ in pairs], [b for _, b in pairs], count * length)
+    return found | {"writer_share": written / sum(cost.processor for _, cost in pairs)}
+
+
+def hit_rates(count: int, length: int, rounds: int, seed: int) -> dict[str, dict[str, float]]:
+    """Shares of the prompts' tokens that are cached, by order and engine, without the first round."""
+    size, rng = 16, random.Random(seed)
+    documents = [[rng.randrange(_VOCAB) for _ in range(length)] for _ in range(count)]
+    weights = [1 / (rank + 1) for rank in range(count)]
+    num_all = count * (length // size + 2)
+    orders = {
+        "round robin": [*range(count)] * rounds,
+        "zipf": rng.choices(range(count), weights, k=count * rounds),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for order, asked in orders.items():
+        with tempfile.TemporaryDirectory() as disk:
+            engines = {
+                "no tier": _counting_core(num_all // 4, size),
+                "disk": _counting_core(num_all // 4, size, disk),
+                "a pool for all": _counting_core(num_all, size),
+            }
+            found[order] = {name: _hit_rate(core, documents, asked) for name, core in engines.items()}
+            for core in engines.values():
+                core.close()
+    return found
+
+
+def _counting_core(num_pages: int, page_size: int, disk: str | None = None) -> EngineCore:
+    config = EngineConfig(block_size=page_size, max_num_seqs=1, max_num_batched_tokens=2048, kv_disk=disk)
+    return EngineCore(config, FakeWorker(num_pages, page_size, vocab_size=_VOCAB))
+
+
+def _hit_rate(core: EngineCore, documents: list[list[int]], asked: list[int]) -> float:
+    """Ask for each document once, and then in an order. Returns the share of tokens that was cached in that.
+
+    The device computes a page sooner than one is written, unlike a model: after each document all is written.
+    """
+    cached = 0
+    for place, number in enumerate([*range(len(documents)), *asked]):
+        core.handle([Submit(place, array("i", documents[number]), EngineParams(max_tokens=1))])
+        while core.has_work:
+            ended = [each for each in core.step() if isinstance(each, Done)]
+            cached += sum(each.usage.cached for each in ended if place >= len(documents))
+        if cache_of(core).tiers is not None:
+            tiers_of(core).flush()
+    return cached / sum(len(documents[number]) for number in asked)
 
 
 def main() -> None:
@@ -141,12 +221,19 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parts", default="restart,round robin,zipf,distinct,distinct on a full disk")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's, for the part llama.cpp")
+    parser.add_argument("--gguf", type=Path, help="the model's file for llama.cpp")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args()
     found: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}, "load": os.getloadavg()}
     for part in options.parts.split(","):
         if part == "restart":
             found[part] = restart(options.model, options.prompts, options.prompt_tokens, options.seed)
+        elif part == "llama.cpp":
+            asked = prompts(random.Random(options.seed), options.prompts, options.prompt_tokens)
+            found[part] = slot_restore(options.llama_server, options.gguf, asked)
+        elif part == "hit rates":
+            found[part] = hit_rates(options.documents, options.tokens, options.rounds, options.seed)
         elif part.startswith("distinct"):
             filled_by = 0 if part == "distinct" else 2
             count, length = options.distinct, options.tokens

@@ -1,6 +1,6 @@
 """Hours in minutes: fifty clients and chaos against the real server on a device of integers; what is left over?
 
-    python -m benchmarks.soak [--minutes 30] [--output FILE.json]
+    python -m benchmarks.soak [--minutes 30] [--clients 44] [--tiers] [--output FILE.json]
 
 30 % of the requests are left by their clients, 20 % want JSON, half of these by a schema that was never seen before,
 half use one of 64 adapters, for which there are 8 slots, and the pool of pages is too small for all rows. Beside them
@@ -33,8 +33,8 @@ import psutil
 from benchmarks.serve.server import machine
 from benchmarks.soaking import ROOT
 from benchmarks.soaking.clients import Honest, Tally, harm, wrong
-from benchmarks.soaking.device import REPORT, make_adapters
-from benchmarks.soaking.memory import Samples
+from benchmarks.soaking.device import DISK_GIB, REPORT, kv_folder, make_adapters
+from benchmarks.soaking.memory import FolderSamples, Samples
 from benchmarks.soaking.talks import Talker
 from rootgraft.engine.scheduling.waiting_queue import PATIENCE
 from rootgraft.engine.types import Priority
@@ -63,8 +63,10 @@ def engine_of(api: psutil.Process) -> psutil.Process:
     return next(child for child in api.children() if "engine" in child.cmdline())
 
 
-async def load(url: str, codes: dict[str, int], seconds: float, samples: dict[str, Samples]) -> Tally:
-    """All clients for so long. Returns what they saw."""
+async def load(
+    url: str, codes: dict[str, int], seconds: float, samples: dict[str, Samples | FolderSamples], clients: int
+) -> Tally:
+    """So many honest clients, and the others, for so long. Returns what they saw."""
     tally, now = Tally(), asyncio.get_running_loop().time
     begin = now()
     end = begin + seconds
@@ -80,8 +82,8 @@ async def load(url: str, codes: dict[str, int], seconds: float, samples: dict[st
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(
             sample(),
-            *(Honest(url, codes, tally, seed).run(session, end) for seed in range(CLIENTS)),
-            *(Talker(url, codes, tally, 500 + seed).run(session, end) for seed in range(TALKERS)),
+            *(Honest(url, codes, tally, seed).run(session, end) for seed in range(clients)),
+            *(Talker(url, codes, tally, 500 + seed).run(session, end) for seed in range(min(TALKERS, clients))),
             *(harm(port, random.Random(1000 + seed), tally, end) for seed in range(6)),
             wrong(session, url, random.Random(2000), tally, end),
         )
@@ -149,21 +151,39 @@ def is_flat(report: dict[str, Any], minutes: float) -> bool:
     return bool(report["slope_95_percent"][0] <= 0 or report["slope_mib_per_hour"] < 1)
 
 
-def soak(minutes: float) -> dict[str, Any]:
-    """One run. The figures, and under ``holds`` what held."""
+def tiers_hold(stats: dict[str, float], disk: FolderSamples) -> dict[str, bool]:
+    """What must hold of the files of KV."""
+    return {
+        "files of KV stay within their bound": 0 < disk.most <= DISK_GIB * 2**30,
+        "pages were written, evicted and read again": all(
+            stats[f"kv_{what}_disk"] for what in ("stored", "evicted", "hits")
+        ),
+        "no page was refused or lost to a fault": not stats["kv_rejected_disk"] + stats["kv_errors_disk"],
+    }
+
+
+def soak(minutes: float, clients: int = CLIENTS, tiers: bool = False, warm_up: float | None = None) -> dict[str, Any]:
+    """One run. The figures, and under ``holds`` what held.
+
+    Args:
+        clients: honest ones that ask for completions.
+        warm_up: seconds after which memory must not grow; None for those that many clients need to fill all caches.
+        tiers: whether pages of KV also go to files.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         codes = make_adapters(folder / "adapters")
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "benchmarks.soaking.device", "api", name, str(port)]
+        command = [sys.executable, "-m", "benchmarks.soaking.device", "api", name, str(port), *["tiers"][:tiers]]
         with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=ROOT) as server:
             try:
                 asyncio.run(wait_until_ready(url, server))
                 api = psutil.Process(server.pid)
                 samples = {"api": Samples(api), "engine": Samples(engine_of(api))}
-                tally = asyncio.run(load(url, codes, 60 * minutes, samples))
+                disk = FolderSamples(kv_folder(folder))
+                tally = asyncio.run(load(url, codes, 60 * minutes, {**samples, "disk": disk}, clients))
                 metrics = asyncio.run(counters_at_rest(url))
                 server.send_signal(signal.SIGTERM)
                 code = server.wait(60)
@@ -174,7 +194,7 @@ def soak(minutes: float) -> dict[str, Any]:
         lines = [json.loads(line) for line in (folder / "log").read_bytes().splitlines() if line.startswith(b"{")]
         engine = json.loads((folder / REPORT).read_text())
         holds = equations(tally, metrics, engine, ledger_sums(folder / "usage.db"), lines)
-    warm = max(min(60.0, 30 * minutes), 18 * minutes)
+    warm = max(min(60.0, 30 * minutes), 18 * minutes) if warm_up is None else warm_up
     memory = {name: one.report(warm) for name, one in samples.items()}
     claim = f"grew by less than {MOST_GROWTH_MIB} MiB" if minutes < 10 else "is flat"
     holds |= {f"memory of the {name} process {claim}": is_flat(report, minutes) for name, report in memory.items()}
@@ -183,6 +203,7 @@ def soak(minutes: float) -> dict[str, Any]:
         for name, one in samples.items()
     }
     holds["the server ended with code 0, all requests finished"] = code == 0
+    holds |= tiers_hold(engine["stats"], disk) if tiers else {}
     holds["no line of the log is an error"] = not any(line["level"] == "error" for line in lines)
     return {
         "minutes": minutes,
@@ -193,6 +214,8 @@ def soak(minutes: float) -> dict[str, Any]:
         "checks_of_all_equations_in_the_engine": engine["counts"]["checks"],
         "preemptions": engine["stats"]["preemptions"],
         "evicted_pages": engine["counts"]["evicted_pages"],
+        "tiers": {name: value for name, value in engine["stats"].items() if name.startswith("kv_")},
+        "most_mib_of_files": round(disk.most / 2**20, 2),
         "warm_up_seconds": warm,
         "memory": memory,
     }
@@ -202,10 +225,16 @@ def main() -> int:
     """Soak, print, write the file if one is named. 1 if something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="honest ones that ask for completions")
+    parser.add_argument("--tiers", action="store_true", help="pages of KV also go to files")
+    parser.add_argument("--warm-up", type=float, help="seconds, more with few clients, who fill caches later")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    command = f"python -m benchmarks.soak --minutes {options.minutes:g}"
-    figures = {"command": command, "machine": machine()} | soak(options.minutes)
+    command = f"python -m benchmarks.soak --minutes {options.minutes:g} --clients {options.clients}"
+    command += " --tiers" if options.tiers else ""
+    figures = {"command": command, "machine": machine()} | soak(
+        options.minutes, options.clients, options.tiers, options.warm_up
+    )
     text = json.dumps(figures, indent=2)
     print(text)
     if options.output is not None:

@@ -1,14 +1,16 @@
-"""Value types of requests and results: sampling parameters, finish reasons, logprobs, usage, adapter info.
+"""Value types of requests and results: sampling parameters, finish reasons, logprobs, usage, adapter info, prefixes.
 
-All are built from ints, floats, strings and tuples, so that ``messages`` can encode them.
+All are built from ints, floats, strings, tuples and arrays, so that ``messages`` can encode them.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, Literal
 
+from ..radix.namespace import Path
 from .sampling_options import SamplingNumbers
 
 MAX_LOGPROBS = 20
@@ -268,3 +270,20 @@ class AdapterInfo:
     digest: str = ""
     vocab_size: int = 0
     loaded: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvPrefix:
+    """A prefix that is in the prefix cache.
+
+    Attributes:
+        path: its namespaces.
+        tokens: ``array('i')``.
+        first: index of its first page that no prefix before it has.
+        adapter: the name of its adapter; None for the base model.
+    """
+
+    path: Path
+    tokens: array[int]
+    first: int
+    adapter: str | None

@@ -29,6 +29,7 @@ from ..engine.errors import AdapterUnavailable, CapacityError, EngineDead
 from ..engine.messages import (
     Abort,
     AdapterChanged,
+    CachedPrefixes,
     Done,
     Failed,
     FetchKv,
@@ -44,10 +45,11 @@ from ..engine.messages import (
     TokenTexts,
     failure_of,
 )
-from ..engine.types import Priority
+from ..engine.types import KvPrefix, Priority
 from ..engine.weighted_adapters import names_in, renamed
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
+from .kv_handover import PlannedCopy
 from .placement.grammar_index import grammar_key
 from .placement.prefix_chain import BLOCK, KvScope, prefix_chain
 from .placement.replica_table import BOTH, DECODE, PREFILL, ReplicaInfo, ReplicaTable
@@ -247,6 +249,7 @@ class Dispatcher:
         self._base_digest = ready.base_digest
         self._orders[name] = FrameOrder()
         self._out.sent += [(name, texts) for texts in self._texts.values()]
+        self._warm(name, ready.base_digest)
         self._place_held(now)
         self._prepare_grammars()
 
@@ -259,6 +262,7 @@ class Dispatcher:
         """Send a replica that drains new sequences again."""
         if name in self.replicas:
             self._table.reopen(name)
+            self._transfers.handover.reopen(name)
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
@@ -267,6 +271,13 @@ class Dispatcher:
             return False
         copying = (each for each in self._journal if each.kv.source == name and each.replica is not None)
         return not any(each.number in self.replicas[str(each.replica)].pending for each in copying)
+
+    def hands_sessions_over(self, name: str) -> bool:
+        """Copy the KV of a drained replica's sessions to those that stay. Returns whether that is under way."""
+        stays = any(not each.draining for each in self.replicas.values())
+        if stays and self._transfers.handover.begin_drain(name):
+            self._out.sent.append((name, self._transfers.handover.ask(name)))
+        return self._transfers.handover.uses(name) or self._transfers.reads_from(name)
 
     def hand_over(self, name: str, now: float) -> None:
         """Let the sequences of a replica that drains go on elsewhere, while their KV can be copied from it.
@@ -348,6 +359,7 @@ class Dispatcher:
         silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
         if silent:
             self._leave(silent, now)
+        self._begin_copies()
         for entry, since in tuple(self._held.values()):
             if now - since > self._limits.hold_seconds:
                 self._end(entry, failure_of(entry.submit.id, EngineDead("No replica was there to take this request.")))
@@ -560,8 +572,9 @@ class Dispatcher:
         elif isinstance(message, FetchKv):
             self._fetch(info, message)
         elif isinstance(message, KvBlocks):
-            if (forwarded := self._transfers.forward(info.name, message)) is not None:
-                self._out.sent.append(forwarded)
+            self._forward(info, message)
+        elif isinstance(message, CachedPrefixes):
+            self._plan_copies(message, now)
         elif isinstance(message, (Done, Failed)):
             if (entry := self._journal.find(info.name, message.id)) is not None:
                 self._take_end(info, entry, message, now)
@@ -579,6 +592,60 @@ class Dispatcher:
             self._out.sent.append((info.name, KvBlocks(message.id, (), is_last=True)))
         else:
             self._out.sent.append((source, ReadKv(ticket, message.path, message.tokens, message.first)))
+
+    def _forward(self, info: ReplicaInfo, message: KvBlocks) -> None:
+        """Send blocks of KV to the replica that they are for."""
+        if (forwarded := self._transfers.forward(info.name, message)) is None:
+            return
+        self._out.sent.append(forwarded)
+        if message.is_last and (copy := self._transfers.handover.end(message.id)) is not None:
+            self._table.prefixes.add(self.replicas[copy.target].slot, copy.chain)
+            self._begin_copies()
+
+    def _warm(self, name: str, base_digest: str) -> None:
+        """Have the hottest prefixes of the replica with the most cached KV copied to one that has joined."""
+        others = [
+            (each.stats.get("pages_cached", 0.0), each.name)
+            for each in self.replicas.values()
+            if each.name != name and each.ready.base_digest == base_digest
+        ]
+        num_pages, source = max(others, default=(0.0, ""))
+        if num_pages:
+            self._out.sent.append((source, self._transfers.handover.ask(source, name)))
+
+    def _plan_copies(self, message: CachedPrefixes, now: float) -> None:
+        """Have prefixes copied to the replica that has joined, or to where their next requests go."""
+        source, target = self._transfers.handover.answered(message.id) or ("", "")
+        if source not in self.replicas:
+            return
+        for prefix in message.prefixes:
+            namespace = prefix.path.namespace
+            scope = KvScope(namespace.base, prefix.adapter, namespace.salt, namespace.tenant)
+            chain = prefix_chain(scope, prefix.tokens)
+            chosen = self.replicas.get(target) or self._next_of(prefix, chain, now)
+            if chosen is not None and chosen.name != source:
+                self._transfers.handover.plan(PlannedCopy(source, chosen.name, prefix, chain))
+        self._begin_copies()
+
+    def _next_of(self, prefix: KvPrefix, chain: Sequence[int], now: float) -> ReplicaInfo | None:
+        """Return the replica that gets the next request with a prefix; None where there is none, or it has that."""
+        info, route = self._table.choose(
+            chain,
+            len(prefix.tokens),
+            adapter=prefix.adapter,
+            base_digest=prefix.path.namespace.base,
+            heard_since=now - self._limits.silent_seconds,
+            excluded=self._without(prefix.adapter),
+        )
+        return info if route.num_cached <= len(prefix.tokens) - self._limits.least_fetched else None
+
+    def _begin_copies(self) -> None:
+        """Begin planned copies, as long as half of the transfers are left to what waiting requests ask for."""
+        while len(self._transfers) < self._limits.most_transfers // 2 and (copy := self._transfers.handover.take()):
+            if (ticket := self._transfers.begin(copy.source, copy.target, 0)) is not None:
+                self._transfers.handover.begin(ticket, copy)
+                prefix = copy.prefix
+                self._out.sent.append((copy.source, ReadKv(ticket, prefix.path, prefix.tokens, prefix.first)))
 
     def _take_tokens(self, info: ReplicaInfo, entry: JournalEntry, message: TokenOut, now: float) -> None:
         num_generated = len(entry.generated)

@@ -371,7 +371,10 @@ class Fleet:
                 continue
             if now >= until:
                 self._dispatcher.hand_over(member.name, now)
-            if self._dispatcher.is_drained(member.name) or now >= until + HAND_OVER_SECONDS:
+            is_empty = self._dispatcher.is_drained(member.name) and not self._dispatcher.hands_sessions_over(
+                member.name
+            )
+            if is_empty or now >= until + HAND_OVER_SECONDS:
                 self._dispatcher.retire(member.name, now)
                 self._tasks.begin(self._launcher.stop(self._let_go(member.name, is_drained=True)))
 

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..engine.errors import EngineDead
-from ..engine.messages import Abort, ForgetTokens, KvBlocks, Message, PrepareGrammar, ReadKv, Submit, TokenTexts
+from ..engine.messages import (
+    Abort,
+    ForgetTokens,
+    KvBlocks,
+    ListPrefixes,
+    Message,
+    PrepareGrammar,
+    ReadKv,
+    Submit,
+    TokenTexts,
+)
 from ..engine.serving.engine_like import EngineLike
 
 
@@ -28,7 +38,7 @@ class ReplicaClient(EngineLike, Protocol):
         """Compile a grammar ahead of sequences that may come."""
         ...
 
-    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+    def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
         """Ask for KV for another replica, or hand over that of another one."""
         ...
 
@@ -45,7 +55,7 @@ def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
             client.carry(blocks)
         if submits:
             client.submit(submits)
-        if reads := [message for message in messages if isinstance(message, ReadKv)]:
+        if reads := [message for message in messages if isinstance(message, (ReadKv, ListPrefixes))]:
             client.carry(reads)
         for message in messages:
             if isinstance(message, PrepareGrammar):

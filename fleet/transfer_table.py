@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from ..engine.messages import KvBlocks
+from .kv_handover import KvHandover
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,13 @@ class TransferTable:
 
     Args:
         most: at one time, which bounds the memory of what is on its way.
+
+    Attributes:
+        handover: those among them that no replica has asked for, and those planned.
     """
 
     def __init__(self, most: int) -> None:
+        self.handover = KvHandover()
         self._most = most
         self._numbers = itertools.count(1)
         self._transfers: dict[int, Transfer] = {}
@@ -64,6 +69,7 @@ class TransferTable:
 
     def leave(self, name: str) -> list[tuple[str, KvBlocks]]:
         """Forget a replica. Returns the last answers to those that waited for it."""
+        self.handover.leave(name)
         ended = [(ticket, each) for ticket, each in self._transfers.items() if name in (each.source, each.target)]
         for ticket, _ in ended:
             del self._transfers[ticket]

@@ -1,12 +1,13 @@
 """Kill replicas under mixed streams of the default model: every answer must be what an undisturbed engine gives.
 
-    python -m benchmarks.fleet.kill [--replicas 2] [--streams 16] [--kills 4] [--tokens 64] [--poison]
+    python -m benchmarks.fleet.kill [--replicas 2] [--streams 16] [--kills 4] [--tokens 64] [--poison | --split]
 
 Free text, sampled text with penalties and logprobs, two answers to a prompt, stop strings, a JSON schema, a choice, and
 three adapters, first through one engine process, then through a fleet of engine processes of one thread each, of which
 one is killed (SIGKILL) again and again while answers are written. Tokens, logprobs, text, ends and token counts are
 compared. With ``--poison`` instead, the replica of one request is killed whenever it has it and has sent no token:
-that request must fail after the third, and the others must be answered as ever. Exit code 1 for any difference.
+that request must fail after the third, and the others must be answered as ever. With ``--split`` one replica computes
+the prompts and the other one the answers, and each prompt is 320 tokens longer. Exit code 1 for any difference.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import asyncio
 import random
 import sys
 import time
+from array import array
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,12 @@ class Outcome:
     num_replays: int = 0
 
 
-def requests(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[TextRequest]:
+def requests(tokenizer: Tokenizer, count: int, max_tokens: int, more: int = 0) -> list[TextRequest]:
+    """Return the requests of all streams.
+
+    Args:
+        more: tokens before each prompt, which no other one has.
+    """
     made = []
     names = sorted(path.name for path in ADAPTERS.iterdir() if path.is_dir())
     for number in range(count):
@@ -84,7 +92,8 @@ def requests(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[TextRequ
             own["adapter"] = names[number % len(names)]
         prompt = f"<|im_start|>user\n{QUESTIONS[number % len(QUESTIONS)]}<|im_end|>\n<|im_start|>assistant\n"
         params = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, **kind})
-        made.append(TextRequest(tokenizer.encode(prompt, False), params, **own))
+        head = array("i", map(random.Random(number).randrange, [1000] * more))
+        made.append(TextRequest(head + tokenizer.encode(prompt, False), params, **own))
     return made
 
 
@@ -109,19 +118,29 @@ async def _kill(fleet: Fleet, outcome: Outcome, replicas: int, kills: int) -> No
             outcome.num_kills += 1
 
 
-async def run(config: EngineConfig, replicas: int, streams: int, kills: int, max_tokens: int) -> Outcome:
-    """Run all streams; ``replicas`` 0 is an engine without a fleet."""
+async def run(
+    config: EngineConfig,
+    replicas: int,
+    streams: int,
+    kills: int,
+    max_tokens: int,
+    *,
+    roles: Sequence[str] = (),
+    more: int = 0,
+) -> Outcome:
+    """Run all streams; ``replicas`` 0 is an engine without a fleet. ``more`` as of ``requests``."""
     path = resolve_model(None).path
     tokenizer = Tokenizer.load(path)
     make = partial(EngineClient, config, path, heartbeat_timeout=30.0)
     limits = DispatcherLimits(heartbeat_seconds=30.0)  # the machine may be busy
     template = EngineTemplate(config, path)
     launcher = ProcessLauncher(partial(make, spawn=template.spawn), template)
-    client: Any = Fleet(launcher, replicas, limits) if replicas else make()
+    client: Any = Fleet(launcher, replicas, limits, roles=roles) if replicas else make()
     ready = await client.start()
     engine = AsyncEngine(client, tokenizer, ready)
     outcome = Outcome([{} for _ in range(streams)])
-    jobs = [_read(engine, each, outcome, place) for place, each in enumerate(requests(tokenizer, streams, max_tokens))]
+    asked = requests(tokenizer, streams, max_tokens, more)
+    jobs = [_read(engine, each, outcome, place) for place, each in enumerate(asked)]
     killer = asyncio.create_task(_kill(client, outcome, replicas, kills)) if kills else None
     try:
         await asyncio.gather(*jobs)
@@ -200,9 +219,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--poison", action="store_true", help="one request kills its replicas")
+    parser.add_argument("--split", action="store_true", help="one replica for prompts, one for answers")
     options = parser.parse_args()
     streams, tokens = options.streams, options.tokens
-    plain = asyncio.run(run(config_of(), 0, streams, 0, tokens))
+    more, roles = (320, ("prefill", "decode")) if options.split else (0, ())
+    plain = asyncio.run(run(config_of(), 0, streams, 0, tokens, more=more))
     if options.poison:
         outcome, failure = asyncio.run(run_poison(config_of(), streams, tokens))
         wrong = differences(plain, outcome)
@@ -210,7 +231,8 @@ def main() -> int:
         print(f"{outcome.num_kills} kills: {failure}")
         print(f"{streams} other streams, {outcome.num_replays} replays, {len(wrong)} streams differ")
         return int(bool(wrong) or outcome.num_kills != MOST_DEATHS or "3 times in a row" not in failure)
-    killed = asyncio.run(run(config_of(), options.replicas, streams, options.kills, tokens))
+    config = replace(config_of(), kv_peer_gib=0.25)
+    killed = asyncio.run(run(config, options.replicas, streams, options.kills, tokens, roles=roles, more=more))
     wrong = differences(plain, killed)
     print("\n".join(wrong))
     print(f"{streams} streams, {killed.num_kills} kills, {killed.num_replays} replays, {len(wrong)} streams differ")

@@ -1,7 +1,7 @@
 """What the soak serves: an engine process whose device is made of integers, and an API process in front of it.
 
     python -m benchmarks.soaking.device engine FD LIVENESS FOLDER OPTIONS    started by the API process
-    python -m benchmarks.soaking.device api FOLDER PORT             the real server; only what loads a model is replaced
+    python -m benchmarks.soaking.device api FOLDER PORT [tiers]     the real server; only what loads a model is replaced
 
 Scheduler, prefix cache, adapters with their slots, grammars and their compilers, frames between the processes, HTTP,
 admission, ledger: all of it is the real thing. A token follows from a hash of all tokens before it and of the adapter,
@@ -56,6 +56,12 @@ WORDS = 100
 STEP_SECONDS = 0.004
 CHECK_SECONDS = 0.5
 REPORT = "engine.json"
+DISK_GIB = 0.001  # of files of KV: some hundreds of pages
+
+
+def kv_folder(folder: Path) -> Path:
+    """Where the files of KV lie."""
+    return folder / "kv"
 
 
 def make_adapters(folder: Path) -> dict[str, int]:
@@ -212,8 +218,9 @@ def spawn_soak_engine(fd: int, liveness: int, model_path: str, options: str) -> 
     return subprocess.Popen(command, pass_fds=[fd, liveness], cwd=ROOT)
 
 
-def api(folder: str, port: str) -> int:
+def api(folder: str, port: str, tiers: str = "") -> int:
     """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
+    kept = {"kv_disk": str(kv_folder(Path(folder))), "kv_disk_gib": DISK_GIB} if tiers else {}
     files = SimpleNamespace(path=Path(folder), name="soak")
     _replace(model_service, "resolve_model", lambda model, revision: files)
     _replace(model_engine, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
@@ -221,7 +228,7 @@ def api(folder: str, port: str) -> int:
     _replace(output_check, "MOST_CACHED", VALIDATORS)
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,
-        lora_dir=str(Path(folder) / "adapters"),
+        lora_dir=str(Path(folder) / "adapters"), **kept,
     )  # fmt: skip
     options = ServerConfig(
         port=int(port), log_level="info", log_format="json", usage_ledger=str(Path(folder) / "usage.db"),

@@ -1,11 +1,13 @@
-"""Whether memory grows: samples of processes, and the slope of a line through them with its confidence interval."""
+"""Whether memory grows: samples of processes and folders, and the slope of a line with its confidence interval."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -48,6 +50,22 @@ class Samples:
             "threads": {"warm": self.threads[first], "most": max(self.threads), "end": self.threads[-1]},
             "open_files": {"warm": self.files[first], "most": max(self.files), "end": self.files[-1]},
         }
+
+
+@dataclass
+class FolderSamples:
+    """Bytes of the files below a folder, which need not be there yet; the most at one time."""
+
+    folder: Path
+    most: int = 0
+
+    def take(self, now: float) -> None:
+        """Add a sample. Files that are removed meanwhile count as gone."""
+        total = 0
+        for file in self.folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                total += file.stat().st_size if file.is_file() else 0
+        self.most = max(self.most, total)
 
 
 def means_of(values: Sequence[float]) -> list[float]:

@@ -25,6 +25,7 @@ from ..messages import (
     ImportSession,
     KvBlocks,
     ListAdapters,
+    ListPrefixes,
     LoadAdapter,
     Message,
     PrepareGrammar,
@@ -158,6 +159,10 @@ class EngineCore:
                     self._manage(message)
                 elif isinstance(message, (ReadKv, KvBlocks)):
                     self._kept.take(message)
+                elif isinstance(message, ListPrefixes):
+                    names = self._adapters.names() if self._adapters else {}
+                    pins = self._scheduler.session_pins
+                    self._outbox.append(self._kept.list_prefixes(message, self._cache, pins, names))
                 elif isinstance(message, ResetCache):
                     self.reset_cache()
                     self._outbox.append(Reply(message.id, None))
@@ -330,6 +335,8 @@ class EngineCore:
         return (*self._compiling, *self._scheduler.waiting)
 
     def take_observations(self) -> dict[str, list[float]]:
+        """Return what was observed since the last call, for a heartbeat. Publishes KV events that no step did."""
+        self._kept.publish()
         return self._stats.take_observations() | self._grammars.take_observations()
 
     def check(self) -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from ..config import EngineConfig
 from ..kv_cache.block_codec import BlockCodec
 from ..kv_cache.block_keys import BlockScheme
 from ..kv_cache.kv_event_publisher import KvEventPublisher
-from ..kv_cache.kv_events import KvEventLog
+from ..kv_cache.kv_events import KvEventLog, TierEventLog
 from ..kv_cache.kv_tiers import KvTiers
 from ..kv_cache.make_tiers import make_tiers, plain_scheme
 from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import (
+    CachedPrefixes,
     KvBlocks,
+    ListPrefixes,
     Message,
     ReadKv,
     Submit,
 )
 from ..scheduling.session_pins import SessionPins
 from ..sequence.sequence import Sequence
+from .hot_prefixes import hot_prefixes, session_prefixes, within
 from .kv_exports import KvExports
 from .prefix_transfer import PrefixTransfer
 from .session_transfer import SessionTransfer
@@ -42,8 +45,9 @@ class KeptKv:
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
         self._ended: list[Message] = []  # answers to reads of a cache that was reset
-        self.tiers = make_tiers(config, worker.kv_pages)
-        self._events, self._publisher = _events(config, worker, self.tiers)
+        of_tiers = TierEventLog() if config.kv_events.is_on else None
+        self.tiers = make_tiers(config, worker.kv_pages, of_tiers)
+        self._events, self._publisher = _events(config, worker, self.tiers, of_tiers)
         self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)
 
     def new_cache(self) -> PrefixCache:
@@ -70,10 +74,10 @@ class KeptKv:
             self.tiers.clear()
         if self._events and self._events.is_empty:
             self._events.clear()
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
-        """Send the events since the last call."""
+    def publish(self) -> None:
+        """Send the KV events since the last call; those of the tiers also come while no step is computed."""
         if self._events and self._publisher:
             self._publisher.publish(self._events.take())
 
@@ -89,6 +93,22 @@ class KeptKv:
         elif self.tiers and self.tiers.peers:
             self.tiers.peers.take(message)
 
+    def list_prefixes(
+        self, message: ListPrefixes, cache: PrefixCache, pins: SessionPins, names: Mapping[str, str]
+    ) -> CachedPrefixes:
+        """Return the prefixes that another replica has most use for, as many as its tier ``peer`` has room for.
+
+        Args:
+            names: of the adapters that are loaded, by digest.
+        """
+        if not (self.tiers and self.tiers.peers):
+            return CachedPrefixes(message.id, ())
+        scheme = self.tiers.scheme
+        # Half of the bytes are left to what waiting requests copy meanwhile.
+        most_pages = self.tiers.peers.store.capacity // 2 // scheme.page_bytes
+        found = session_prefixes(pins) if message.of_sessions else hot_prefixes(cache)
+        return CachedPrefixes(message.id, within(found, scheme, names, most_pages))
+
     def expect(self, submit: Submit) -> None:
         """Note that another replica may have a part of a prompt."""
         if submit.peer_tokens and self.tiers and self.tiers.peers:
@@ -101,7 +121,7 @@ class KeptKv:
 
         Publishes the events of the step.
         """
-        self._publish()
+        self.publish()
         ended, self._ended = self._ended, []
         pages = self._exports.poll(cache, sequence_of, is_open) if self._exports.has_work else []
         asked = self.tiers.peers.take_requests() if self.tiers and self.tiers.peers else []
@@ -142,11 +162,11 @@ class KeptKv:
 
 
 def _events(
-    config: EngineConfig, worker: StepWorker, tiers: KvTiers | None
+    config: EngineConfig, worker: StepWorker, tiers: KvTiers | None, of_tiers: TierEventLog | None
 ) -> tuple[KvEventLog | None, KvEventPublisher | None]:
     """Return what notes and what sends KV events; None where nobody asks for them. Raises ConfigError."""
     if not config.kv_events.is_on:
         return None, None
     pages, size = worker.kv_pages, config.block_size
     plain = plain_scheme(pages, size) if pages else BlockScheme("", size, 0)
-    return KvEventLog(tiers.scheme if tiers else plain), KvEventPublisher(config.kv_events)
+    return KvEventLog(tiers.scheme if tiers else plain, of_tiers), KvEventPublisher(config.kv_events)

@@ -16,7 +16,7 @@ from ..kv_cache.prefix_cache import PrefixCache
 from ..messages import KvBlocks, ReadKv
 from ..sequence.sequence import Sequence
 
-STEP_BYTES = 16 << 20
+STEP_BYTES = 4 << 20
 """Of pages that are read after one step."""
 
 

@@ -1,4 +1,4 @@
-"""KV events: which whole pages enter and leave the prefix tree, in the shape of vLLM's events, for routers elsewhere.
+"""KV events: which whole pages enter and leave pool and tiers, in the shape of vLLM's events, for routers elsewhere.
 
 An event is a list, as vLLM's msgspec structs are encoded::
 
@@ -6,7 +6,8 @@ An event is a list, as vLLM's msgspec structs are encoded::
     ["BlockRemoved", hashes, medium]
     ["AllBlocksCleared"]
 
-A hash is the first 64 bits of a block key (``block_keys``), so equal hashes mean equal KV also between servers.
+The medium is ``GPU`` for the pool, ``CPU`` for the tier of host memory, ``DISK`` for that of files. A hash is the first
+64 bits of a block key (``block_keys``), so equal hashes mean equal KV also between servers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 from ...radix.namespace import Origin
@@ -23,7 +25,55 @@ from .block_keys import BlockId, BlockScheme
 MEDIUM = "GPU"
 """Of the pool, whatever the device: the word that vLLM's subscribers know for it."""
 
+TIER_MEDIA = {"host": "CPU", "disk": "DISK"}
+"""By tier."""
+
 Event = list[Any]
+
+
+class TierEventLog:
+    """Notes events of the stores beside the pool in order, on any thread. Recurrent states are passed over."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # What subscribers know of each tier. A file of an earlier process is noted when it is read.
+        self._hashes: dict[str, set[int]] = {tier: set() for tier in TIER_MEDIA}
+        # A page that a tier has, or hashes of those that it has no more.
+        self._events: list[tuple[str, BlockId | list[int]]] = []
+
+    def store(self, tier: str, block: BlockId) -> None:
+        """Note a page that a tier has. One that was noted before is passed over."""
+        new = _hash(block.key)
+        with self._lock:
+            if not block.is_state and new not in self._hashes[tier]:
+                self._hashes[tier].add(new)
+                self._events.append((tier, block))
+
+    def remove(self, tier: str, keys: Iterable[bytes]) -> None:
+        """Note pages that leave a tier; those that were never noted are passed over."""
+        with self._lock:
+            known = self._hashes[tier]
+            if gone := [each for each in map(_hash, keys) if each in known]:
+                known.difference_update(gone)
+                self._events.append((tier, gone))
+
+    def clear(self) -> None:
+        """Forget what was noted, as subscribers are told that there is nothing."""
+        with self._lock:
+            self._events.clear()
+            for known in self._hashes.values():
+                known.clear()
+
+    def take(self, scheme: BlockScheme) -> list[Event]:
+        """Return the events since the last call. ``scheme`` has named the pages."""
+        with self._lock:
+            events, self._events = self._events, []
+        return [
+            _stored(scheme, [what], TIER_MEDIA[tier])
+            if isinstance(what, BlockId)
+            else ["BlockRemoved", what, TIER_MEDIA[tier]]
+            for tier, what in events
+        ]
 
 
 class KvEventLog:
@@ -31,10 +81,12 @@ class KvEventLog:
 
     Args:
         scheme: names of pages.
+        tiers: events of the tiers, which are taken along; None for none.
     """
 
-    def __init__(self, scheme: BlockScheme) -> None:
+    def __init__(self, scheme: BlockScheme, tiers: TierEventLog | None = None) -> None:
         self.scheme = scheme
+        self._tiers = tiers
         self._hashes: dict[int, int] = {}  # of the pages in the tree
         self._events: list[Event] = []
 
@@ -43,16 +95,8 @@ class KvEventLog:
         new = [(block, page) for block, page in zip(blocks, pages, strict=True) if page not in self._hashes]
         if not new:
             return
-        hashes = [_hash(block.key) for block, _ in new]
-        self._hashes |= zip((page for _, page in new), hashes, strict=True)
-        first, tokens = new[0][0], array("i")
-        for block, _ in new:
-            tokens.frombytes(block.tokens)
-        parent = None if first.parent == self.scheme.root else _hash(first.parent)
-        adapter, keys = new[-1][0].origin.namespace.adapter, [_extra_keys(block.origin) for block, _ in new]
-        self._events.append(
-            ["BlockStored", hashes, parent, tokens.tolist(), self.scheme.page_size, None, MEDIUM, adapter, keys]
-        )
+        self._hashes |= {page: _hash(block.key) for block, page in new}
+        self._events.append(_stored(self.scheme, [block for block, _ in new], MEDIUM))
 
     def remove(self, pages: Iterable[int]) -> None:
         """Note pages that leave the tree; others are passed over."""
@@ -60,9 +104,11 @@ class KvEventLog:
             self._events.append(["BlockRemoved", hashes, MEDIUM])
 
     def clear(self) -> None:
-        """Note that the tree is empty."""
+        """Note that the tree is empty. Subscribers forget the tiers too: what is read there is noted anew."""
         self._hashes.clear()
         self._events = [["AllBlocksCleared"]]
+        if self._tiers:
+            self._tiers.clear()
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +118,16 @@ class KvEventLog:
     def take(self) -> list[Event]:
         """Return the events since the last call."""
         events, self._events = self._events, []
-        return events
+        return events + self._tiers.take(self.scheme) if self._tiers else events
+
+
+def _stored(scheme: BlockScheme, blocks: list[BlockId], medium: str) -> Event:
+    """Return the event of consecutive pages."""
+    tokens = array("i", b"".join(block.tokens for block in blocks))
+    parent = None if blocks[0].parent == scheme.root else _hash(blocks[0].parent)
+    adapter, keys = blocks[-1].origin.namespace.adapter, [_extra_keys(block.origin) for block in blocks]
+    hashes = [_hash(block.key) for block in blocks]
+    return ["BlockStored", hashes, parent, tokens.tolist(), scheme.page_size, None, medium, adapter, keys]
 
 
 def _hash(key: bytes) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 from .block_codec import BlockCodec, Buffer, NotABlock
 from .block_files import BlockFiles
 from .block_keys import BlockId
+from .kv_events import TierEventLog
 from .tier_index import TierIndex
 
 logger = logging.getLogger("rootgraft.kv")
@@ -85,10 +86,18 @@ class HostStore:
     Args:
         capacity: most bytes of pages.
         tier: its name.
+        events: notes pages that come and go; None for nobody who asks.
     """
 
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic, tier: str = "host") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        clock: Callable[[], float] = time.monotonic,
+        tier: str = "host",
+        events: TierEventLog | None = None,
+    ) -> None:
         self.tier, self.capacity = tier, capacity
+        self._events = events
         self._lock = Lock()
         self._index = TierIndex(capacity, clock)
         self._pages: dict[bytes, tuple[BlockId, Buffer]] = {}
@@ -108,6 +117,7 @@ class HostStore:
             for key, _ in removed:
                 del self._pages[key]
             self._index.add(block.key, block.origin.namespace.tenant, len(payload))
+            _note(self._events, self.tier, block, [key for key, _ in removed])
             self._pages[block.key] = block, payload
             self._stats.stored += 1
             self._stats.evicted += len(removed)
@@ -121,6 +131,7 @@ class HostStore:
                 return None
             self._index.touch(block.key)
             self._stats.hits += 1
+            _note(self._events, self.tier, block)
             return payload
 
     @property
@@ -133,11 +144,13 @@ class HostStore:
             for key in keys:
                 if self._index.remove(key) is not None:
                     del self._pages[key]
+                    _note(self._events, self.tier, None, [key])
 
     def clear(self) -> int:
         """Forget all pages. Returns their number."""
         with self._lock:
             count = len(self._index)
+            _note(self._events, self.tier, None, tuple(self._index))
             for key in tuple(self._index):
                 self._index.remove(key)
             self._pages.clear()
@@ -166,14 +179,21 @@ class DiskStore:
         files: those of this process.
         codec: of their content.
         capacity: most bytes of all files.
+        events: notes pages that come and go; None for nobody who asks.
     """
 
     tier = "disk"
 
     def __init__(
-        self, files: BlockFiles, codec: BlockCodec, capacity: int, clock: Callable[[], float] = time.monotonic
+        self,
+        files: BlockFiles,
+        codec: BlockCodec,
+        capacity: int,
+        clock: Callable[[], float] = time.monotonic,
+        events: TierEventLog | None = None,
     ) -> None:
         self.capacity = capacity
+        self._events = events
         self._lock = Lock()
         self._writing = Lock()  # whose holder alone adds to the index, so that the bound holds while a file is written
         self._files = files
@@ -205,6 +225,7 @@ class DiskStore:
             with self._lock:
                 removed = self._index.make_room(num_bytes)
                 self._stats.evicted += len(removed or ())
+                _note(self._events, self.tier, None, [key for key, _ in removed or ()])
             if removed is None:
                 return
             for key, entry in removed:
@@ -217,6 +238,7 @@ class DiskStore:
             with self._lock:
                 self._index.add(block.key, folder, num_bytes)
                 self._stats.stored += 1
+                _note(self._events, self.tier, block)
 
     def get(self, block: BlockId) -> Buffer | None:
         """Return a page; None for a miss."""
@@ -241,6 +263,8 @@ class DiskStore:
             return None
         with self._lock:
             self._stats.hits += 1
+            if block.key in self._index:  # it may have been evicted meanwhile
+                _note(self._events, self.tier, block)
         return payload
 
     def clear(self) -> int:
@@ -248,6 +272,7 @@ class DiskStore:
         with self._lock:
             entries = [(key, self._index.remove(key)) for key in tuple(self._index)]
             self._forgotten += [(key, entry.tenant) for key, entry in entries if entry is not None]
+            _note(self._events, self.tier, None, [key for key, _ in entries])
         return len(entries)
 
     def sweep(self) -> None:
@@ -283,6 +308,7 @@ class DiskStore:
         with self._lock:
             self._index.remove(block.key)
             self._stats.errors += 1
+            _note(self._events, self.tier, None, [block.key])
         self._files.remove(self._folder(block), block.key)
         self._log(text)
 
@@ -296,6 +322,7 @@ class DiskStore:
         with self._lock:
             self._index.remove(block.key)
             self._stats.misses += 1
+            _note(self._events, self.tier, None, [block.key])
         self._files.remove(self._folder(block), block.key)
 
     def _log(self, text: str) -> None:
@@ -303,6 +330,14 @@ class DiskStore:
         if self._clock() >= self._logged + _LOG_SECONDS:
             self._logged = self._clock()
             logger.warning("%s (further ones are counted, and logged once a minute)", text)
+
+
+def _note(events: TierEventLog | None, tier: str, stored: BlockId | None, removed: Iterable[bytes] = ()) -> None:
+    """Note pages that left a tier, and one that it has; under the lock of the store, so that the order is right."""
+    if events is not None:
+        events.remove(tier, removed)
+        if stored is not None:
+            events.store(tier, stored)
 
 
 def _stats(tier: str, index: TierIndex, stats: StoreStats) -> dict[str, float]:

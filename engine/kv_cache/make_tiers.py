@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from .block_codec import BlockCodec, Buffer
 from .block_files import BlockFiles
 from .block_keys import BlockScheme
+from .kv_events import TierEventLog
 from .kv_stores import DiskStore, HostStore, KvStore
 from .kv_tiers import KvTiers
 from .peer_reads import PeerReads
@@ -63,8 +64,11 @@ def plain_scheme(pages: KvPages, page_size: int, secret: bytes = b"") -> BlockSc
     return BlockScheme(pages.form, page_size, pages.page_bytes, secret, pages.state_bytes)
 
 
-def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
+def make_tiers(config: EngineConfig, pages: KvPages | None, events: TierEventLog | None = None) -> KvTiers | None:
     """Return the tiers of the options; None for none.
+
+    Args:
+        events: notes pages that come to their stores and go.
 
     Raises:
         ConfigError: the model or the device cannot have them, or folder or key are not usable.
@@ -82,9 +86,9 @@ def make_tiers(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:
     scheme, key = make_scheme(config, pages)
     stores: list[KvStore] = []
     if config.kv_host_gib is not None:
-        stores.append(HostStore(int(config.kv_host_gib * 2**30)))
+        stores.append(HostStore(int(config.kv_host_gib * 2**30), events=events))
     if config.kv_disk is not None:
-        stores.append(_disk_store(config, BlockCodec(scheme, key)))
+        stores.append(_disk_store(config, BlockCodec(scheme, key), events))
     return KvTiers(scheme, pages, stores, _peer_reads(config, scheme))
 
 
@@ -102,10 +106,11 @@ def _peer_reads(config: EngineConfig, scheme: BlockScheme) -> PeerReads | None:
     return PeerReads(BlockCodec(scheme), int(config.kv_peer_gib * 2**30)) if config.kv_peer_gib else None
 
 
-def _disk_store(config: EngineConfig, codec: BlockCodec) -> DiskStore:
+def _disk_store(config: EngineConfig, codec: BlockCodec, events: TierEventLog | None) -> DiskStore:
     assert config.kv_disk is not None
     try:
-        return DiskStore(BlockFiles(Path(config.kv_disk).expanduser()), codec, int(config.kv_disk_gib * 2**30))
+        files = BlockFiles(Path(config.kv_disk).expanduser())
+        return DiskStore(files, codec, int(config.kv_disk_gib * 2**30), events=events)
     except OSError as error:
         raise ConfigError(f"--kv-disk {config.kv_disk} cannot be used: {error.strerror or error}.") from error
 

@@ -20,6 +20,7 @@ from ..types import (
     AdapterInfo,
     AllowedLogprobs,
     FinishReason,
+    KvPrefix,
     Logprob,
     Pooler,
     Priority,
@@ -29,7 +30,7 @@ from ..types import (
 )
 from .adapter_calls import AdapterChanged, Adapters, ListAdapters, LoadAdapter, Reply, UnloadAdapter
 from .engine_state import Heartbeat, Ready, ResetCache, Shutdown, SnapshotTaken, TakeSnapshot
-from .kv_transfers import FetchKv, KvBlocks, ReadKv
+from .kv_transfers import CachedPrefixes, FetchKv, KvBlocks, ListPrefixes, ReadKv
 from .sequences import Abort, Done, Failed, Submit, TokenOut
 from .session_calls import ExportSession, ImportSession, ReleaseSession, SessionReply
 from .vocabularies import ForgetTokens, PrepareGrammar, TokenTexts
@@ -62,13 +63,15 @@ Message = (
     | ExportSession
     | ImportSession
     | SessionReply
+    | ListPrefixes
+    | CachedPrefixes
 )
 
 _TYPES: tuple[type[Any], ...] = get_args(Message)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 _VALUES = (
     *(SamplingParams, ThoughtRules, Logprob, AllowedLogprobs, Usage, SequenceStats, AdapterInfo, Pooler),
-    *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView, Namespace, Path),
+    *(EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView, Namespace, Path, KvPrefix),
 )
 _FIELDS = {cls: tuple(f.name for f in fields(cls) if f.init) for cls in (*_TYPES, *_VALUES)}
 
@@ -111,6 +114,10 @@ def _path(row: list[Any]) -> Path:
     return Path(Namespace(*namespace), switch_at, before and Namespace(*before))
 
 
+def _prefixes(rows: list[list[Any]]) -> tuple[KvPrefix, ...]:
+    return tuple(KvPrefix(_path(path), _tokens(tokens), first, adapter) for path, tokens, first, adapter in rows)
+
+
 def _infos(rows: list[list[Any]]) -> tuple[AdapterInfo, ...]:
     return tuple(AdapterInfo(*row) for row in rows)
 
@@ -140,6 +147,7 @@ _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (FetchKv, "path"): _path,
     (ReadKv, "path"): lambda row: _path(row) if row else None,
     (KvBlocks, "blocks"): tuple,
+    (CachedPrefixes, "prefixes"): _prefixes,
     **dict.fromkeys(((Ready, "summary"), (TokenOut, "tokens"), (Heartbeat, "waiting")), tuple),
     (Submit, "grammar"): lambda pair: tuple(pair) if pair else None,
     (Submit, "params"): _params,

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from ...radix.namespace import Path
+from ..types import KvPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,26 @@ class ReadKv:
     tokens: array[int]
     first: int
     follows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListPrefixes:
+    """List prefixes that are worth a copy to other replicas, answered by ``CachedPrefixes``.
+
+    Attributes:
+        of_sessions: those that sessions hold, the last used one first; else those that were hit most often.
+    """
+
+    id: int
+    of_sessions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefixes:
+    """The prefixes that ``ListPrefixes`` asks for, in its order: no more than another replica has room for."""
+
+    id: int
+    prefixes: tuple[KvPrefix, ...]
 
 
 @dataclass(frozen=True, slots=True)

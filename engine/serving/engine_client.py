@@ -23,6 +23,7 @@ from ..messages import (
     ImportSession,
     KvBlocks,
     ListAdapters,
+    ListPrefixes,
     LoadAdapter,
     Message,
     PrepareGrammar,
@@ -162,7 +163,7 @@ class EngineClient(asyncio.Protocol):
         """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
         self._send([message])
 
-    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+    def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
         """Ask for KV for another replica, or hand over that of another one. Raises EngineDead if the engine is gone."""
         self._send(messages)
 

@@ -21,18 +21,20 @@ from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import (
     Abort,
     AdapterChanged,
+    CachedPrefixes,
     Done,
     Failed,
     FetchKv,
     Heartbeat,
     KvBlocks,
+    ListPrefixes,
     Message,
     ReadKv,
     Ready,
     Submit,
     TokenOut,
 )
-from rootgraft.engine.types import FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.engine.types import FinishReason, KvPrefix, Logprob, SamplingParams, Usage
 from rootgraft.fleet.dispatcher import MOST_DEATHS, Dispatcher, DispatcherLimits
 from rootgraft.fleet.scaling.autoscaling import AutoscalePolicy, FleetLoad, ScaleState
 from rootgraft.radix.namespace import Namespace, Path
@@ -99,6 +101,10 @@ class FakeReplica:
             self.num_read += 1
             part = KvBlocks(message.id, (b"page",), is_last=False)
             return [part] * (self.num_read % 3) + [KvBlocks(message.id, (), is_last=True)]
+        elif isinstance(message, ListPrefixes):
+            prompts = [each.submit.tokens for each in self.running.values()][:3] or [array("i", range(200))]
+            path = Path(Namespace(self.base))
+            return [CachedPrefixes(message.id, tuple(KvPrefix(path, tokens, 0, None) for tokens in prompts))]
         elif isinstance(message, KvBlocks):
             if message.is_last and message.id in self.running:
                 self.running[message.id].waits = False
@@ -147,6 +153,7 @@ class FakeReplica:
 
     def heartbeat(self) -> Heartbeat:
         stats = {"computed_tokens": self.computed, "seconds_step": self.seconds, "running": float(len(self.running))}
+        stats["pages_cached"] = float(self.computed)
         return Heartbeat(stats, {})
 
 
@@ -392,7 +399,8 @@ class Simulation:
             self.at(self.random.uniform(0, 8), lambda: self.dispatcher.hand_over(name, self.now))
             self.counts["drained"] += 1
         for info in [info for info in known.values() if info.draining and self.dispatcher.is_drained(info.name)]:
-            self.dispatcher.leave(info.name, self.now)
+            if not self.dispatcher.hands_sessions_over(info.name):
+                self.dispatcher.leave(info.name, self.now)
         self.at(0.5, self._tick)
 
     def _harm(self) -> None:

@@ -13,10 +13,12 @@ from rootgraft.engine.messages import (
     Abort,
     AdapterChanged,
     Adapters,
+    CachedPrefixes,
     Done,
     Failed,
     Heartbeat,
     ListAdapters,
+    ListPrefixes,
     LoadAdapter,
     Message,
     PrepareGrammar,
@@ -33,7 +35,8 @@ from rootgraft.engine.messages import (
     encode,
 )
 from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, SequenceView, SlotView
-from rootgraft.engine.types import AdapterInfo, FinishReason, Logprob, SamplingParams, Usage
+from rootgraft.engine.types import AdapterInfo, FinishReason, KvPrefix, Logprob, SamplingParams, Usage
+from rootgraft.radix.namespace import Namespace, Path
 
 ints = st.integers(0, 2**31 - 1)
 floats = st.floats(allow_nan=False)
@@ -66,6 +69,9 @@ views = (
 namespaces, nodes, sequences, adapters, slots = (st.lists(view, max_size=2).map(tuple) for view in views)
 numbers = st.dictionaries(st.text(), floats)
 snapshots = st.builds(EngineSnapshot, ints, numbers, namespaces, nodes, ints, sequences, adapters, slots)
+spaces = st.builds(Namespace, st.text(), st.none() | st.text(), st.text(), st.text())
+paths = st.builds(Path, spaces) | st.just(Path(Namespace("base", "digest"), 3, Namespace("base")))
+prefixes = st.builds(KvPrefix, paths, arrays, ints, st.none() | st.text())
 any_message = st.one_of(
     st.builds(TokenTexts, arrays, st.binary(), tokens.map(tuple)),
     st.builds(Submit, ints, arrays, params, st.none() | st.text(), st.text(), grammars),
@@ -86,6 +92,8 @@ any_message = st.one_of(
         st.lists(st.text(), max_size=2).map(tuple),
         st.lists(infos, max_size=2).map(tuple),
     ),
+    st.builds(ListPrefixes, ints, st.booleans()),
+    st.builds(CachedPrefixes, ints, st.lists(prefixes, max_size=2).map(tuple)),
     st.builds(AdapterChanged, st.text(), st.none() | infos),
     st.builds(Reply, ints, st.none() | failures),
     st.builds(Adapters, ints, st.lists(infos, max_size=2).map(tuple)),

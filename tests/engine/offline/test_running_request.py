@@ -378,3 +378,67 @@ def test_a_large_generate_is_linear(make: Make, steps: int, monkeypatch: pytest.
 
         counts.append(lines_of(generate))
     assert counts[1] <= 8 * counts[0] * 1.1
+
+
+# A pool of 40 pages of 4 tokens: a conversation of 10 pages and two more prompts of 12 fit, a third one does not.
+CHAT, OTHERS = [5] * 40, [[10 + each, *[7] * 46] for each in range(3)]
+BRIEF = SamplingParams(max_tokens=1, ignore_eos=True)
+
+
+def cached_after(llm: LLM, *others: list[int]) -> int:
+    """Ask others, then the conversation. Returns how many of its tokens were cached."""
+    for prompt in others:
+        finish(llm, llm.begin(prompt, BRIEF))
+    running = llm.begin(CHAT, BRIEF)
+    finish(llm, running)
+    return running.output().num_cached_tokens or 0
+
+
+@pytest.mark.parametrize(
+    ("session", "seconds", "kept"),
+    [("", None, False), ("chat", None, True), ("chat", 900.0, True), ("chat", 0.0, False)],
+)
+def test_a_session_is_evicted_after_other_pages(make: Make, session: str, seconds: float | None, kept: bool) -> None:
+    llm = make(num_pages=41)
+    finish(llm, llm.begin(CHAT, BRIEF, session=session, session_seconds=seconds))
+    assert (cached_after(llm, *OTHERS) > 30) == kept
+    check_idle(llm)
+
+
+def test_a_session_that_is_kept_for_no_time_goes_before_older_pages(make: Make) -> None:
+    llm = make(num_pages=41)
+    older = OTHERS[0]
+    finish(llm, llm.begin(older, BRIEF))
+    finish(llm, llm.begin(CHAT, BRIEF, session="chat", session_seconds=0.0))
+    for prompt in OTHERS[1:]:
+        finish(llm, llm.begin(prompt, BRIEF))
+    running = llm.begin(older, BRIEF)
+    finish(llm, running)
+    assert (running.output().num_cached_tokens or 0) > 40
+    assert cached_after(llm) < 30, "the older prompt is whole, and pages of the session made room"
+
+
+def test_a_session_that_is_released_is_evicted_first(make: Make) -> None:
+    llm = make(num_pages=41)
+    finish(llm, llm.begin(CHAT, BRIEF, session="chat", session_seconds=900.0))
+    assert not llm.release_session("another")
+    assert llm.release_session("chat") and not llm.release_session("chat")
+    assert cached_after(llm, *OTHERS) < 30
+    check_idle(llm)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), 86_401.0])
+def test_seconds_of_a_session_have_bounds(make: Make, seconds: float) -> None:
+    with pytest.raises(RequestError, match="session_seconds"):
+        make().begin(CHAT, BRIEF, session="chat", session_seconds=seconds)
+
+
+def test_a_prompt_that_was_prefetched_is_cached(make: Make) -> None:
+    llm = make()
+    prompts = [{"prompt_token_ids": prompt} for prompt in (CHAT, OTHERS[0])]
+    assert llm.prefetch(prompts) == [0, 0]
+    assert llm.prefetch(prompts[0])[0] >= 36
+    assert cached_after(llm) >= 36
+    with pytest.raises(RequestError):
+        llm.prefetch({"prompt_token_ids": [VOCAB + 5]})
+    check_idle(llm)

@@ -130,3 +130,14 @@ def test_what_cannot_be_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
     ended(llm, running)
     with pytest.raises(RequestError, match="has ended"):
         llm.save_session(running, file)
+
+
+def test_a_prefetch_reads_what_an_earlier_engine_has_written(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        llm = open_llm(folders[0], kv_disk=str(tmp_path))
+        found += llm.prefetch({"prompt_token_ids": PROMPT})
+        found += llm.prefetch({"prompt_token_ids": PROMPT})
+        llm.close()
+    whole = len(PROMPT) // 16 * 16
+    assert found[0] == 0 and found[2] == whole and min(found[1], found[3]) >= whole

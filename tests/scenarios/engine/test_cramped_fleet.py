@@ -22,3 +22,4 @@ def test_many_requests_get_their_own_tokens(tmp_path: Path) -> None:
     for seed in range(10, 13):
         counts += CrampedFleet(seed, tmp_path / str(seed)).run(24)
     assert counts["requests"] == 72 and counts["kv_hits_peer"] and counts["kv_errors_disk"], counts
+    assert counts["prefixes listed"], "no replica has handed anything over"

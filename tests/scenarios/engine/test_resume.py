@@ -8,15 +8,24 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.core_hooks import evict_all, set_structured_output, structured_output_in_process, tiers_of
+from support.engine.adapter_engine import write
+from support.engine.core_hooks import (
+    alive_sequences,
+    evict_all,
+    set_structured_output,
+    structured_output_in_process,
+    tiers_of,
+)
 from support.engine.fake_worker import FakeWorker
 from support.engine.thinking_engine import END, EOS, EXTRA, QWEN, R1, START, TEXT_MARKS, VOCAB
 from support.machine.thoroughness import repeats
+from support.models.lora_folders import small_reader
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -28,7 +37,9 @@ from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.thought_rules import ThoughtRules
 from rootgraft.grammar.vocabulary import Vocabulary
+from rootgraft.lora.adapter_pool import AdapterPool
 
+ADAPTERS = ("one", "two")
 VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *EXTRA), frozenset((EOS, START)), (EOS,), VOCAB)
 SCHEMA = {
     "type": "object",
@@ -81,9 +92,15 @@ class _Service:
         pass
 
 
-def make_core(**options: Any) -> EngineCore:
+def make_core(adapters: Path | None = None, **options: Any) -> EngineCore:
+    """Make an engine, which loads the adapters of a folder."""
+    pool = None
+    if adapters is not None:
+        pool = AdapterPool(small_reader(adapters), max_loras=2, max_adapters=8, max_cpu_bytes=1 << 20, patience=5)
+        options |= {"enable_lora": True, "lora_dir": str(adapters)}
     config = EngineConfig(block_size=4, max_num_seqs=3, max_num_batched_tokens=32, **options)
-    core = EngineCore(config, FakeWorker(400, 4, vocab_size=VOCAB, eos=(EOS,), max_model_len=400))
+    worker = FakeWorker(400, 4, vocab_size=VOCAB, eos=(EOS,), max_model_len=400, adapters=pool)
+    core = EngineCore(config, worker)
     manager: Any = structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY)
     _, buffer, vocabulary = manager._built.result()
     manager._built = Future()
@@ -165,23 +182,41 @@ def test_a_sequence_goes_on_after_any_of_its_tokens(engine: EngineCore, submit: 
 
 
 class Halves:
-    """A core for prompts and one for answers, behind a dispatcher."""
+    """A core for prompts and one for answers, behind a dispatcher.
 
-    def __init__(self) -> None:
-        self.cores = {role: make_core(kv_peer_gib=0.01) for role in ("prefill", "decode")}
+    Attributes:
+        num_killed: replicas in all.
+    """
 
-    def run(self, submit: Submit) -> Heard:
-        """Run a sequence on cold caches, as its messages come over the wire."""
+    def __init__(self, adapters: Path) -> None:
+        self.num_killed = 0
+        self.cores = {role: make_core(adapters, kv_peer_gib=0.01) for role in ("prefill", "decode")}
+
+    def run(self, submit: Submit, victim: str = "", turns: int = 0) -> Heard:
+        """Run a sequence on cold caches, as its messages come over the wire.
+
+        Args:
+            victim: role of the replica that is killed after so many turns, and started again; "" for none.
+        """
         dispatcher, frames = Dispatcher(DispatcherLimits(least_prefill=4, least_fetched=1)), Counter[str]()
         for role, core in self.cores.items():
             evict_all(core)
             dispatcher.join(role, core.ready, 0.0, role=role)
         dispatcher.submit([submit], 0.0)
-        heard = Heard()
+        heard, replaced = Heard(), ""
         while dispatcher.num_open:
+            if victim and turns == 0:
+                dispatcher.leave(victim, 0.0)
+                self.num_killed += 1
+                empty(self.cores[victim])
+                replaced, victim = victim, ""
+                dispatcher.join("another", self.cores[replaced].ready, 0.0, role=replaced)
+            turns -= 1
             for name, message in dispatcher.take_sent():
-                self.cores[name].handle(decode(encode([message])))
-            for name, core in self.cores.items():
+                if name != replaced:
+                    self.cores[replaced if name == "another" else name].handle(decode(encode([message])))
+            for role, core in self.cores.items():
+                name = "another" if role == replaced else role
                 if core.has_work:
                     dispatcher.take(name, frames[name], decode(encode(core.step())), 0.0)
                     frames[name] += 1
@@ -193,17 +228,29 @@ class Halves:
                 elif isinstance(said, (Done, Failed)):
                     heard.end = said
             dispatcher.check()
-        for name, message in dispatcher.take_sent():
-            self.cores[name].handle([message])
-        while any(core.has_work for core in self.cores.values()):
-            for core in self.cores.values():
-                core.step()
+        for core in self.cores.values():
+            empty(core)
         return heard
 
 
+def empty(core: EngineCore) -> None:
+    """Leave an engine as one that has just been started."""
+    core.handle([Abort(tuple(sequence.id for sequence in alive_sequences(core)))])
+    while core.has_work:
+        core.step()
+    peers = tiers_of(core).peers
+    assert peers is not None
+    peers.reset()
+    peers.store.clear()
+    evict_all(core)
+
+
 @pytest.fixture(scope="module")
-def halves() -> Iterator[Halves]:
-    made = Halves()
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Halves]:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(ADAPTERS):
+        write(root, name, seed)
+    made = Halves(root)
     yield made
     for core in made.cores.values():
         core.close()
@@ -211,12 +258,13 @@ def halves() -> Iterator[Halves]:
 
 @pytest.mark.heavy
 @settings(max_examples=15, deadline=None)
-@given(submit=submits(), length=st.integers(1, 150))
+@given(submit=submits(), length=st.integers(1, 150), adapter=st.sampled_from((None, *ADAPTERS)))
 def test_a_sequence_is_the_same_where_its_prompt_is_computed_elsewhere(
-    engine: EngineCore, halves: Halves, submit: Submit, length: int
+    halves: Halves, submit: Submit, length: int, adapter: str | None
 ) -> None:
-    """With grammars, thoughts, drafts and logprobs of the prompt."""
-    submit = replace(submit, tokens=(submit.tokens * length)[:length])
+    """With adapters, grammars, thoughts, drafts and logprobs of the prompt."""
+    submit = replace(submit, tokens=(submit.tokens * length)[:length], adapter=adapter)
+    engine = halves.cores["prefill"]
     before = tiers_of(halves.cores["decode"]).stats()
     [whole] = run(engine, submit)
     heard = halves.run(submit)
@@ -225,6 +273,48 @@ def test_a_sequence_is_the_same_where_its_prompt_is_computed_elsewhere(
     after = tiers_of(halves.cores["decode"]).stats()
     if length >= 8 and len(whole.tokens) > 2:
         assert after["kv_hits_peer"] - before["kv_hits_peer"] >= (length - 4) // 4, "the prompt was computed again"
+
+
+def killed_alike(halves: Halves, submit: Submit, victim: str, turns: int) -> int:
+    """Check that a sequence is the same whether or not a replica is killed. Returns how many tokens it has."""
+    [whole] = run(halves.cores["prefill"], submit)
+    heard = halves.run(submit, victim, turns)
+    assert (heard.tokens, heard.prompt_logprobs, ended(heard)) == (whole.tokens, whole.prompt_logprobs, ended(whole))
+    return len(heard.tokens)
+
+
+@pytest.mark.heavy
+@settings(max_examples=15, deadline=None)
+@given(
+    submit=submits(),
+    length=st.integers(1, 150),
+    adapter=st.sampled_from((None, *ADAPTERS)),
+    victim=st.sampled_from(("prefill", "decode")),
+    turns=st.integers(0, 30),
+)
+def test_a_sequence_is_the_same_whichever_side_is_killed(
+    halves: Halves, submit: Submit, length: int, adapter: str | None, victim: str, turns: int
+) -> None:
+    tokens = (submit.tokens * length)[:length]
+    killed_alike(halves, replace(submit, tokens=tokens, adapter=adapter), victim, turns)
+
+
+@pytest.mark.parametrize("adapter", [None, "one"])
+@pytest.mark.parametrize(("victim", "turns"), [("prefill", 1), ("prefill", 3), ("decode", 4), ("decode", 12)])
+def test_an_object_after_a_thought_survives_each_side(
+    halves: Halves, adapter: str | None, victim: str, turns: int
+) -> None:
+    spec = GrammarSpec.json_schema(SCHEMA)
+    submit = Submit(
+        1,
+        array("i", list(b"a prompt that takes three steps of thirty-two tokens, as it is a long one, is it not?")),
+        SamplingParams(max_tokens=80),
+        grammar=(spec.kind.value, spec.content),
+        reasoning=replace(R1, budget=9),
+        adapter=adapter,
+    )
+    before = halves.num_killed
+    assert killed_alike(halves, submit, victim, turns) > 20 and halves.num_killed == before + 1
 
 
 @pytest.mark.parametrize(

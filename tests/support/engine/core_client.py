@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rootgraft.engine.config import EngineConfig
@@ -17,6 +18,7 @@ from rootgraft.engine.messages import (
     Heartbeat,
     ImportSession,
     KvBlocks,
+    ListPrefixes,
     Message,
     PrepareGrammar,
     ReadKv,
@@ -58,13 +60,14 @@ class CoreClient:
         rests: Callable[[], bool] = lambda: False,
         states: StateSlots | None = None,
         eos: tuple[int, ...] = (),
+        disk: Path | None = None,
     ) -> None:
         worker = FakeWorker(400, 4, vocab_size=vocab_size, states=states, eos=eos)
         self._step_seconds = step_seconds
         self._rests = rests
         worker.base_digest = base
         options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_peer_gib": 0.1}
-        self.core = EngineCore(EngineConfig(**options), worker)
+        self.core = EngineCore(EngineConfig(**options, kv_disk=None if disk is None else str(disk)), worker)
         self.most_adapters = 1000
         self.public_names: dict[str, str] = {}  # by version
         self.refused = refused
@@ -102,7 +105,7 @@ class CoreClient:
         self.prepared.append(message)
         self._handle([message])
 
-    def carry(self, messages: Sequence[ReadKv | KvBlocks]) -> None:
+    def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
         self._handle(list(messages))
 
     def abort(self, ids: Iterable[int]) -> None:

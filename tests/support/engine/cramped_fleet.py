@@ -17,6 +17,7 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.kv_cache.block_codec import BlockCodec
 from rootgraft.engine.kv_cache.peer_reads import PeerReads
 from rootgraft.engine.messages import (
+    CachedPrefixes,
     Done,
     Failed,
     Heartbeat,
@@ -139,7 +140,8 @@ class CrampedFleet:
         tokens = [*self.draw.choice(self.stems), *(self.draw.randrange(VOCAB) for _ in range(self.draw.randint(1, 30)))]
         salt, tenant = self.draw.choice(("", "", "", "", "s")), self.draw.choice(("", "", "", "", "t"))
         params = SamplingParams(max_tokens=self.draw.choice((1, 3, 12, 40)))
-        submit = Submit(number, array("i", tokens), params, salt=salt, cache_tenant=tenant)
+        session = self.draw.choice(("", "one", "two", "three"))
+        submit = Submit(number, array("i", tokens), params, salt=salt, cache_tenant=tenant, session=session)
         self.asked[number] = submit
         self.dispatcher.submit([submit], self.now)
 
@@ -178,10 +180,15 @@ class CrampedFleet:
             out = decode(encode(replica.core.step())) if replica.core.has_work else []
             replica.core.check()
             waiting = replica.core.waiting
-            self.dispatcher.take(name, replica.num_frames, [*out, Heartbeat({}, {}, ((), ()), waiting)], self.now)
+            self.counts["prefixes listed"] += sum(
+                len(each.prefixes) for each in out if isinstance(each, CachedPrefixes)
+            )
+            stats = replica.core.stats()
+            self.dispatcher.take(name, replica.num_frames, [*out, Heartbeat(stats, {}, ((), ()), waiting)], self.now)
             replica.num_frames += 1
         for info in tuple(self.dispatcher.replicas.values()):
-            if info.draining and self.dispatcher.is_drained(info.name):
+            is_empty = info.draining and self.dispatcher.is_drained(info.name)
+            if is_empty and not self.dispatcher.hands_sessions_over(info.name):
                 self.dispatcher.retire(info.name, self.now)
                 self.stop(info.name)
         self.dispatcher.check()
