@@ -12,8 +12,10 @@ import pytest
 from support.engine.core_client import VOCAB, CoreClient
 from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.engine.core import kv_exports
+from rootgraft.engine.kv_cache import peer_reads
 from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import Done, KvBlocks, ReadKv
 from rootgraft.fleet import fleet as fleet_module
@@ -23,7 +25,9 @@ DOCUMENT = [random.Random(f"3 {each}").randrange(VOCAB) for each in range(640)]
 
 
 @pytest.fixture
-async def make() -> AsyncIterator[Callable[..., Awaitable[Made]]]:
+async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Made]]]:
+    # On a busy machine an answer may take longer than a request would wait for it.
+    monkeypatch.setattr(peer_reads, "ANSWER_SECONDS", HANG_SECONDS)
     made: list[Made] = []
 
     async def start(count: int = 2, policy: AutoscalePolicy | None = None, **options: Any) -> Made:
