@@ -92,6 +92,9 @@ class Followers:
                 self._hear(rank)
             self._signs = SignsOfLife(self._life, self._lose)
             self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
+            if devices[0].type == "cpu":
+                # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
+                shutil.rmtree(self._folder, ignore_errors=True)
         except RuntimeError as error:
             self.kill()
             raise ConfigError(f"{self._option}: the ranks cannot reach one another: {_line(error)}") from error

@@ -15,8 +15,8 @@ from .fork_server import ForkServer
 class EngineTemplate:
     """A process with a model's weights, from which engine processes with the same options are forked.
 
-    Where it cannot be had (a GPU, a system without ``pidfd_open``, a model that cannot be loaded) they are started in
-    the plain way, and each loads the weights itself.
+    Where it cannot be had (a GPU, several ranks, a system without ``pidfd_open``, a model that cannot be loaded) they
+    are started in the plain way, and each loads the weights itself.
 
     Args:
         config, model_path: of the engine processes.
@@ -25,7 +25,7 @@ class EngineTemplate:
     def __init__(self, config: EngineConfig, model_path: Path) -> None:
         words = str(model_path), json.dumps(asdict(config))
         self._server = ForkServer("rootgraft.engine.core.engine_template", *words)
-        self._is_possible = config.device != "cuda" and not _has_gpu(config)
+        self._is_possible = config.num_ranks == 1 and config.device != "cuda" and not _has_gpu(config)
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded the weights. Does nothing if it runs, or cannot be had."""

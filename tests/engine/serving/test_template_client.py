@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 from support.engine.greedy_answers import tokens_of
 from support.machine.waits import until
 
@@ -71,7 +74,9 @@ async def test_a_model_that_cannot_be_loaded_is_told_by_the_engine(tmp_path: Pat
     assert not server._is_possible, "it is not tried again"
 
 
-async def test_no_process_is_forked_for_a_gpu(tmp_path: Path) -> None:
-    template = EngineTemplate(EngineConfig(device="cuda"), tmp_path)
+@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+async def test_no_process_is_forked_for_a_gpu_or_a_rank(changes: dict[str, Any], tmp_path: Path) -> None:
+    template = EngineTemplate(replace(CONFIG, **changes), tmp_path)
     await template.start()
     assert template._server._process is None
+    assert template._server._is_possible, "it was not even tried, which would have imported torch"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torch
 from support.engine.draft_engine import always_drafting
 from support.engine.mixed_answers import assert_same, mixed_answers
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
-from support.machine.waits import HANG_SECONDS
 from support.speculation.eagle_heads import save_head
 
 from rootgraft import LLM, SamplingParams
@@ -109,29 +106,6 @@ def test_a_silent_follower_fails_the_requests_and_nothing_is_left(ranks: LLM) ->
     ranks.close()
     assert not followers_of(os.getpid())
     assert not torch.distributed.is_initialized(), "what else computes here would take itself for one of two ranks"
-
-
-RANK_0 = """
-import sys
-from rootgraft import LLM
-llm = LLM(sys.argv[1], tensor_parallel_size=2, threads=1, device="cpu", dtype="float32", num_gpu_blocks_override=24)
-print("ready", flush=True)
-while True:
-    llm.generate(["ab ab ab"], use_tqdm=False)
-"""
-
-
-def test_followers_end_with_rank_0(folder: Path) -> None:
-    command = [sys.executable, "-c", RANK_0, str(folder / "model")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            first = process.stdout.readline()
-            found = followers_of(process.pid)
-        finally:
-            process.kill()
-    assert (first, len(found)) == ("ready\n", 1)
-    found[0].wait(HANG_SECONDS)
 
 
 def followers_of(number: int) -> list[psutil.Process]:
