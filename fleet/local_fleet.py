@@ -51,15 +51,18 @@ def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engin
     """Return what starts the processes: forked ones that share a CPU, or one for each GPU."""
     gpus = gpus_of(config, options, num_engines)
     shared = shared_config(config, num_engines, cores().usable)
-    timeouts = {"heartbeat_timeout": options.silence_seconds, "watchdog_timeout": options.watchdog_timeout}
+    client = partial(
+        EngineClient,
+        model_path=path,
+        heartbeat_timeout=options.silence_seconds,
+        watchdog_timeout=options.watchdog_timeout,
+    )
     if gpus:
         shared = replace(shared, gpu_memory_utilization=config.gpu_memory_utilization)
-        makes = {
-            gpu: partial(EngineClient, shared, path, **timeouts, spawn=partial(spawn_engine, gpu=gpu)) for gpu in gpus
-        }
+        makes = {gpu: partial(client, shared, spawn=partial(spawn_engine, gpu=gpu)) for gpu in gpus}
         return GpuLauncher({gpu: ProcessLauncher(make) for gpu, make in makes.items()})
     template = EngineTemplate(shared, path)
-    make = partial(EngineClient, shared, path, **timeouts, spawn=template.spawn)
+    make = partial(client, shared, spawn=template.spawn)
     is_always_there = options.autoscale_bounds is None or options.autoscale_bounds[0] > 0
     return ProcessLauncher(make, template, keeps_template=is_always_there)
 

@@ -48,7 +48,7 @@ from .pending_calls import REPLIES, CallReply, PendingCalls
 from .process_watch import ENDED
 from .submit_gatherer import SubmitGatherer
 from .watchdog import HEARTBEAT_TIMEOUT, WATCHDOG_TIMEOUT
-from .watched_process import WatchedProcess
+from .watched_process import ChildProcess, WatchedProcess
 
 Call = (
     LoadAdapter
@@ -71,6 +71,7 @@ class EngineClient(asyncio.Protocol):
         heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading
             is not watched.
         spawn: starts the process; None for ``spawn_engine``.
+        process: the engine's; None for a child of this process.
 
     Attributes:
         on_frame: called with each frame's messages about sequences and adapters, in order. Set before ``start``.
@@ -88,9 +89,11 @@ class EngineClient(asyncio.Protocol):
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         watchdog_timeout: float = WATCHDOG_TIMEOUT,
         spawn: SpawnEngine | None = None,
+        process: WatchedProcess | None = None,
     ) -> None:
         timeouts = (heartbeat_timeout, watchdog_timeout)
-        self._process = WatchedProcess(config, model_path, spawn or spawn_engine, *timeouts, self._end_with)
+        self._process = process or ChildProcess(config, model_path, spawn or spawn_engine, *timeouts)
+        self._process.watch.on_end = self._end_with
         self._connecting: asyncio.Task[object] | None = None
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
@@ -139,7 +142,7 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, liveness = self._process.start()
+        ours, liveness = await self._process.start()
         self._process.watch.open(liveness)
         self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
         try:

@@ -20,13 +20,15 @@ class ProcessWatch:
     Args:
         watchdog: finds whether it hangs.
         has_main_ended: tells whether its main thread has ended.
-        on_end: called once, with the reason for people.
+
+    Attributes:
+        on_end: called once, with the reason for people. Set before ``start``.
     """
 
-    def __init__(self, watchdog: Watchdog, has_main_ended: Callable[[], bool], on_end: Callable[[str], None]) -> None:
+    def __init__(self, watchdog: Watchdog, has_main_ended: Callable[[], bool]) -> None:
         self.watchdog = watchdog
+        self.on_end: Callable[[str], None] = lambda reason: None
         self._ask_main_ended = has_main_ended
-        self._on_end = on_end
         self._liveness: BinaryIO | None = None  # our end of the pipe, until the process or the connection ends
         self._timer: asyncio.TimerHandle | None = None
         self._main_ended = False
@@ -43,11 +45,11 @@ class ProcessWatch:
         second where other processes fill the cores. What it has sent is read until the second look.
         """
         if self._main_ended:
-            return self._on_end(ENDED)
+            return self.on_end(ENDED)
         self._main_ended = self._ask_main_ended()
         reason = self.watchdog.tick(time.monotonic())
         if reason is not None:
-            return self._on_end(f"The engine process hangs: {reason}.")
+            return self.on_end(f"The engine process hangs: {reason}.")
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.start)
         return None
 

@@ -1,4 +1,4 @@
-"""Watched process: starts the engine process of a client, watches and tells of it, and ends it."""
+"""Watched process: the engine process of a client, which is started, watched, told of and ended here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -24,17 +24,58 @@ SOCKET_BUFFER = 4 << 20
 _END_SECONDS = 10.0
 
 
-class WatchedProcess:
-    """An engine process, none before ``start``. Belongs to one event loop.
+class WatchedProcess(ABC):
+    """An engine process, wherever it is; none before ``start``. Belongs to one event loop.
+
+    Args:
+        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+
+    Attributes:
+        process: the child of this process; None before ``start``, and where it is none.
+        watch: reads its signs of life, and tells if it hangs or has ended.
+    """
+
+    def __init__(self, heartbeat_timeout: float, watchdog_timeout: float) -> None:
+        self.process: EngineProcess | None = None
+        watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
+        self.watch = ProcessWatch(watchdog, self._has_main_ended)
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where the engine runs, for people."""
+
+    @abstractmethod
+    async def start(self) -> tuple[socket.socket, BinaryIO]:
+        """Start it. Returns our ends of its channel and of the stream of its signs of life. Raises EngineDead."""
+
+    @abstractmethod
+    def fault_of_start(self) -> str:
+        """Return how it ended before its model was loaded. May wait for its end, while nothing is served yet."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it. Does nothing if it has ended."""
+
+    @abstractmethod
+    def reap(self) -> None:
+        """Wait for the end of a child. Blocks."""
+
+    @abstractmethod
+    def _has_main_ended(self) -> bool:
+        """Return whether its main thread has ended."""
+
+    @abstractmethod
+    def _processor_seconds(self) -> float | None:
+        """Return the processor time that it has used; None if that cannot be known."""
+
+
+class ChildProcess(WatchedProcess):
+    """An engine process that is a child of this one.
 
     Args:
         spawn: starts it.
         heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
-        on_end: called once if it hangs or has ended, with the reason for people.
-
-    Attributes:
-        process: as ``spawn`` has started it; None before that.
-        watch: reads its signs of life.
     """
 
     def __init__(
@@ -44,16 +85,13 @@ class WatchedProcess:
         spawn: SpawnEngine,
         heartbeat_timeout: float,
         watchdog_timeout: float,
-        on_end: Callable[[str], None],
     ) -> None:
+        super().__init__(heartbeat_timeout, watchdog_timeout)
         self._config = config
         self._model_path = model_path
         self._spawn = spawn
-        self.process: EngineProcess | None = None
-        watchdog = Watchdog(heartbeat_timeout, watchdog_timeout, self._processor_seconds)
-        self.watch = ProcessWatch(watchdog, self._has_main_ended, on_end)
 
-    def start(self) -> tuple[socket.socket, BinaryIO]:
+    async def start(self) -> tuple[socket.socket, BinaryIO]:
         """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):

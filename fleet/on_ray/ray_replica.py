@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 from ...engine.config import EngineConfig
 from ...engine.errors import EngineDead
 from ...engine.serving.engine_client import EngineClient
+from ...engine.serving.watched_process import WatchedProcess
 from .handover import CHANNEL, CONTROL, LIVENESS, REPORT, prepare
 
 CONNECT_SECONDS = 10.0
@@ -54,9 +55,44 @@ class RayReplica(EngineClient):
         heartbeat_timeout: float,
         watchdog_timeout: float,
     ) -> None:
-        super().__init__(config, model_path, heartbeat_timeout=heartbeat_timeout, watchdog_timeout=watchdog_timeout)
-        self._address = address
+        self._hosted = HostedProcess(address, self._lose_host, heartbeat_timeout, watchdog_timeout)
+        super().__init__(config, model_path, process=self._hosted)
         self._release = release
+
+    async def close(self) -> None:
+        """Shut the engine down and end its actor; one that has not ended after ``CLOSE_SECONDS`` is cut off."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await super().close()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+        finally:
+            self._hosted.close()
+            await asyncio.to_thread(self._release)
+
+    def _lose_host(self) -> None:
+        """End with the actor: the end of its channel asks the engine process to end."""
+        # Not at once: if the process has ended, its last messages may still be on their way, and its channel ends too.
+        if self._transport is not None:
+            asyncio.get_running_loop().call_later(LAST_MESSAGES_SECONDS, self._transport.abort)
+
+
+class HostedProcess(WatchedProcess):
+    """The engine process of an actor, which starts it when this process connects.
+
+    Args:
+        address: of the actor.
+        on_lost: called when the actor is gone.
+        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+    """
+
+    def __init__(
+        self, address: HostAddress, on_lost: Callable[[], None], heartbeat_timeout: float, watchdog_timeout: float
+    ) -> None:
+        super().__init__(heartbeat_timeout, watchdog_timeout)
+        self._address = address
+        self._on_lost = on_lost
         self._control: _Control | None = None
 
     @property
@@ -64,7 +100,7 @@ class RayReplica(EngineClient):
         """The machine, for people."""
         return self._address.host
 
-    async def _open(self) -> tuple[socket.socket, BinaryIO]:
+    async def start(self) -> tuple[socket.socket, BinaryIO]:
         """Connect to the actor, which starts the process. Raises EngineDead if it cannot be reached."""
         ends: list[socket.socket] = []
         try:
@@ -79,7 +115,7 @@ class RayReplica(EngineClient):
                 raise
             where = f"{self._address.host}:{self._address.port}"
             raise EngineDead(f"The replica at {where} cannot be reached: {error or 'no answer'}.") from error
-        self._control = control = _Control(self._lose_host)
+        self._control = control = _Control(self._on_lost)
         await asyncio.get_running_loop().create_connection(lambda: control, sock=ends[2])
         return ends[1], open(ends[0].detach(), "rb", buffering=0)
 
@@ -101,20 +137,16 @@ class RayReplica(EngineClient):
         if self._control is not None:
             self._control.ask_to_kill()
 
-    async def close(self) -> None:
-        """Shut the engine down and end its actor; one that has not ended after ``CLOSE_SECONDS`` is cut off."""
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await super().close()
-        except TimeoutError:
-            if self._transport is not None:
-                self._transport.abort()
-        finally:
-            if self._control is not None:
-                self._control.close()
-            await asyncio.to_thread(self._release)
+    def reap(self) -> None:
+        # The actor waits for it.
+        pass
 
-    def _fault_of_start(self) -> str:
+    def close(self) -> None:
+        """End the connection to the actor, and with it the process."""
+        if self._control is not None:
+            self._control.close()
+
+    def fault_of_start(self) -> str:
         return (
             f"The engine process at {self._address.host} ended while it was loading the model; its lines are in Ray's "
             "logs of that machine, in the worker's files."
@@ -126,12 +158,6 @@ class RayReplica(EngineClient):
     def _has_main_ended(self) -> bool:
         # The actor waits for the process and reports its end.
         return False
-
-    def _lose_host(self) -> None:
-        """End with the actor: the end of its channel asks the engine process to end."""
-        # Not at once: if the process has ended, its last messages may still be on their way, and its channel ends too.
-        if self._transport is not None:
-            asyncio.get_running_loop().call_later(LAST_MESSAGES_SECONDS, self._transport.abort)
 
 
 class _Control(asyncio.Protocol):

@@ -116,8 +116,8 @@ async def test_the_end_of_the_process_is_told_at_once_and_that_of_the_gateway_en
     await asyncio.to_thread(hosted.thread.join)
     left = Hosted(tiny_llama)
     await left.client.start()
-    assert left.client._transport is not None and left.client._control is not None
-    left.client._control.close()  # as if this process were gone: nothing asks the engine to end
+    assert left.client._transport is not None
+    left.client._hosted.close()  # as if this process were gone: nothing asks the engine to end
     left.client._transport.abort()
     await asyncio.to_thread(left.thread.join)
     assert left.status == 0
