@@ -153,19 +153,36 @@ class ClosingTexts:
 
     @property
     def has_kinds(self) -> bool:
-        """Whether some values may be of several kinds of arrays and objects."""
-        return bool(self._artifact.containers)
+        """Whether some values may be of several kinds of arrays and objects, or must differ from each other."""
+        return bool(self._artifact.containers or self.items)
+
+    @cached_property
+    def items(self) -> list[list[int]]:
+        """The arrays and objects that are items of arrays in the shortest answer, where items may have to differ.
+
+        They differ from each other, and there are as many as an array needs: whatever of them is written by then, the
+        others complete it.
+        """
+        return [self.vocabulary.fewest(text) for text in self._item_texts]
+
+    @cached_property
+    def _item_texts(self) -> list[bytes]:
+        artifact = self._artifact
+        if not any(each.has_containers for each in artifact.entries) or not artifact.is_json or artifact.texts:
+            return []
+        answer = b"".join(self.vocabulary.tokens[token] for token in artifact.shortest)
+        return sorted(set(_container_items(answer)), key=lambda text: (len(text), text))
 
     @cached_property
     def _rests_outside(self) -> list[list[int]]:
-        return self._container_rests(lambda text: [0, *_member_starts(text)])
+        return self._container_rests(_outside_offsets if self.items else lambda text: [0, *_member_starts(text)])
 
     @cached_property
     def _rests_inside(self) -> list[list[int]]:
         return self._container_rests(lambda text: [at for start in _member_starts(text) for at in _within(text, start)])
 
     def _container_rests(self, offsets: Callable[[bytes], list[int]]) -> list[list[int]]:
-        texts = [text.encode() for text in chain.from_iterable(self._artifact.containers)]
+        texts = [*(text.encode() for text in chain.from_iterable(self._artifact.containers)), *self._item_texts]
         sizes = sorted(len(text) - at for text in texts for at in offsets(text))
         most = sizes[min(MAX_CONTAINER_RESTS, len(sizes)) - 1] if sizes else 0
         short = ((text, [at for at in offsets(text) if len(text) - at <= most]) for text in texts)
@@ -337,6 +354,7 @@ _STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"?', re.DOTALL)
 _SCALARS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
 _BLANKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[:,] ', re.DOTALL)
 _MARKS_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},:]', re.DOTALL)
+_STRING_OR_BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
 _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
 
 
@@ -349,6 +367,25 @@ def _member_starts(container: bytes) -> list[int]:
         if depth == 1 and mark in (b"{", b"[", b",", b":"):
             starts.append(found.end())
     return starts
+
+
+def _container_items(answer: bytes) -> Iterator[bytes]:
+    """Yield the arrays and objects that are items of an array of some JSON, without blanks."""
+    opened = list[tuple[bytes, int]]()
+    compact = _STRING_OR_BLANKS.sub(lambda found: found[1] or b"", answer)
+    for found in _MARKS_OR_STRING.finditer(compact):
+        if found[0] in (b"{", b"["):
+            opened.append((found[0], found.start()))
+        elif found[0] in (b"}", b"]"):
+            _, start = opened.pop()
+            if opened and opened[-1][0] == b"[":
+                yield compact[start : found.end()]
+
+
+def _outside_offsets(container: bytes) -> list[int]:
+    """Return the offsets of an array or object, and of its keys, values and marks."""
+    starts = _member_starts(container)
+    return sorted({0, *starts, *(at - 1 for at in starts), len(container) - 1})
 
 
 def _key_rests(properties: Sequence[str]) -> set[bytes]:

@@ -114,6 +114,10 @@ class CompletionSearch:
         if not advance(state, begin):
             return
         inside, rejected = self._lexical_after(lexical, begin), set[int]()
+        items = self._texts.items
+        for found in self._walk(state.copy(), inside, most, each_once=items) if items else ():
+            if found is not None:
+                yield [*begin, *found]
         for rest in self._texts.container_rests(inside):
             if rest[0] in rejected:
                 continue
@@ -122,7 +126,7 @@ class CompletionSearch:
             rollback_unless_failed(state, count)
             if not count:
                 rejected.add(rest[0])
-            for found in self._walk(after, OUTSIDE, most) if after is not None else ():
+            for found in self._walk(after, OUTSIDE, most, each_once=items) if after is not None else ():
                 if found is not None:
                     yield [*begin, *rest, *found]
 
@@ -172,7 +176,14 @@ class CompletionSearch:
                         yield [*begun, *found]
 
     def _walk(
-        self, state: BackendState, lexical: int, most: int, first: Sequence[list[int]] = (), *, rotate: bool = False
+        self,
+        state: BackendState,
+        lexical: int,
+        most: int,
+        first: Sequence[list[int]] = (),
+        *,
+        rotate: bool = False,
+        each_once: Sequence[list[int]] = (),
     ) -> Iterator[list[int] | None]:
         """Yield None per closing text appended, then the finished token list; stop early where no text fits.
 
@@ -182,15 +193,17 @@ class CompletionSearch:
             most: tokens of a completion.
             first: texts to try before all others.
             rotate: begin with another of the listed texts in each step.
+            each_once: texts to try before all others too, each of which is taken only once.
         """
         tokens: list[int] = []
         for turn in range(MAX_STEPS):
             if state.can_end():
                 yield tokens
                 return
-            step = self._step(state, lexical, first, turn if rotate else 0)
+            step = self._step(state, lexical, [*each_once, *first], turn if rotate else 0)
             if not step or len(tokens) > min(most, MAX_TOKENS):
                 return
+            each_once = [text for text in each_once if text != step]
             lexical = self._lexical_after(lexical, step)
             tokens += step
             yield None

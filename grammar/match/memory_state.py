@@ -337,7 +337,10 @@ class MemoryState:
         place = self._follow(text)
         if place is None or not place.must_be_searched:
             return place
-        kept = (each.kept(self.written(each.begun, text)) for each in place.rivals)
+        try:
+            kept = [each.kept(self.written(each.begun, text)) for each in place.rivals]
+        except ValueError:
+            return None  # as in `_follow`: bytes of a token that are no character end a string
         place = replace(place, rivals=tuple(each for each in kept if each.values))
         if not place.must_be_searched or self._is_searching:
             return place

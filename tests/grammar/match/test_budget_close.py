@@ -307,3 +307,19 @@ def test_a_multiple_is_whole_at_every_budget(grammars, schema):
     for seed in range(12):
         text, whole = drawn(grammars, compiled.matcher(), random.Random(seed), shortest + seed)
         assert whole is not None and jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(2))
+def test_a_set_of_twenty_objects_is_complete_within_a_budget_above_the_shortest(real_grammars, seed):
+    labels = (
+        "query header head path cookie body form formData matrix label simple space pipe deep get put post patch "
+        "delete options trace connect heading headline"
+    )
+    fields = {"in": {"enum": labels.split()}, "r": {"type": "boolean"}}
+    item = {"type": "object", "properties": fields, "required": ["in"], "additionalProperties": False}
+    schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": 20}
+    matcher = real_grammars.schema(schema).matcher()
+    text, whole = drawn(real_grammars, matcher, random.Random(seed), matcher.num_shortest + 40)
+    assert whole is not None, text
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))

@@ -616,3 +616,11 @@ def test_ends_of_a_string_are_counted(least: int, most: int | None, pattern: str
     else:
         strings = Strings(least, most, frozenset({pattern, "^[ab]*$"}))
         assert found.num_ends[1, 0] == sum(map(strings.admits, texts)) == len(set(found.strings()))
+
+
+def test_a_token_that_ends_a_string_amid_a_character_is_not_accepted() -> None:
+    item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "additionalProperties": False}
+    matcher = compiled({"type": "array", "items": item, "uniqueItems": True, "minItems": 2}).matcher()
+    for text in (*(bytes([byte]) for byte in b'[{"a":"a"},{"a":"'), b"\xc3"):
+        assert matcher.accept(TOKENS.index(text)), text
+    assert not matcher.accept(TOKENS.index(b'"'))
