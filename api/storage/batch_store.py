@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import orjson
-
-from .file_store import write_json
+from .file_store import read_records, write_json
 from .steady_clock import STEADY_CLOCK
 
 ENDED = ("completed", "failed", "cancelled", "expired")
@@ -119,7 +117,7 @@ class BatchRecords:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock
-        loaded = [BatchRecord.stored(orjson.loads(path.read_bytes())) for path in folder.glob("batch_*.json")]
+        loaded, _ = read_records(folder, "batch_*.json", BatchRecord.stored)
         self._records = {record.id: record for record in sorted(loaded, key=lambda each: (each.created_at, each.id))}
         for record in self._records.values():
             if record.has_ended:

@@ -21,6 +21,7 @@ from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.batches.fair_slots import FairSlots
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.routes import files as files_module
+from rootgraft.api.storage.batch_store import BatchRecords
 from rootgraft.api.storage.file_store import FileStore, new_file_id
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.types import Priority
@@ -547,3 +548,15 @@ def test_a_line_with_an_image_is_refused_by_its_field(client: openai.OpenAI) -> 
     refused = answers(client, done.error_file_id)["r1"]["response"]
     assert refused["status_code"] == 400
     assert refused["body"]["error"]["param"] == "messages[0].content[1].type"
+
+
+def test_records_of_another_version_are_not_used_and_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batch, file_id = tmp_path / "batch_1.json", new_file_id()
+    batch.write_text(json.dumps({"owner": "", "key": "", "total": 3, "in_progress_at": 5}))
+    metadata, content = tmp_path / f"{file_id}.json", tmp_path / f"{file_id}.data"
+    metadata.write_text('["another form"]')
+    content.write_bytes(b"lines")
+    assert not BatchRecords(tmp_path).running
+    assert not FileStore(tmp_path, 1000).num_bytes
+    assert [path.exists() for path in (batch, metadata, content)] == [True] * 3
+    assert [record.args[0] for record in caplog.records if record.args] == [batch, metadata]
