@@ -79,7 +79,7 @@ class BatchService:
             self.records = BatchRecords(folder / "batches")
         except BlockingIOError:
             raise ConfigError(f"--batch-dir: another server uses {folder}. Try: rootgraft ps") from None
-        except (OSError, ValueError, TypeError) as error:
+        except OSError as error:
             raise ConfigError(
                 f"--batch-dir: {folder} cannot be used: {error}. Try: ls -ld {shlex.quote(str(folder.parent))}"
             ) from error

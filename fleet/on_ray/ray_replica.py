@@ -147,6 +147,7 @@ class HostedProcess(WatchedProcess):
             self._control.close()
 
     def fault_of_start(self) -> str:
+        """Return where the reason is, which only the process's own output has."""
         return (
             f"The engine process at {self._address.host} ended while it was loading the model; its lines are in Ray's "
             "logs of that machine, in the worker's files."

@@ -503,9 +503,6 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another server"):
         BatchService(tmp_path, 1000, lambda *_: None)
     asyncio.run(first.close())
-    (tmp_path / "batches" / "batch_x.json").write_text("nonsense")
-    with pytest.raises(ConfigError, match="cannot be used"):
-        BatchService(tmp_path, 1000, lambda *_: None)
 
 
 def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -554,7 +551,7 @@ def test_records_of_another_version_are_not_used_and_stay(tmp_path: Path, caplog
     batch, file_id = tmp_path / "batch_1.json", new_file_id()
     batch.write_text(json.dumps({"owner": "", "key": "", "total": 3, "in_progress_at": 5}))
     metadata, content = tmp_path / f"{file_id}.json", tmp_path / f"{file_id}.data"
-    metadata.write_text('["another form"]')
+    metadata.write_text("nonsense")
     content.write_bytes(b"lines")
     assert not BatchRecords(tmp_path).running
     assert not FileStore(tmp_path, 1000).num_bytes
