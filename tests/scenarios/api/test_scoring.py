@@ -33,6 +33,7 @@ class Tokens:
 
     has_chat_template = False
     special_ids: frozenset[int] = frozenset()
+    eos_ids: tuple[int, ...] = ()
     named_roles = frozenset[str]()
 
     def render_chat(self, messages: Any, **_: Any) -> str:
