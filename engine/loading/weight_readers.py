@@ -85,7 +85,7 @@ class WeightSource(Protocol):
         """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
-        """Return a matrix [N, K], or one of a stack, as it is stored, for kernels of a GPU; None if they have no form.
+        """Return a matrix [N, K], or one of a stack, as it is stored; None if kernels of a GPU cannot read it so.
 
         A part of a stack of [K, N] is given transposed.
         """
@@ -683,7 +683,7 @@ def _row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
 
 
 def _column_orders(config: ModelConfig) -> dict[str, Order]:
-    """Return the same for matrices whose columns are permuted."""
+    """Return the reordering of each matrix whose columns are permuted, by a part of its name."""
     layer = _delta_layer(config)
     if layer is None or layer.grouped or layer.num_heads == layer.num_key_heads:
         return {}
