@@ -432,7 +432,10 @@ class GgufWeights:
         return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
 
     def _rows(self, name: str) -> RowPieces:
-        """Copies of some rows at a time; the file's pages go at once, where rows change places those of all rows."""
+        """Return a matrix in pieces of rows, each copied, after which its part of the file is released from memory.
+
+        A matrix whose rows change places is one piece.
+        """
         rows = self._data(name).reshape(self.shapes[name][0], -1)
         if any(part in name for part in self._orders):
             return RowPieces(lambda first, end: self._ordered(name, rows)[first:end], len(rows), len(rows))
