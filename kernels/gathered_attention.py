@@ -8,12 +8,13 @@ chosen on the host, from the lengths of a step that is run op by op; a captured 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from .layouts import kv_forms
@@ -30,6 +31,18 @@ _MOST_DIM = 128
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 PagedAttention = Callable[[Tensor, Tensor, Tensor, PagedBatch, AttentionParams], Tensor]
+
+
+@cache
+def lower_right_mask() -> Callable[[int, int], Any]:
+    """Import torch's masks by the last tokens, and return the maker of them, of (new tokens, context).
+
+    They bring torch's compiler and sympy, which take as long to import as torch itself. A GPU's worker imports them
+    when it starts, so that no step waits for them; others do not.
+    """
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right
 
 
 def find_long_rows(
@@ -99,7 +112,7 @@ def _attend(
     pages = page_table[row.number, : -(-row.context // k_cache.shape[2])]
     k, v = (_gather(cache, pages, row.context) for cache in (k_cache, v_cache))
     is_whole = len(q) == row.context
-    mask = None if is_whole else causal_lower_right(len(q), row.context)
+    mask = None if is_whole else lower_right_mask()(len(q), row.context)
     with sdpa_kernel(_BACKENDS, set_priority=True):
         found = scaled_dot_product_attention(
             q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=is_whole, scale=params.scale, enable_gqa=True

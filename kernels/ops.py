@@ -346,6 +346,11 @@ def find_long_rows(
     return gathered_attention.find_long_rows(page_table, query_len, context_len, page_size, device)
 
 
+def import_attention() -> None:
+    """Import what attention of long prompts on a GPU needs, which takes seconds at its first use."""
+    gathered_attention.lower_right_mask()
+
+
 def shares_prefixes(num_rows: int, device: torch.device) -> bool:
     """Return whether ``find_shared_prefixes`` can find prefixes in a batch of so many rows."""
     return not is_invariant(device) and num_rows >= shared_prefixes.LEAST_SHARERS

@@ -20,6 +20,13 @@ from hypothesis import HealthCheck, settings
 from support import benchmark_package
 from support.engine.interrupts import interrupts
 
+# First of all: the tests start hundreds of processes, and without bytecode each compiles torch again, for some seconds.
+# Where none is to be written beside the sources, as in many containers, it is kept in the folder of what is built.
+if sys.dont_write_bytecode:
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / "build" / "bytecode")
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Before anything imports Triton, which looks here when it is imported.
 if os.environ.get("ROOTGRAFT_TEST_GPU") == "1":
     os.environ["TRITON_F32_DEFAULT"] = "ieee"  # products of fp32 tests are not to be rounded to TF32

@@ -105,7 +105,7 @@ class Capacity:
 
     @classmethod
     def told_by(cls, stats: Mapping[str, float]) -> Capacity:
-        """Return what an engine's statistics say, or the sums of several engines'."""
+        """Return the capacity by the statistics of an engine, or by the sums of those of several."""
         if not stats.get("row_limit"):
             return cls()
         return cls(

@@ -155,7 +155,8 @@ class ChatRequest(ReasoningFields):
         The engine always draws one token; where none is asked for, it is dropped.
         """
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return (1 if self.is_prefill_only else self.max_new_tokens), field
+        asked = self.max_new_tokens
+        return (1 if asked == 0 else asked), field
 
     @property
     def echoed_text(self) -> str:

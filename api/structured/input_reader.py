@@ -9,7 +9,7 @@ from ..protocol.tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _LONGEST_BEGIN = 64
-# Whole characters: two halves of a pair come together, a half alone is followed by something else.
+# Whole characters of JSON: both halves of a surrogate pair (``\\ud83d\\ude00``), or one half before other text.
 _CHARACTERS = re.compile(
     r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
     |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*""",

@@ -115,13 +115,13 @@ async def measure_copies(count: int) -> tuple[list[Figure], dict[str, Any]]:
         for number in range(count):
             holder, other = names if number % 2 else names[::-1]
             prompt, costs = request(rng, LENGTH, 1), []
+            # The dispatcher notes who has a prompt's KV before it hands on the end of the answer.
             for closed in (other, holder):
                 dispatcher.drain(closed)
                 before = processor_seconds()
                 heard = await ask(engine, prompt)
                 costs.append((heard, processor_seconds() - before))
                 dispatcher.reopen(closed, time.monotonic())
-                await asyncio.sleep(0.3)  # the table of who has what follows the answers
             rows.append(costs)
     seconds = [copied.first / computed.first for (computed, _), (copied, _) in rows]
     figures = [

@@ -149,7 +149,7 @@ def _renamed(family: Family) -> dict[str, str]:
 
 
 def _renamed_of_experts(mixture: MixtureFamily) -> dict[str, str]:
-    """Return the same for what describes a mixture of experts."""
+    """Return the keys of a mixture of experts that are read one to one, with their names in a ``config.json``."""
     found: dict[str, str | None] = {
         "expert_count": mixture.count_keys[0],
         "expert_feed_forward_length": mixture.size_key,

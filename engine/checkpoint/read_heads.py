@@ -17,7 +17,7 @@ _SAME_VALUES, _SHARED = "attention_k_eq_v", "num_kv_shared_layers"
 
 
 class LayerHeads(NamedTuple):
-    """Fields of ``LayerConfig`` by the same names."""
+    """What a layer has for itself where layers differ in size: the fields of ``LayerConfig`` with these names."""
 
     kv_heads: KvShape | None = None
     kv_source: int | None = None

@@ -43,7 +43,7 @@ _KEYS = {
 ROPE_TYPES = tuple(_KEYS)
 _OLD_NAMES = {"su": "longrope"}
 _BETA = "llama_4_scaling_beta"
-# Beside "alpha", without effect in the published code.
+# Keys of a scaling by "alpha". The published code reads the others and computes nothing with them.
 _NTK_ALPHA = {"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 

@@ -48,7 +48,7 @@ class PrefixTransfer:
         return self._num_tokens(blocks)
 
     def write(self, path: Path, tokens: array[int], out: BinaryIO, head: bytes) -> int:
-        """Write the same to an open file."""
+        """Write the whole pages of a prompt that are cached, to an open file. Returns their tokens. Raises OSError."""
         blocks, payload_of = self._cached(path, tokens)
         write_blocks(out, self._codec, blocks, payload_of, head)
         return self._num_tokens(blocks)
@@ -84,7 +84,7 @@ class PrefixTransfer:
         return 0 if stored is None else self._enter(stored)
 
     def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
-        """Do the same with the KV of a tenant in an open file. Returns its namespaces and the tokens that are cached.
+        """Enter a tenant's pages from an open file in the prefix cache. Returns their namespaces and the cached tokens.
 
         No path and no token where ``load`` returns 0.
         """

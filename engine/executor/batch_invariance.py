@@ -11,9 +11,10 @@ from ..errors import ConfigError
 
 
 def check_invariance(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Check before the weights are read that the model can be computed so, if the option asks for it.
+    """Check before the weights are read that ``--batch-invariant``, if it is given, can be kept for the model.
 
-    The CPU's native kernels add up each token's sums in one order. A GPU's do for dense models, by other kernels.
+    The CPU's native kernels add up each token's sums in one order, and so do the GPU's kernels for this option, which
+    compute dense models alone.
 
     Args:
         model: None for one of the transformers library.
@@ -26,7 +27,7 @@ def check_invariance(config: EngineConfig, model: ModelConfig | None, device: to
 
 
 def _reason(model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> str:
-    """Return why not, and what would do; an empty string if nothing is against it."""
+    """Return why the option cannot be kept and what to try instead; an empty string if it can be kept."""
     if model is None:
         return "the transformers library computes this model, by torch's products. Leave it out."
     if device.type == "cpu":

@@ -73,6 +73,8 @@ def set_up_device(config: EngineConfig) -> torch.device:
     ops.use_invariant(config.batch_invariant)
     if device.type == "cpu":
         ops.set_threads(place_threads(config))
+    else:
+        ops.import_attention()
     return device
 
 

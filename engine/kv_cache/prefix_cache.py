@@ -484,7 +484,7 @@ class PrefixCache:
             self._tree.demote(found.node)
 
     def demote_node(self, node: Node) -> None:
-        """Do the same for the path that ends at a node."""
+        """Have the pages of the path that ends at a node evicted first among its tenant's."""
         self._tree.demote(node)
 
     def num_pinned(self, kind: PinKind) -> int:

@@ -85,7 +85,7 @@ class WeightSource(Protocol):
         """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
-        """Return a matrix [N, K], or one of a stack, as it is stored, for kernels of a GPU; None if they have no form.
+        """Return a matrix [N, K], or one of a stack, as it is stored; None if kernels of a GPU cannot read it so.
 
         A part of a stack of [K, N] is given transposed.
         """
@@ -432,7 +432,10 @@ class GgufWeights:
         return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
 
     def _rows(self, name: str) -> RowPieces:
-        """Copies of some rows at a time; the file's pages go at once, where rows change places those of all rows."""
+        """Return a matrix in pieces of rows, each copied, after which its part of the file is released from memory.
+
+        A matrix whose rows change places is one piece.
+        """
         rows = self._data(name).reshape(self.shapes[name][0], -1)
         if any(part in name for part in self._orders):
             return RowPieces(lambda first, end: self._ordered(name, rows)[first:end], len(rows), len(rows))
@@ -683,7 +686,7 @@ def _row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
 
 
 def _column_orders(config: ModelConfig) -> dict[str, Order]:
-    """Return the same for matrices whose columns are permuted."""
+    """Return the reordering of each matrix whose columns are permuted, by a part of its name."""
     layer = _delta_layer(config)
     if layer is None or layer.grouped or layer.num_heads == layer.num_key_heads:
         return {}

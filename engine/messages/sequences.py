@@ -92,7 +92,7 @@ class TokenOut:
     allowed: tuple[AllowedLogprobs, ...] = ()
 
     def renumbered(self, number: int) -> TokenOut:
-        """Return the same of a sequence of another number."""
+        """Return a copy with the number of another sequence."""
         return TokenOut(
             number, self.tokens, self.logprobs, self.prompt_logprobs, self.is_limited, self.pooled, self.allowed
         )

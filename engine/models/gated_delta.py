@@ -66,5 +66,5 @@ class GatedDelta:
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products that have a weight for each head, which this layer has none of."""
         return ()

@@ -88,5 +88,5 @@ class LatentAttention:
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: how many, and the weights of all."""
+        """Products that have a weight for each head: how many heads, and the weights of all."""
         return tuple((len(part.weights), part.weights) for part in (self.absorb, self.values))

@@ -74,7 +74,7 @@ class LayerInput:
         return cls(gate, output, ColumnRuns.of([(0, 0, size), (1, index * size, size)]), activation, norm)
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs) -> Tensor:
-        """Add the MLP's output x to the residual stream, and return what is to add then: [T, H] -> [T, H]."""
+        """Add the MLP's output x [T, H] to the residual stream, and return the term [T, H] to add next."""
         assert inputs.layer_inputs is not None
         add_scaled(x, residual, 1.0)
         gate = self.gate(copy_residual(residual, x.dtype), inputs.lora)

@@ -207,7 +207,7 @@ class Attention:
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products that have a weight for each head, which this layer has none of."""
         return ()
 
 
@@ -291,7 +291,7 @@ class LayerMixer(Protocol):
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own."""
+        """Products that have a weight for each head: how many heads, and the weights of all."""
 
 
 class LayerMlp(Protocol):

@@ -112,5 +112,5 @@ class Mamba:
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products that have a weight for each head, which this layer has none of."""
         return ()

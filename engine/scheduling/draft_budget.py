@@ -12,7 +12,7 @@ from ..engine_stats import EngineStats
 from ..kv_cache.prefix_cache import PrefixCache
 from ..sequence.mask_jobs import MaskJob
 from ..sequence.sequence import Sequence
-from ..speculation.model_drafter import DraftRunner, ModelDrafter, Wanted
+from ..speculation.model_drafter import DraftRunner, ModelDrafter
 from ..speculation.proposer import Proposal, Proposer
 from .step_plan import StepPlan, lease_of
 
@@ -100,8 +100,7 @@ class DraftBudget:
             return 0.0
         began = self._clock()
         length = min(length, max(1, left // len(asked)))
-        wanted = [Wanted(sequence, self._limit(sequence, length)) for sequence in asked]
-        drafts = drafter.draft(wanted)
+        drafts = drafter.draft((sequence, self._limit(sequence, length)) for sequence in asked)
         for sequence in asked:
             own = drafts.get(sequence.id)
             if own is not None and (proposal := self._proposer.from_model(sequence, own)):

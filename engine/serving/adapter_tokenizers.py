@@ -146,11 +146,11 @@ class AdapterTokenizers:
         return served
 
     async def read_own_off_loop(self, name: str, path: str) -> int:
-        """As ``read_own``, on another thread, for which nobody else waits."""
+        """Call ``read_own`` on another thread, so that the event loop goes on meanwhile."""
         return await POOL.off_loop(partial(self.read_own, name, path))
 
     async def find_off_loop(self, name: str, info: AdapterInfo) -> ServedTokenizer:
-        """As ``find``, on another thread, for which nobody else waits."""
+        """Call ``find`` on another thread, so that the event loop goes on meanwhile."""
         return await POOL.off_loop(partial(self.find, name, info))
 
     def _keep(self, name: str, found: _Found) -> None:

@@ -47,7 +47,7 @@ class EndingRead:
 
     @property
     def params(self) -> SamplingParams:
-        """Parameters of its sequence. The one token that it draws is of no use."""
+        """Parameters of its sequence, which is computed for its logprobs: nobody uses the one token that it draws."""
         is_scored = self.scored_from < len(self.prompt) + len(self.path)
         return SamplingParams(
             max_tokens=1,

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ...radix.namespace import Namespace, Path
 from ..batch import Batch, Masks, PageCopy, Row, RowStart, StepResult
@@ -61,13 +61,6 @@ class DraftRunner(Protocol):
         """
 
 
-class Wanted(NamedTuple):
-    """A sequence that wants at most ``limit`` drafts, 1 at least."""
-
-    sequence: Sequence
-    limit: int
-
-
 @dataclass(slots=True)
 class _Follower:
     """The draft model's side of a sequence.
@@ -78,6 +71,7 @@ class _Follower:
         num_known: tokens of the sequence in the draft's pool.
         start: what the draft model is told of it with its first row, then None.
         ahead: drafts in the pool behind them.
+        limit: drafts that it may have in this step.
         has_failed: it can have no further drafts.
     """
 
@@ -86,6 +80,7 @@ class _Follower:
     num_known: int
     start: RowStart | None
     ahead: list[int] = field(default_factory=list)
+    limit: int = 0
     has_failed: bool = False
 
     def follow(self, tokens: array[int], *, is_head: bool) -> None:
@@ -107,11 +102,11 @@ class _Step:
     rows: list[Row] = field(default_factory=list)
     starts: list[RowStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     pages: list[Seq[int]] = field(default_factory=list)  # page table of each row in the target
 
     def add(
-        self, wanted: Wanted, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
+        self, sequence: Sequence, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
     ) -> None:
         """Add a row, for whose positions the follower has pages.
 
@@ -124,9 +119,9 @@ class _Step:
         if copy := follower.pages.take_copy():
             self.copies.append(copy)
         first, new = follower.pages.take_changes()
-        lease, num_generated = wanted.sequence.lease, wanted.sequence.num_generated + ahead
+        lease, num_generated = sequence.lease, sequence.num_generated + ahead
         self.rows.append(Row(follower.line, start, tokens, first, new, draws, num_generated))
-        self.wanted.append(wanted)
+        self.sequences.append(sequence)
         self.pages.append(() if ahead or lease is None else lease.pages)
 
 
@@ -186,25 +181,28 @@ class ModelDrafter:
             self._is_worth[sequence.id] = missing <= _WORTH * sequence.remaining
         return self._is_worth[sequence.id]
 
-    def draft(self, wanted: Iterable[Wanted]) -> dict[int, list[int]]:
+    def draft(self, limits: Iterable[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Return drafts by sequence id, for each sequence that the draft model catches up with in this step.
 
-        A sequence gets fewer than it wants where pages are lacking, behind a token that ends it, and where its mask
+        A sequence gets fewer than its limit where pages are lacking, behind a token that ends it, and where its mask
         allows no token that the draft model has.
+
+        Args:
+            limits: sequences that want drafts, each with the most that it may have, 1 at least.
         """
         step, left = _Step(), _MOST_CATCHING_UP + self._num_rows
-        for each in wanted:
-            left -= self._catch_up(each, left, step)
+        for sequence, limit in limits:
+            left -= self._catch_up(sequence, limit, left, step)
         drafts: dict[int, list[int]] = {}
         drawing = drawn = self._run(step, drafts)
         while drawing:
             step = _Step()
             for each in drawing:
-                self._go_on(each, drafts[each.sequence.id], step)
+                self._go_on(each, drafts[each.id], step)
             drawing = self._run(step, drafts)
         for each in drawn:
-            if each.sequence.matcher:
-                each.sequence.matcher.rollback_to(each.sequence.num_generated)
+            if each.matcher:
+                each.matcher.rollback_to(each.num_generated)
         return drafts
 
     def leave(self, sequence: Sequence) -> None:
@@ -241,12 +239,17 @@ class ModelDrafter:
         skipped = self._runner.num_skipped
         return sequence.tokens[skipped:] if skipped else sequence.tokens
 
-    def _catch_up(self, wanted: Wanted, most: int, step: _Step) -> int:
-        """Let the draft model compute the tokens of a sequence that it lacks. Returns how many it gets to compute."""
+    def _catch_up(self, sequence: Sequence, limit: int, most: int, step: _Step) -> int:
+        """Let the draft model compute the tokens of a sequence that it lacks. Returns how many it gets to compute.
+
+        Args:
+            limit: drafts that the sequence may have then.
+            most: tokens that the draft model may compute.
+        """
         if most <= 0:
             return 0
-        sequence = wanted.sequence
         follower = self._followers.get(sequence.id) or self._begin(sequence)
+        follower.limit = limit
         known = self._tokens(sequence)
         follower.follow(known, is_head=bool(self._runner.num_skipped))
         start = follower.num_known
@@ -260,7 +263,7 @@ class ModelDrafter:
                 self.leave(sequence)
             return 0
         draws = start + len(tokens) == len(known)
-        step.add(wanted, follower, start, tokens, draws=draws, ahead=0)
+        step.add(sequence, follower, start, tokens, draws=draws, ahead=0)
         return len(tokens)
 
     def _begin(self, sequence: Sequence) -> _Follower:
@@ -273,11 +276,11 @@ class ModelDrafter:
         self._followers[sequence.id] = follower
         return follower
 
-    def _go_on(self, wanted: Wanted, drafts: list[int], step: _Step) -> None:
-        """Let the draft model and the grammar read its last draft, if the sequence wants another one behind it."""
-        sequence, follower, last = wanted.sequence, self._followers[wanted.sequence.id], drafts[-1]
+    def _go_on(self, sequence: Sequence, drafts: list[int], step: _Step) -> None:
+        """Let the draft model and the grammar read its last draft, if the sequence may have another one behind it."""
+        follower, last = self._followers[sequence.id], drafts[-1]
         place = sequence.num_tokens - self._runner.num_skipped + len(drafts) - 1
-        if len(drafts) == wanted.limit or last in sequence.spec.stop_ids or place + 1 >= self._runner.max_model_len:
+        if len(drafts) == follower.limit or last in sequence.spec.stop_ids or place + 1 >= self._runner.max_model_len:
             return
         # A mask of a larger vocabulary forced a token that the draft model does not know.
         if last >= self._runner.vocab_size:
@@ -286,15 +289,15 @@ class ModelDrafter:
         if matcher and not (matcher.accept(last) and matcher.may_draft(sequence.remaining - len(drafts))):
             return
         if self._cache.grow(follower.pages, place + 1):
-            step.add(wanted, follower, place, array("i", (last,)), draws=True, ahead=len(drafts))
+            step.add(sequence, follower, place, array("i", (last,)), draws=True, ahead=len(drafts))
             follower.ahead.append(last)
 
-    def _run(self, step: _Step, drafts: dict[int, list[int]]) -> list[Wanted]:
+    def _run(self, step: _Step, drafts: dict[int, list[int]]) -> list[Sequence]:
         """Compute a step and add what it draws to the drafts. Returns the sequences that got one."""
         if not step.rows:
             return []
         batch = Batch(tuple(step.rows), tuple(step.starts), tuple(step.copies))
-        owners = {row.row: wanted.sequence for row, wanted in zip(step.rows, step.wanted, strict=True)}
+        owners = {row.row: sequence for row, sequence in zip(step.rows, step.sequences, strict=True)}
         began = self._clock()
         jobs = mask_jobs(batch, lambda row: owners[row.row])
         result = self._runner.run(batch, step.pages, self._fill_masks(jobs) if jobs else None)
@@ -302,9 +305,8 @@ class ModelDrafter:
         if batch.num_tokens <= 2 * len(batch.rows):
             self._cost.observe(len(batch.rows), self._clock() - began)
         drawn = []
-        for wanted, row, row_result in zip(step.wanted, batch.rows, result.rows, strict=True):
-            sequence, follower = wanted.sequence, self._followers[wanted.sequence.id]
-            known = self._tokens(sequence)
+        for sequence, row, row_result in zip(step.sequences, batch.rows, result.rows, strict=True):
+            follower, known = self._followers[sequence.id], self._tokens(sequence)
             if row.start < len(known):
                 follower.num_known = row.start + len(row.tokens)
                 self._cache.commit(follower.pages, known, follower.num_known)
@@ -312,7 +314,7 @@ class ModelDrafter:
             if row.draws:
                 drafts.setdefault(sequence.id, []).extend(row_result.tokens)
             if row_result.tokens:
-                drawn.append(wanted)
+                drawn.append(sequence)
         return drawn
 
 

@@ -149,7 +149,7 @@ class Proposer:
         return _gain(chances(proposal.runs, most), self._cost.threshold(num_rows))
 
     def model_gain(self, rate: float, limit: int, num_rows: int, seconds: float) -> float:
-        """Return the same for drafts of a draft model, each of which takes so many seconds.
+        """Return the tokens that drafts of a draft model are expected to gain, each of which takes so many seconds.
 
         Args:
             rate: see ``model_rate``.

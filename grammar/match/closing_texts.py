@@ -389,7 +389,7 @@ def _outside_offsets(container: bytes) -> list[int]:
 
 
 def _key_rests(properties: Sequence[str]) -> set[bytes]:
-    """Return the rests of properties from each character of their keys on."""
+    """Return the texts that end a property which is cut off within its key, one for each place in the key."""
     return {text[at:] for text in map(str.encode, properties) for at in _within(text, 0)}
 
 

@@ -228,7 +228,7 @@ class CompletionSearch:
         return found or _accept_first(state, texts.rests) or self._search(state, lexical)
 
     def _json_step(self, state: BackendState, lexical: int, turn: int) -> list[int] | None:
-        """Advance by a text that fits the lexical state; in text that is not JSON, by the rest of a short one."""
+        """Advance by a short text that fits the lexical state; outside of JSON, by one that leads to an end."""
         texts = self._texts
         end = state.string_end()
         if end:

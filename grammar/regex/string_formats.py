@@ -61,7 +61,7 @@ def _ipv4_networks() -> str:
 
 
 def _ipv6_networks() -> str:
-    """Return the pattern of addresses with at most so many leading groups as the given number of bits has."""
+    """Return the pattern of networks ``ADDRESS/BITS`` whose address has no more leading groups than those bits fill."""
     found = [f"{_IPV6}(?:/128)?", f"::/{_one_of(range(129))}"]
     found += [f"{_H16}(?::{_H16}){{{groups - 1}}}::/{_one_of(range(16 * groups, 129))}" for groups in range(1, 8)]
     return f"(?:{'|'.join(found)})"

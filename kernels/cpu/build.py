@@ -192,7 +192,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _RunningCompiler:
-    """A command that runs, and the file of what it says."""
+    """A compiler's process, and the file that its output goes to."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]

@@ -132,7 +132,7 @@ class SlotTable:
         self._reserved = max(self._reserved, total_rank)
 
     def widened(self, total_rank: int) -> SlotTable:
-        """Return a table of the same slots whose launches are wide enough for this total rank."""
+        """Return a copy that shares the slots, and whose kernels are launched for this total rank at least."""
         wide = copy.copy(self)
         wide.reserve(total_rank)
         return wide

@@ -386,9 +386,9 @@ def merge(
     partial_values, partial_weight, parts, query_start, shared_count, out, heads, dim, splits, slots, is_shared,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h): one result for head h of row r, if it has one token and several partial results.
+    """Program (r, h): merge the partial results of head h of row r, if the row has one token and several results.
 
-    Those of its own keys, and from slot ``splits`` on those of a prefix that it shares.
+    The results over the row's own keys come first; those over a prefix that it shares begin at slot ``splits``.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
