@@ -33,6 +33,11 @@ _MOST_CATCHING_UP = 256  # tokens that the draft model computes in one step of t
 _WORTH = 8  # tokens to catch up with for each token that a sequence may still generate, beyond which it has no drafts
 
 
+def most_tokens(num_rows: int) -> int:
+    """Return the most tokens of a step of the draft model, for so many running sequences."""
+    return _MOST_CATCHING_UP + num_rows
+
+
 class DraftRunner(Protocol):
     """The device's side of a draft model: ``executor.draft_worker.DraftWorker``, or a fake in tests.
 
@@ -192,7 +197,7 @@ class ModelDrafter:
         A sequence gets fewer than it wants where pages are lacking, behind a token that ends it, and where its mask
         allows no token that the draft model has.
         """
-        step, left = _Step(), _MOST_CATCHING_UP + self._num_rows
+        step, left = _Step(), most_tokens(self._num_rows)
         for each in wanted:
             left -= self._catch_up(each, left, step)
         drafts: dict[int, list[int]] = {}
