@@ -201,8 +201,8 @@ class EngineConfig:
         '{"method": "auto"}',
         "Drafts of the next tokens, which change speed and nothing else. JSON: method auto (from grammars, the "
         "sequence's own tokens, the prefix cache and other answers), ngram (its own tokens) or off; model, a small "
-        "model of the same vocabulary or an EAGLE-3 head that drafts too (CPU only), or method mtp, the checkpoint's "
-        "own MTP module (likewise), and its quantization; num_speculative_tokens, 16.",
+        "model of the same vocabulary or an EAGLE-3 head that drafts too, or method mtp, the checkpoint's own MTP "
+        "module, and its quantization; num_speculative_tokens, 16.",
     )
     threads: int | None = option(
         None,

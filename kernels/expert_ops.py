@@ -51,8 +51,13 @@ __all__ = [
 def route(logits: Tensor, params: RouterParams) -> Routing:
     """Choose the experts of each token, and their weights: [T, E] fp32, contiguous.
 
-    Of equal scores the native kernels take the first expert. Logits that are not numbers give some experts.
+    Of equal scores the kernels take the first expert. Logits that are not numbers give some experts.
     """
+    if on_triton(logits.device):
+        from .triton import expert_routing as gpu
+
+        if gpu.takes_router(logits, params):
+            return gpu.route(logits, params)
     kernels = native_for(logits)
     return expert_reference.route(logits, params) if kernels is None else kernels.experts.route(logits, params)
 
@@ -90,9 +95,11 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     Args:
         weights: [T, k] fp32, factors of ``gate_up``, or None. A product without bias makes them those of its inputs.
     """
-    if isinstance(kind, str) and on_triton(gate_up.device):
-        gate_up = gate_up if weights is None else (gate_up * weights[..., None]).to(gate_up.dtype)
-        return ops.gated_activation(gate_up.flatten(0, 1), kind).view(*gate_up.shape[:2], gate_up.shape[2] // 2)
+    if on_triton(gate_up.device):
+        from .triton import expert_routing as gpu
+
+        if gpu.takes_activation(gate_up, weights):
+            return gpu.expert_activation(gate_up, kind, weights)
     kernels = native_for(gate_up)
     if kernels is not None:
         return kernels.experts.activation(gate_up, kind, weights)
@@ -111,6 +118,11 @@ def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None,
     Returns:
         [T, H] in the type of y.
     """
+    if on_triton(y.device):
+        from .triton import expert_routing as gpu
+
+        if gpu.takes_sum(y, weights, shared, gate):
+            return gpu.sum_experts(y, weights, shared, gate)
     kernels = native_for(y) if shared is None else native_for(y, shared)
     if kernels is not None:
         return kernels.experts.sum(y, weights, shared, gate)

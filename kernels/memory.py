@@ -24,6 +24,11 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return arena.lazy_zeros(shape, dtype)
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate zeros on any device: on a CPU ``lazy_zeros``, as torch's own would fill what may never be used."""
+    return lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+
+
 def populate(tensor: Tensor) -> None:
     """Commit the memory of ``lazy_zeros``, or of a contiguous part, ahead of the first write; values stay.
 

@@ -8,17 +8,18 @@ from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
 
 
 def measure(machine: Machine) -> Ceilings:
-    """Copy, read and matrix product at sizes where the device is at its best."""
+    """Copy, read and matrix product at sizes where the device is at its best. Numbers are random, not zeros."""
     count = 1 << (12 if machine.tiny else 28)
-    source = torch.zeros(count, dtype=torch.float32, device=machine.device)
+    source = machine.randn(count, dtype=torch.float32)
+    narrow = source.to(machine.dtype)
     target = torch.empty_like(source)
     num_bytes = source.numel() * source.element_size()
     copy = 2 * num_bytes / seconds(machine, [lambda: target.copy_(source)])
-    read = num_bytes / seconds(machine, [lambda: torch.sum(source)])
+    read = max(each.nbytes / seconds(machine, [lambda each=each: torch.sum(each)]) for each in (source, narrow))
     size = 64 if machine.tiny else 8192
     a, b = machine.randn(size, size), machine.randn(size, size)
     flops = 2 * size**3 / seconds(machine, [lambda: a @ b])
-    # A copy is a read as well: where the sum is the slower kernel, it is not the memory that limits it.
+    # A copy is a read as well: where the sums are the slower kernels, it is not the memory that limits them.
     return Ceilings(copy, max(read, copy), flops)
 
 

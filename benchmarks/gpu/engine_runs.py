@@ -218,6 +218,20 @@ class Engine:
         self._run([self._submit(prompt, 1)], 1)
         return time.perf_counter() - begin
 
+    def answer_seconds(self, prompts: Sequence[array[int]], most: int) -> float:
+        """Seconds in which all prompts get an answer of so many tokens."""
+        submits = [self._submit(prompt, most) for prompt in prompts]
+        synchronize(self.machine)
+        begin = time.perf_counter()
+        self.core.handle(submits)
+        alive = {submit.id for submit in submits}
+        while alive:
+            messages = self.core.step()
+            if failed := [message for message in messages if isinstance(message, Failed)]:
+                raise RuntimeError(f"the engine failed: {failed[0]}")
+            alive -= {message.id for message in messages if isinstance(message, Done)}
+        return time.perf_counter() - begin
+
     def longest_answer(self, rows: int, context: int, steps: int) -> int:
         """Tokens for each row so that the first one still runs when the last prompt is computed, and some steps on."""
         return steps + 2 + -(-rows * context // min(self.budget - rows, usual_chunk(self.budget)))

@@ -12,7 +12,16 @@ from torch import Tensor
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine, launches
 from rootgraft.kernels import expert_reference, lora_reference
-from rootgraft.kernels.expert_ops import ExpertWeights, expert_linear
+from rootgraft.kernels.expert_ops import (
+    ClampedSwiglu,
+    ExpertActivation,
+    ExpertWeights,
+    RouterParams,
+    expert_activation,
+    expert_linear,
+    route,
+    sum_experts,
+)
 from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_experts
 from rootgraft.kernels.ops import PackedLinear
 from rootgraft.lora.segments import make_segments
@@ -26,6 +35,8 @@ def run(machine: Machine) -> Iterator[Line]:
     for dtype in [torch.float32] if machine.tiny else [torch.bfloat16, torch.float16]:
         name = str(dtype).removeprefix("torch.")
         yield _line(machine, dtype, f"experts {name}", _product_error, {"_group", "_product"})
+        yield _line(machine, dtype, f"routing {name}", _routing_error, {"_route"})
+        yield _line(machine, dtype, f"sum of experts {name}", _sum_error, {"_sum_experts", "_expert_activation"})
         yield _line(machine, dtype, f"lora on experts {name}", _lora_error, {"_shrink", "_expand"})
 
 
@@ -69,6 +80,48 @@ def _product_error(machine: Machine, dtype: torch.dtype, draw: Draw) -> float:
     if biased:
         expected += torch.stack([each.bias.double() for each in linears if each.bias is not None])[experts.long()]
     return error_of(expert_linear(x, weights, experts), expected) / TOLERANCE[dtype]
+
+
+def _routing_error(machine: Machine, _dtype: torch.dtype, draw: Draw) -> float:
+    """Infinite where a token gets other experts. No two logits of a token are equal, whose order is not torch's."""
+    groups, size, tokens = (
+        draw.randint(1, 8),
+        draw.randint(2, 40),
+        draw.choice((1, 3) if machine.tiny else (1, 17, 300)),
+    )
+    top_groups = draw.randint(1, groups)
+    params = RouterParams(
+        draw.randint(1, min(10, top_groups * size)),
+        draw.choice(("softmax", "sigmoid")),
+        draw.random() < 0.5,
+        2.5,
+        groups=groups,
+        top_groups=top_groups,
+        best_of_group=draw.randint(1, 2),
+    )
+    count = groups * size
+    logits = torch.stack([torch.randperm(count) * (8 / count) - 4 for _ in range(tokens)]).to(machine.device)
+    found, expected = route(logits, params), expert_reference.route(logits, params)
+    if not torch.equal(found.experts, expected.experts):
+        return float("inf")
+    return error_of(found.weights, expected.weights.double()) / TOLERANCE[torch.float32]
+
+
+def _sum_error(machine: Machine, dtype: torch.dtype, draw: Draw) -> float:
+    """Of the activation in front of the second product, and of the sum behind it."""
+    tokens, top_k = draw.choice((1, 3) if machine.tiny else (1, 17, 300)), draw.randint(1, 8)
+    width = 16 * draw.randint(1, 100)
+    kind: ExpertActivation = draw.choice(("silu", "gelu_tanh", ClampedSwiglu(1.702, 7.0)))
+    gate_up = machine.randn(tokens, top_k, 2 * width, dtype=dtype)
+    weights = torch.rand(tokens, top_k, device=machine.device)
+    shared, gate = machine.randn(tokens, width, dtype=dtype), machine.randn(tokens, 1, dtype=torch.float32)
+    active = expert_activation(gate_up, kind, weights)
+    total = sum_experts(active, weights, shared, gate)
+    pairs = (
+        (active, expert_reference.expert_activation(gate_up, kind, weights)),
+        (total, expert_reference.sum_experts(active, weights, shared, gate)),
+    )
+    return max(error_of(ours, theirs.double()) for ours, theirs in pairs) / TOLERANCE[dtype]
 
 
 def _lora_error(machine: Machine, dtype: torch.dtype, draw: Draw) -> float:

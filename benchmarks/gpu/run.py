@@ -25,12 +25,15 @@ import triton
 from benchmarks.gpu import (
     ceilings,
     correctness,
+    draft_times,
     end_to_end,
     engine_correctness,
     expert_correctness,
+    expert_times,
     kernel_times,
     lora_correctness,
     lora_times,
+    product_times,
     quantised_times,
     sampling_times,
     server_times,
@@ -59,11 +62,14 @@ PARTS: dict[str, tuple[Section, ...]] = {
     "engine": (engine_correctness.run,),
     "ceilings": (lambda machine: ceilings.lines(ceilings.measure(machine)),),
     "kernels": (_under_ceilings(kernel_times.run),),
+    "products": (_under_ceilings(product_times.run),),
     "quantised": (_under_ceilings(quantised_times.run),),
     "lora": (_under_ceilings(lora_times.run),),
     "states": (_under_ceilings(state_times.run),),
+    "experts": (_under_ceilings(expert_times.run),),
     "sampling": (_under_ceilings(sampling_times.run),),
     "end_to_end": (_under_ceilings(end_to_end.run),),
+    "drafts": (draft_times.run,),
     "server": (server_times.run,),
 }
 
@@ -82,6 +88,16 @@ TARGETS: dict[tuple[str, str], float] = {
     ("sampling", "draw, top_p 0.9, 128 rows, peaked"): 350,
     ("sampling", "draw, top_p 0.9, 128 rows, flat"): 350,
     ("sampling", "draw, temperature 0.8, 128 rows, flat"): 350,
+    **{("products", f"layer, 1 rows, {library}"): 106.0 for library in product_times.LIBRARIES},
+    **{("products", f"layer, 64 rows, {library}"): 116.0 for library in product_times.LIBRARIES},
+    ("experts", "route, softmax, 64 tokens"): 6.0,
+    ("experts", "route, of the best groups, 64 tokens"): 8.0,
+    ("experts", "sum, 2048 tokens"): 30.0,
+    **{
+        ("drafts", f"{rows} rows, {kind}: time against none"): 1.02
+        for kind in ("lookups", "draft model")
+        for rows in (1, 8, 32)
+    },
     ("end_to_end", "decode step, 1 rows of 1024"): 4.05,
     ("end_to_end", "decode step, 64 rows of 1024"): 6.35,
     ("end_to_end", "decode step, 64 rows of 1024, 8 adapters"): 7.8,

@@ -3,7 +3,7 @@
 # what the engine imports, and says so where that is missing. Prints a table and writes gpu-results.json, which is whole
 # after every part: each has a process of its own, and one that fails is in the results with its traceback.
 #
-#   benchmarks/gpu/run.sh [--out FILE] [--parts correctness engine ceilings kernels quantised lora states sampling end_to_end server] [--tiny]
+#   benchmarks/gpu/run.sh [--out FILE] [--parts correctness engine ceilings kernels products quantised lora states experts sampling end_to_end drafts server] [--tiny]
 set -eu
 cd "$(dirname "$0")/../.."
 # A machine without the package installed runs this checkout.

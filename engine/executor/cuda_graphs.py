@@ -27,6 +27,7 @@ from ...kernels.ops import shares_prefixes
 from ...kernels.pass_graphs import Capture, capture_for
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
+from ..models.draft_head import DraftHead
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
@@ -75,7 +76,7 @@ class CudaGraphs:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: DecoderModel | DraftHead,
         kv: KvPool,
         inputs: InputBuilder,
         capture: Capture,
@@ -185,7 +186,7 @@ def graphs_for(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuil
     latent = model.config.latent
     value_dim = None if latent is None else latent.kv_rank
     capture = None if config.enforce_eager else capture_for(kv.caches[0].k[0], value_dim)
-    if capture is None or not isinstance(model, DecoderModel):
+    if capture is None or not isinstance(model, DecoderModel | DraftHead):
         return None
     return CudaGraphs(
         model,

@@ -21,6 +21,7 @@ from ..errors import ConfigError, ModelError
 from ..loading.load_head import is_draft_head, load_head
 from ..loading.load_model import load_model
 from ..loading.load_mtp import load_mtp, prediction_module
+from ..loading.upload import end_uploads
 from ..loading.weight_forms import WeightForm, choose_weight_form
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead
@@ -46,7 +47,7 @@ class DraftModel:
         head = self.model
         if isinstance(head, DecoderModel):
             return None
-        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.reads)
+        return HiddenPool(num_pages, page_size, head.config.hidden_size, head.dtype, head.device, head.reads)
 
     def hidden_bytes(self, page_size: int) -> int:
         """Return the bytes of a page of that pool."""
@@ -63,7 +64,7 @@ class DraftFiles:
     path: Path
 
 
-def find_draft(config: EngineConfig, target: ModelShape, device: torch.device, files: Path) -> DraftFiles | None:
+def find_draft(config: EngineConfig, target: ModelShape, files: Path) -> DraftFiles | None:
     """Find the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
 
     Configurations and tokenizers are read, and no weights, so that what is wrong is told before any are.
@@ -74,17 +75,14 @@ def find_draft(config: EngineConfig, target: ModelShape, device: torch.device, f
 
     Raises:
         ModelError: it cannot be found or computed.
-        ConfigError: it has another vocabulary, recurrent states, or is not on a CPU.
+        ConfigError: it has another vocabulary or recurrent states.
     """
     speculative = config.speculative
     if speculative.model is None and speculative.method != "mtp":
         return None
-    subject = _subject(config)
-    if device.type != "cpu":
-        raise _refusal(f"drafts on --device cpu alone so far; this is {device.type}. Leave it out", subject)
     if target.has_states:
         reason = "cannot draft for recurrent states, in which a rejected draft would remain. Leave it out"
-        raise _refusal(reason, subject)
+        raise _refusal(reason, _subject(config))
     if speculative.model is None:
         return _find_module(config, target, files)
     with _naming_draft():
@@ -147,11 +145,11 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
         return DraftModel(model, base_digest(checkpoint, dummy=dummy))
     assert isinstance(target, DecoderModel)
     form = _form(config, target, found.path)
-    if found.kind == "head":
-        with _naming_draft():
-            return DraftModel(load_head(found.path, target, form), base_digest(found.path))
-    with _naming_module():
-        return DraftModel(load_mtp(found.path, target, form), base_digest(found.path))
+    with _naming_draft() if found.kind == "head" else _naming_module():
+        load = load_head if found.kind == "head" else load_mtp
+        made = DraftModel(load(found.path, target, form), base_digest(found.path))
+    end_uploads()
+    return made
 
 
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
@@ -197,13 +195,15 @@ def _naming_module() -> Iterator[None]:
 def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
     """Choose the form of the weights; by default one of few bytes, as its rounding changes no answer.
 
-    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that.
+    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that;
+    a GPU has kernels for what a checkpoint stores alone.
 
     Raises:
         ConfigError: no kernel computes the form that the options name.
     """
     quantization = config.speculative.quantization or config.quantization
-    if quantization is None and target.dtype is torch.bfloat16 and quantised_weights.available():
+    on_cpu = target.device.type == "cpu"
+    if quantization is None and on_cpu and target.dtype is torch.bfloat16 and quantised_weights.available():
         quantization = "gguf_dynamic" if isinstance(checkpoint, GgufFile) else "int8_dynamic"
     return choose_weight_form(replace(config, quantization=quantization), target.device, target.dtype, checkpoint)
 

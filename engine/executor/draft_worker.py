@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from ..models.draft_head import DraftHead
 from ..models.forward_inputs import ForwardInputs
 from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool
+from ..models.model import Model
+from ..speculation.model_drafter import most_tokens
 from .draft_weights import DraftModel
-from .gpu_memory import single_row
+from .gpu_memory import StepMemory, measure_steps, single_row
 from .head_inputs import HeadInputs
 from .make_runner import make_runner
 
@@ -75,6 +77,32 @@ class TargetVocabulary:
         return self.model.best(hidden, lora, own)
 
 
+def head_of(model: DecoderModel | DraftHead, vocab_size: int) -> Model:
+    """Return what computes the logits of a draft, as wide as those of the model that it drafts for."""
+    return model if isinstance(model, DraftHead) else TargetVocabulary(model, vocab_size)
+
+
+def draft_steps(config: EngineConfig) -> EngineConfig:
+    """Return the options of a draft's own steps: few tokens, and one draw of each row."""
+    rows = config.most_seqs
+    return replace(
+        config, max_num_seqs=rows, max_num_batched_tokens=most_tokens(rows), speculative_config='{"method": "off"}'
+    )
+
+
+def measure_draft(config: EngineConfig, draft: DraftModel, vocab_size: int) -> StepMemory | None:
+    """Run the worst steps of a draft on a GPU, and capture two graphs: see ``measure_steps``.
+
+    Args:
+        vocab_size: as in ``DraftWorker``.
+    """
+    config, model = draft_steps(config), draft.model
+    if isinstance(model, DraftHead):
+        like = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        model.states.reserve(config.most_tokens, like)
+    return measure_steps(model, config, None, head=head_of(model, vocab_size), vocab_size=vocab_size)
+
+
 class DraftWorker:
     """Runs a draft model or head (``speculation.model_drafter.DraftRunner``).
 
@@ -98,17 +126,19 @@ class DraftWorker:
         self, config: EngineConfig, draft: DraftModel, num_pages: int, vocab_size: int, hidden: HiddenPool | None = None
     ) -> None:
         model = draft.model
+        config = draft_steps(config)
         self.num_pages, self.base_digest, self.vocab_size = num_pages, draft.base_digest, model.config.vocab_size
         pool = (num_pages - 1) * config.block_size - 1
         self.max_model_len = min(model.max_positions, model.config.rope_switch or model.max_positions, pool)
         kv = KvPool(model.config, num_pages, config.block_size, model.dtype, model.device)
-        head = None if isinstance(model, DraftHead) else TargetVocabulary(model, vocab_size)
+        self._head: HeadInputs | None = None
+        if isinstance(model, DraftHead) and hidden is not None:
+            model.states.reserve(config.most_tokens, hidden.cells)
+            self._head = HeadInputs(model.states, hidden, config.most_seqs, config.block_size)
+        head = head_of(model, vocab_size)
         self._runner = make_runner(
             config, model, kv, max_model_len=self.max_model_len, vocab_size=vocab_size, head=head
         )
-        self._head: HeadInputs | None = None
-        if isinstance(model, DraftHead) and hidden is not None:
-            self._head = HeadInputs(model.states, hidden, config.most_seqs, config.block_size)
         self.num_skipped = int(self._head is not None)
         self.run(single_row(1, (0,)), [(0,)])  # no request waits for what first use sets up
         shape = model.config

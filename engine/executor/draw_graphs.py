@@ -25,7 +25,6 @@ from ...kernels.ops import largest
 from ...kernels.pass_graphs import Capture
 from ...kernels.sampling_ops import draw_lines, edit_logits, mask_logits
 from ..config import EngineConfig
-from ..models.decoder import DecoderModel
 from ..models.model import Model
 from ..sampling.draft_verify import SamplingPositions
 from ..sampling.logprobs import logprob_columns
@@ -80,10 +79,11 @@ class DrawGraphs:
         capture: runs a pass and returns its replay. The passes may share memory with those of the model: a draw runs
             between two of them.
         max_lines: most sampling positions of a step.
+        width: V, the number of logits.
     """
 
-    def __init__(self, model: DecoderModel, table: Tensor, capture: Capture, max_lines: int) -> None:
-        self._model, self._table, self._capture = model, table, capture
+    def __init__(self, model: Model, table: Tensor, capture: Capture, max_lines: int, width: int) -> None:
+        self._model, self._table, self._capture, self.width = model, table, capture, width
         self._sizes = sizes_up_to(max_lines)
         most, device = self._sizes[-1], model.device
         self._hidden = torch.zeros((most, model.config.hidden_size), dtype=model.dtype, device=device)
@@ -94,11 +94,6 @@ class DrawGraphs:
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._scored = torch.zeros((most, 3 + 2 * self._num_top), dtype=torch.float64, device=device)
         self._replays: dict[DrawVariant, Callable[[], None]] = {}
-
-    @property
-    def width(self) -> int:
-        """V, the number of logits."""
-        return self._model.config.vocab_size
 
     @property
     def _num_top(self) -> int:
@@ -204,6 +199,6 @@ def _span(size: int) -> int:
 
 def draws_for(config: EngineConfig, model: Model, sampler: Sampler, capture: Capture) -> DrawGraphs | None:
     """Return graphs of draws, none captured yet; None if the sampler does not draw by kernels of a GPU."""
-    if sampler.table is None or not isinstance(model, DecoderModel):
+    if sampler.table is None:
         return None
-    return DrawGraphs(model, sampler.table, capture, config.most_seqs + config.max_drafts)
+    return DrawGraphs(model, sampler.table, capture, config.most_seqs + config.max_drafts, sampler.vocab_size)

@@ -16,6 +16,7 @@ from ...lora.segments import make_segments
 from ..batch import Batch, Row, RowStart
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
+from ..models.hidden_pool import HiddenPool
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from ..models.state_pool import StatePool
@@ -45,6 +46,10 @@ class StepMemory(NamedTuple):
     def total(self) -> int:
         return self.activations + self.graphs
 
+    def beside(self, other: StepMemory) -> StepMemory:
+        """Return what both need, one step of each after the other: a cache keeps what the other does not use."""
+        return StepMemory(self.activations + other.activations, self.graphs + other.graphs)
+
     def __str__(self) -> str:
         return f"{self.activations / _MIB:,.0f} MiB for activations, {self.graphs / _MIB:,.0f} MiB for captured steps"
 
@@ -57,36 +62,63 @@ def single_row(num_tokens: int, pages: range | tuple[int, ...]) -> Batch:
     return Batch((row,), (start,))
 
 
-def measure_steps(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory | None:
+def measure_steps(
+    model: Model,
+    config: EngineConfig,
+    bank: AdapterBank | None,
+    *,
+    hidden: Callable[[int, int], HiddenPool | None] | None = None,
+    head: Model | None = None,
+    vocab_size: int | None = None,
+) -> StepMemory | None:
     """Run the worst steps on a GPU and capture two graphs, with a small pool that is freed afterwards.
 
     Those are the step with the most tokens, run op by op, with adapters if there may be any, and a draw of the most
     lines by rows with all options that take memory. Norms of an adapter with DoRA may be computed beside it.
+
+    Args:
+        hidden: makes the pool of hidden states that a draft head reads, of so many pages of so many tokens.
+        head: computes the logits in place of the model.
+        vocab_size: width of the logits; None for the model's.
 
     Returns:
         None if an option tells the size of the KV pool, which does not depend on it then.
     """
     if config.kv_cache_memory is not None or config.num_gpu_blocks_override is not None:
         return None
-    memory = _measure(model, config, bank)
+    memory = _measure(model, config, bank, hidden, head or model, vocab_size or model.config.vocab_size)
     # Return the memory that was freed with that frame to the device.
     torch.cuda.empty_cache()
     return memory
 
 
-def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> StepMemory:
+def _measure(
+    model: Model,
+    config: EngineConfig,
+    bank: AdapterBank | None,
+    hidden: Callable[[int, int], HiddenPool | None] | None,
+    head: Model,
+    vocab_size: int,
+) -> StepMemory:
     num_tokens = min(config.most_tokens, model.max_positions)
     pages = range(-(-num_tokens // config.block_size))
     has_states = model.config.has_states
     states = None
     if isinstance(model, DecoderModel) and has_states:
         states = StatePool(model.config, config.most_seqs + 1, model.dtype, model.device)
-    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states)
+    seen = None if hidden is None else hidden(len(pages), config.block_size)
+    kv = KvPool(model.config, len(pages), config.block_size, model.dtype, model.device, states, seen)
     inputs = InputBuilder(
-        config.most_seqs, model.max_positions, config.block_size, model.device, bank, has_states=has_states
+        config.most_seqs,
+        model.max_positions,
+        config.block_size,
+        model.device,
+        bank,
+        has_states=has_states,
+        keeps_all=seen is not None and seen.holds_last,
     )
-    sampler = Sampler(config.most_seqs, model.config.vocab_size, model.device)
-    runner = ModelRunner(model, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
+    sampler = Sampler(config.most_seqs, vocab_size, model.device)
+    runner = ModelRunner(head, lambda step: model.forward(inputs.to_tensors(step), kv), kv, inputs, sampler)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_reserved(model.device)
@@ -94,9 +126,9 @@ def _measure(model: Model, config: EngineConfig, bank: AdapterBank | None) -> St
     runner.run(batch)
     if bank is not None and isinstance(model, DecoderModel):
         _run_adapted(config, model, kv, inputs, bank, batch)
-    _draw_worst(config, sampler, model.config.vocab_size, model.device)
+    _draw_worst(config, sampler, vocab_size, model.device)
     activations = torch.cuda.max_memory_reserved(model.device) - before + (NORM_BYTES if bank is not None else 0)
-    return StepMemory(activations, _measure_graphs(config, model, kv, inputs, sampler))
+    return StepMemory(activations, _measure_graphs(config, model, head, kv, inputs, sampler))
 
 
 @torch.inference_mode()
@@ -132,7 +164,9 @@ def _draw_worst(config: EngineConfig, sampler: Sampler, vocab_size: int, device:
     sampler.sample(torch.zeros(count, vocab_size, device=device), rows, masks)
 
 
-def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: InputBuilder, sampler: Sampler) -> int:
+def _measure_graphs(
+    config: EngineConfig, model: Model, head: Model, kv: KvPool, inputs: InputBuilder, sampler: Sampler
+) -> int:
     """Return the bytes of all graphs of steps and of draws, from the first two of each.
 
     The first graph is the largest and allocates the memory that all share; each further one takes as much as the
@@ -142,7 +176,7 @@ def _measure_graphs(config: EngineConfig, model: Model, kv: KvPool, inputs: Inpu
     if graphs is None:
         return 0
     taken = _measure_captures(model, graphs.variants, graphs.capture)
-    draws = draws_for(config, model, sampler, graphs.capturer)
+    draws = draws_for(config, head, sampler, graphs.capturer)
     return taken if draws is None else taken + _measure_captures(model, draws.variants, draws.capture)
 
 

@@ -108,7 +108,7 @@ def load_weights(
         check_budget(config, part, device, dtype)
         check_adapters(config, checkpoint, dtype)
         if ranks.rank == 0:  # which alone draws
-            draft = find_draft(config, shape, device, model_path)
+            draft = find_draft(config, shape, model_path)
     available = weight_room(config, shape, device, dtype)
     if device.type == "cpu":
         available //= ranks.size
@@ -132,7 +132,7 @@ def load_weights(
     )
     # The transformers library tells the shape of a model with its weights.
     if shape is None:
-        draft = find_draft(config, model.config, device, model_path)
+        draft = find_draft(config, model.config, model_path)
     return Weights(model, None if draft is None else load_draft(config, model, draft))
 
 

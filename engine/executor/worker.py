@@ -17,7 +17,7 @@ from ..config import EngineConfig
 from ..step_timer import StepTimer
 from ..text.end_tokens import read_end_tokens
 from .adapter_options import make_adapters
-from .draft_worker import DraftWorker
+from .draft_worker import DraftWorker, measure_draft
 from .gpu_memory import measure_steps, single_row
 from .load_weights import Weights, load_weights, set_up_device
 from .make_runner import make_kv_pool, make_runner
@@ -92,7 +92,12 @@ class Worker:
         self.adapters, slot_bytes = make_adapters(config, model, checkpoint, ranks, mirror)
         bank = self.adapters.bank if self.adapters else None
         self.overlaps = device.type == "cuda" and not is_split
-        steps = measure_steps(model, config, bank) if device.type == "cuda" else None
+        self.vocab_size, draft = model.config.vocab_size, weights.draft
+        steps = None
+        if device.type == "cuda":
+            steps = measure_steps(model, config, bank, hidden=draft.hidden_pool if draft else None)
+            of_draft_steps = measure_draft(config, draft, self.vocab_size) if draft else None
+            steps = steps.beside(of_draft_steps) if steps and of_draft_steps else steps
         plan = plan_worker(config, weights, steps, slot_bytes)
         # All ranks take the smallest pool of any.
         if is_split:
@@ -101,15 +106,15 @@ class Worker:
             plan = replace(plan_worker(pages, weights, steps, slot_bytes), num_draft_pages=of_draft)
 
         tokenizer = None if config.tokenizer is None else Path(config.tokenizer)
-        self.vocab_size, self.eos_ids = model.config.vocab_size, read_end_tokens(model.config, model_path, tokenizer)
+        self.eos_ids = read_end_tokens(model.config, model_path, tokenizer)
         self.pooler = weights.pooler(model_path)
         self.base_digest = base_digest(checkpoint, dummy=is_dummy)
         self.num_pages, self.states = plan.num_pages, plan.states
         self.max_model_len, self.rope_switch = plan.max_model_len, plan.rope_switch
-        hidden = weights.draft.hidden_pool(plan.num_pages, config.block_size) if weights.draft else None
+        hidden = draft.hidden_pool(plan.num_pages, config.block_size) if draft else None
         self.draft: DraftWorker | None = None
-        if weights.draft:
-            self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
+        if draft:
+            self.draft = DraftWorker(config, draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = make_kv_pool(config, model, plan, hidden)
         self.kv_pages = PoolPages(config, model, kv)
         self._runner = make_runner(

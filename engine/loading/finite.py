@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def is_within(values: Tensor, most: float) -> bool:
     """Return whether the magnitudes of numbers are at most so much, and none is NaN, in one pass over them."""
+    return bool(are_within(values, most))
+
+
+def are_within(values: Tensor, most: float) -> Tensor:
+    """Return the same as a boolean on the device of the numbers, which nobody has waited for."""
     if not values.numel():
-        return True
+        return torch.ones((), dtype=torch.bool, device=values.device)
     least, greatest = values.aminmax()
-    return bool((least >= -most) & (greatest <= most))
+    return (least >= -most) & (greatest <= most)

@@ -65,6 +65,7 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
         _check_shared(fields, config, model)
         del expected[EMBEDDING]
     check_tensors(expected, source.shapes, frozenset())
+    target_ids = _target_ids(source.shifts, size, config.vocab_size)
     reader = WeightReader(source, model.dtype, model.device, weights)
     loader = LayerLoader(config, reader, model.max_positions)
     return DraftHead(
@@ -80,7 +81,7 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
         ),
         layer=loader.layer(0, loader.norm(None), loader.norm("model.norm")),
         head=loader.projection("", {"lm_head": size}, bias=False),
-        target_ids=_target_ids(source.shifts, size, config.vocab_size),
+        target_ids=target_ids if target_ids is None else target_ids.to(model.device),
         reads=FusedLayers(layers, loader.projection("model", {"fc": config.hidden_size}, bias=False)),
         vocab_size=config.vocab_size,
         max_positions=model.max_positions,

@@ -27,6 +27,7 @@ from .tensor_names import (
     stacked_experts,
     stored_names,
 )
+from .upload import end_uploads
 from .weight_forms import WeightForm, WeightReader
 from .weight_memory import fitting_form, tensor_bytes
 from .weight_readers import GgufWeights, RandomWeights, SafetensorsFolder, WeightSource
@@ -88,6 +89,7 @@ def load_model(
         most = max_positions or config.max_position_embeddings
         loader = LayerLoader(config, reader, most, shard) if stage is None else StageLoader(config, reader, most, stage)
         model = loader.model(progress)
+    end_uploads()
     return replace(model, widened=tuple(sorted(reader.widened_storage)), has_kv_scales=has_kv_scales)
 
 

@@ -35,6 +35,7 @@ from ..errors import ModelError, shortened
 from . import mxfp4, nvfp4
 from .finite import is_within
 from .matrix_cuts import RowPieces
+from .upload import upload
 
 _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
@@ -154,7 +155,7 @@ class QuantisedTensor:
     def read(self, out: Tensor) -> None:
         """Write the dequantised matrix into ``out`` [N, K]. Raises ModelError for scales that are not finite."""
         for first, rows in self.pieces():
-            out[first : first + len(rows)].copy_(rows)
+            upload(out[first : first + len(rows)], rows)
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yield some rows [n, K] fp32 at a time, with the number of the first."""

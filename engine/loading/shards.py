@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from .matrix_cuts import MatrixCut, Run, cut_blocks, cut_numbers
 from .rank_splits import added_biases, has_plain_mlp, head_run, module_splits, tensor_splits
 from .tensor_names import EMBEDDING, HEAD, Shape
+from .upload import upload
 from .weight_readers import SafetensorsFolder, WeightSource
 
 _WEIGHT, _BIAS = ".weight", ".bias"
@@ -275,7 +276,7 @@ class ShardSource:
             at = 0
             for first, end in runs:
                 rows = view[first:end] if dim == 0 else view[:, first:end]
-                out.narrow(dim, at, end - first).copy_(rows)
+                upload(out.narrow(dim, at, end - first), rows)
                 at += end - first
             return
         whole = torch.empty(self._source.shapes[name], dtype=out.dtype, device=out.device)

@@ -52,6 +52,7 @@ from .tensor_names import (
     fused_from_gguf,
     latent_from_gguf,
 )
+from .upload import upload
 
 _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
@@ -249,19 +250,19 @@ class SafetensorsFolder:
             return
         if name in self._mxfp4:
             assert part is not None
-            out.copy_(mxfp4.decode_mxfp4(*self._mxfp4_part(name, part)).T)
+            upload(out, mxfp4.decode_mxfp4(*self._mxfp4_part(name, part)).T)
             return
         if name in self._pieces:
             stacked, expert, rows = self._pieces[name]
             file, stored = self._stored[stacked]
-            out.copy_(file.get_slice(stored)[expert, rows])
+            upload(out, file.get_slice(stored)[expert, rows])
             return
         file, stored = self._stored[name]
         if part is not None:
-            out.copy_(file.get_slice(stored)[part])
+            upload(out, file.get_slice(stored)[part])
             return
         found = file.get_tensor(stored)
-        out.copy_(found)
+        upload(out, found)
         release_mapped(found)
 
     def plain_slices(self, name: str) -> Any | None:

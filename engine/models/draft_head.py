@@ -25,15 +25,20 @@ from .norms import Norm, normed
 
 @dataclass(slots=True)
 class HeadStates:
-    """Hidden states beside the tokens of a pass of a draft head; both tensors are replaced by every pass.
+    """Hidden states beside the tokens of a pass of a draft head: at one place for all passes, so for captured ones.
 
     Attributes:
-        given: [T, H], of the token before each: the model's, or behind a draft the head's own.
-        left: [S, H], the head's own for the kept tokens, before its last norm.
+        given: [most tokens, H], of the token before each: the model's, or behind a draft the head's own.
+        left: [most tokens, H], the head's own for the kept tokens, before its last norm; those of others are undefined.
     """
 
     given: Tensor = field(default_factory=lambda: torch.empty(0))
     left: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def reserve(self, num_tokens: int, like: Tensor) -> None:
+        """Have room for so many tokens with hidden states [..., H] of this type, on this device."""
+        if len(self.given) < num_tokens:
+            self.given, self.left = (like.new_zeros(num_tokens, like.shape[-1]) for _ in range(2))
 
 
 class HeadJoin(Protocol):
@@ -105,7 +110,7 @@ class DraftHead:
         reads: which hidden states of the model.
         vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
         max_positions: positions that the rotary table holds.
-        states: hidden states beside the tokens of a pass.
+        states: hidden states beside the tokens of a pass, which have room for those of the largest.
     """
 
     kind: str
@@ -125,14 +130,20 @@ class DraftHead:
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Return the hidden states [S, H] of the kept tokens, ready for ``logits``. Reads and replaces ``states``."""
-        x, residual = self.join(self._embed(inputs.token_ids), self.states.given)
+        """Return the hidden states [S, H] of the kept tokens, ready for ``logits``. Reads and writes ``states``."""
+        num_tokens = len(inputs.token_ids)
+        x, residual = self.join(self._embed(inputs.token_ids), self.states.given[:num_tokens])
         k_cache, v_cache = kv.k_layers[0], kv.v_layers[0]
         q = self.layer.store(x, inputs, k_cache, v_cache)
+        kept = None
         if inputs.kept is not None and inputs.of_kept is not None:
-            q, residual, inputs = q[inputs.kept], residual[inputs.kept], inputs.of_kept
+            kept = inputs.kept
+            q, residual, inputs = q[kept], residual[kept], inputs.of_kept
         out = self.layer.finish(q, residual, inputs, k_cache, v_cache) if len(q) else residual.to(self.dtype)
-        self.states.left = residual.to(self.dtype)
+        if kept is None:
+            self.states.left[:num_tokens].copy_(residual)
+        else:
+            self.states.left[kept] = residual.to(self.dtype)
         return out
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.memory import copy_pages, lazy_zeros
+from ...kernels.memory import copy_pages, zeros
 from ...kernels.ops import copy_residual
 from .layers import Projection
 
@@ -47,16 +47,23 @@ class HiddenPool:
         reads: which hidden states.
 
     Attributes:
-        cells: [num_pages * page_size, H of the head].
+        cells: [num_pages * page_size, H of the head], and behind these a page for the tokens that pad a step, whose
+            cell is -1.
         page_bytes: bytes of a page.
         holds_last: it holds the last hidden states, so that a forward pass must keep those of all tokens.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, width: int, dtype: torch.dtype, reads: FusedLayers | LastHidden
+        self,
+        num_pages: int,
+        page_size: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reads: FusedLayers | LastHidden,
     ) -> None:
-        self._pages = lazy_zeros((1, num_pages, 1, page_size, width), dtype)
-        self.cells = self._pages.view(num_pages * page_size, width)
+        self._pages = zeros((1, num_pages + 1, 1, page_size, width), dtype, device)
+        self.cells = self._pages.view(-1, width)
         self.page_bytes = page_size * width * dtype.itemsize
         self.holds_last = isinstance(reads, LastHidden)
         self._reads = reads

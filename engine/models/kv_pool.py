@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.layouts import int8_kv_layout, kv_forms
-from ...kernels.memory import copy_pages, lazy_zeros, populate
+from ...kernels.memory import copy_pages, populate, zeros
 from ..batch import Batch, PageCopy, PageLoad, PoolWrite, StateLoad
 from ..checkpoint.model_config import KvShape, ModelShape
 from .hidden_pool import HiddenPool
@@ -110,8 +110,9 @@ class KvPool:
         sizes = (
             (len(layers), num_pages, shape.heads, page_size, _width(shape, dtype)) for shape, layers in by_shape.items()
         )
-        zeros = ([_zeros(size, dtype, device) for _ in range(count)] for size in sizes)
-        self.caches = tuple(PagedCaches(k, *v) for k, *v in zeros)
+        # Of zeros, as a masked position's V is multiplied too, and 0 * NaN is NaN.
+        pools = ([zeros(size, dtype, device) for _ in range(count)] for size in sizes)
+        self.caches = tuple(PagedCaches(k, *v) for k, *v in pools)
         stored: dict[int | None, LayerStates] = {}
         for layers, caches in zip(by_shape.values(), self.caches, strict=True):
             k = caches.k.unbind(0)
@@ -252,14 +253,6 @@ def _parts(data: NDArray[np.uint8], like: Sequence[NDArray[np.uint8]]) -> Iterat
     for part in like:
         yield data[start : start + part.nbytes].reshape(part.shape)
         start += part.nbytes
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros: a masked position's V is multiplied too, and 0 * NaN is NaN.
-
-    On a CPU they take memory only as they are written: torch's own would fill gigabytes that may never be used.
-    """
-    return lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
 class KvPrefault:

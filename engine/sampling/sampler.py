@@ -110,10 +110,13 @@ class Sampler:
 
     Logits are as wide as the largest vocabulary of a row that draws: ``vocab_size``, or an adapter's own. Logits of
     tokens that a row's vocabulary lacks are -inf.
+
+    Attributes:
+        vocab_size: of the model.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = device
         self._rows = np.zeros(max_num_seqs, _ROW)
         self._table = DrawTable(max_num_seqs, device) if on_triton(device) else None
@@ -128,7 +131,7 @@ class Sampler:
             options = {name: getattr(params, name) for name in COLUMNS}
             if params.temperature:
                 options["temperature"] = max(params.temperature, _MIN_TEMPERATURE)
-            if params.top_k >= (start.vocab_size or self._vocab_size):
+            if params.top_k >= (start.vocab_size or self.vocab_size):
                 options["top_k"] = 0
             self._rows[start.row] = (
                 *options.values(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -91,6 +92,7 @@ class DraftBudget:
                     rates[sequence.id] = rate
         asked = [sequence for sequence in drawing if sequence.id in rates]
         if not asked:
+            self._num_idle %= _PROBE_EVERY  # others promise more: steps may be planned ahead again
             return 0.0
         length = self._proposer.draft_length([*rates.values()], num_rows, drafter.seconds(len(asked)))
         if not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY):
@@ -132,11 +134,39 @@ class DraftBudget:
                 len(batch.rows), batch.num_tokens, seconds, num_drawn, step.draft_gain, step.draft_seconds
             )
         for each in ahead:
-            for row in each.rows.values():
-                sequence = by_row[row.row]
-                if row.draws and not self._proposer.in_backoff(sequence):
+            drawing = [by_row[row.row] for row in each.rows.values() if row.draws]
+            of_model = self._gains_of_model(drawing)
+            for sequence in drawing:
+                gain = of_model.get(sequence.id, 0.0)
+                if not self._proposer.in_backoff(sequence):
                     limit = self._limit(sequence, self._most // max(1, each.num_drawing_now))
-                    each.missed_gain += self._proposer.expected_gain(sequence, limit, each.num_drawing_now)
+                    gain = max(gain, self._proposer.expected_gain(sequence, limit, each.num_drawing_now))
+                each.missed_gain += gain
+
+    def _gains_of_model(self, drawing: Seq[Sequence]) -> dict[int, float]:
+        """Return by sequence id the tokens that the draft model's drafts would gain in a step in flight without any.
+
+        Endless where the model is due to be tried, as only a step that is not planned ahead can have its drafts.
+        """
+        drafter, num_rows = self._drafter, len(drawing)
+        if drafter is None:
+            return {}
+        part = self._most // max(1, num_rows)
+        asked = [each for each in drawing if self._limit(each, part) > 0 and drafter.can_follow(each)]
+        if not asked:
+            return {}
+        if not drafter.seconds(1) or self._num_idle >= _PROBE_EVERY:
+            return {each.id: math.inf for each in asked}
+        rates = [self._proposer.model_rate(each) for each in asked]
+        length = self._proposer.draft_length(rates, num_rows, drafter.seconds(len(asked)))
+        if not length:
+            self._num_idle += 1
+            return {}
+        seconds = drafter.seconds(num_rows) / num_rows
+        return {
+            each.id: self._proposer.model_gain(rate, min(length, self._limit(each, part)), num_rows, seconds)
+            for each, rate in zip(asked, rates, strict=True)
+        }
 
     def outweigh_overlap(self, step: StepPlan) -> bool:
         """Return whether drafts after a step are likely to gain more than planning before its tokens are known."""

@@ -33,6 +33,11 @@ _MOST_CATCHING_UP = 256  # tokens that the draft model computes in one step of t
 _WORTH = 8  # tokens to catch up with for each token that a sequence may still generate, beyond which it has no drafts
 
 
+def most_tokens(num_rows: int) -> int:
+    """Return the most tokens of a step of the draft model, for so many running sequences."""
+    return _MOST_CATCHING_UP + num_rows
+
+
 class DraftRunner(Protocol):
     """The device's side of a draft model: ``executor.draft_worker.DraftWorker``, or a fake in tests.
 
@@ -190,7 +195,7 @@ class ModelDrafter:
         Args:
             limits: sequences that want drafts, each with the most that it may have, 1 at least.
         """
-        step, left = _Step(), _MOST_CATCHING_UP + self._num_rows
+        step, left = _Step(), most_tokens(self._num_rows)
         for sequence, limit in limits:
             left -= self._catch_up(sequence, limit, left, step)
         drafts: dict[int, list[int]] = {}

@@ -11,7 +11,7 @@ Experts come from the router and are not checked on the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,7 +24,8 @@ from ..layouts.packed_weights import PackedLinear
 from .grouped_product import form_constants, grouped_sums, meta_part
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
 
-_SCANNED = 1024  # picks that a program looks at in one iteration
+SCANNED_PICKS = 1024  # picks that a program looks at in one iteration
+MOST_SCANS = 8  # iterations of a program beyond which picks are grouped by blocks
 _FIELDS = tl.constexpr(3)  # fields of a row of the table: addresses of weight, scales and bias
 _GROUPED_FIELDS = tl.constexpr(9)  # the same for grouped weights: addresses of a part's tensors, and bias
 _ELEMENTS = {
@@ -80,6 +81,40 @@ def _group(experts, order, starts, tokens, count, picks, LIMITED: tl.constexpr, 
         is_own = (found == expert).to(tl.int32)
         tl.store(order + place + tl.cumsum(is_own, 0) - 1, index, is_own > 0)
         place += tl.sum(is_own, 0)
+
+
+@triton.jit(do_not_specialize=["count", "picks", "blocks"])
+def _count_block(experts, counts, tokens, count, picks, blocks, LIMITED: tl.constexpr, SCANNED: tl.constexpr):
+    """Program (e, b): how many of the picks of block b are of expert e, to ``counts[e * blocks + b]``."""
+    if LIMITED:
+        count = min(count, tl.load(tokens) * picks)
+    index = tl.program_id(1) * SCANNED + tl.arange(0, SCANNED)
+    found = tl.load(experts + index, index < count, other=2147483647)
+    own = tl.sum((found == tl.program_id(0)).to(tl.int32), 0)
+    tl.store(counts + tl.program_id(0) * blocks + tl.program_id(1), own)
+
+
+@triton.jit(do_not_specialize=["count", "picks", "blocks"])
+def _place_block(
+    experts, order, starts, ends, tokens, count, picks, blocks, LIMITED: tl.constexpr, SCANNED: tl.constexpr
+):  # fmt: skip
+    """Program (e, b): the picks of expert e in block b to their places in ``order``, as ``_group`` orders them.
+
+    ends [E * blocks] are the sums of ``_count_block``'s counts up to each, itself included.
+    """
+    if LIMITED:
+        count = min(count, tl.load(tokens) * picks)
+    expert = tl.program_id(0)
+    block = tl.program_id(1)
+    end = tl.load(ends + expert * blocks + block)
+    index = block * SCANNED + tl.arange(0, SCANNED)
+    found = tl.load(experts + index, index < count, other=2147483647)
+    is_own = (found == expert).to(tl.int32)
+    tl.store(order + end - tl.sum(is_own, 0) + tl.cumsum(is_own, 0) - 1, index, is_own > 0)
+    if block == blocks - 1:
+        tl.store(starts + expert + 1, end)
+        if expert == 0:
+            tl.store(starts, 0)
 
 
 @triton.jit(do_not_specialize=["picks"])
@@ -184,8 +219,8 @@ def takes_heads(x: Tensor, weights: ExpertWeights) -> bool:
 def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
     """``kernels.expert_ops.expert_linear``: [T, K] or [T, k, K] -> [T, k, N]."""
     out = x.new_empty(*experts.shape, weights.out_features)
-    for launch in _launches(x, weights, experts, out, num_tokens):
-        launch.run()
+    order, starts = _grouped(experts, len(weights), num_tokens)
+    _expert_launch(x, weights, order, starts, out).run()
     return out
 
 
@@ -202,28 +237,48 @@ def head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Te
     return out
 
 
-def _launches(
-    x: Tensor, weights: ExpertWeights, experts: Tensor, out: Tensor, num_tokens: Tensor | None
-) -> tuple[Launch, Launch]:
+def _grouped(experts: Tensor, num_experts: int, num_tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the picks by expert, [T * k], and where those of each begin, [E + 1]: see ``_group``.
+
+    Many picks are counted block by block, as a program that looks at all of them would outlast the product.
+    """
     order = experts.new_empty(experts.numel())
-    starts = experts.new_empty(len(weights) + 1)
-    config = _MANY if experts.numel() >= _MANY.rows * len(weights) // 2 else _FEW
-    group, first = _group_launch(experts, order, starts, num_tokens), weights.first
+    starts = experts.new_empty(num_experts + 1)
+    blocks = cdiv(experts.numel(), SCANNED_PICKS)
+    if blocks <= MOST_SCANS:
+        _group_launch(experts, order, starts, num_tokens).run()
+        return order, starts
+    counts = experts.new_empty(num_experts * blocks)
+    _block_launch(_count_block, experts, (counts,), num_experts, num_tokens).run()
+    ends = counts.cumsum(0, dtype=torch.int32)
+    _block_launch(_place_block, experts, (order, starts, ends), num_experts, num_tokens).run()
+    return order, starts
+
+
+def _block_launch(
+    kernel: Any, experts: Tensor, outputs: tuple[Tensor, ...], num_experts: int, num_tokens: Tensor | None
+) -> Launch:
+    blocks = cdiv(experts.numel(), SCANNED_PICKS)
+    tokens = experts if num_tokens is None else num_tokens  # a placeholder where there is none
+    args = (experts, *outputs, tokens, experts.numel(), experts.shape[1], blocks)
+    return Launch(kernel, (num_experts, blocks, 1), args, {"LIMITED": num_tokens is not None, "SCANNED": SCANNED_PICKS})
+
+
+def _expert_launch(x: Tensor, weights: ExpertWeights, order: Tensor, starts: Tensor, out: Tensor) -> Launch:
+    config = _MANY if order.numel() >= _MANY.rows * len(weights) // 2 else _FEW
+    first = weights.first
     if isinstance(first, GroupedLinear):
         (part,) = first.parts
         assert isinstance(part, GroupedPart)
-        return group, _grouped_launch(x, weights.table, part, order, starts, out, config)
-    return (
-        group,
-        _product_launch(x, weights.table, order, starts, out, config, weights.in_features, weights.out_features),
-    )
+        return _grouped_launch(x, weights.table, part, order, starts, out, config)
+    return _product_launch(x, weights.table, order, starts, out, config, weights.in_features, weights.out_features)
 
 
 def _group_launch(experts: Tensor, order: Tensor, starts: Tensor, num_tokens: Tensor | None) -> Launch:
     grid = (starts.shape[0] - 1, 1, 1)
     tokens = experts if num_tokens is None else num_tokens  # a placeholder where there is none
     args = (experts, order, starts, tokens, experts.numel(), experts.shape[1])
-    return Launch(_group, grid, args, {"LIMITED": num_tokens is not None, "SCANNED": _SCANNED})
+    return Launch(_group, grid, args, {"LIMITED": num_tokens is not None, "SCANNED": SCANNED_PICKS})
 
 
 def _product_launch(
@@ -282,7 +337,11 @@ def variants() -> Iterator[tuple[str, Launch]]:
     """Yield every compilation of ``expert_linear``, but for the numbers of slots between one and the most."""
     experts, order, starts = (meta(*shape, dtype=torch.int32) for shape in ((2, 2), (4,), (17,)))
     yield "expert_group", _group_launch(experts, order, starts, None)
-    yield "expert_group/limited", _group_launch(experts, order, starts, meta(1, dtype=torch.int32))
+    limit = meta(1, dtype=torch.int32)
+    yield "expert_group/limited", _group_launch(experts, order, starts, limit)
+    for end, most in (("", None), ("/limited", limit)):
+        yield f"expert_count{end}", _block_launch(_count_block, experts, (order,), 16, most)
+        yield f"expert_place{end}", _block_launch(_place_block, experts, (order, starts, order), 16, most)
     table = meta(16, 3, dtype=torch.int64)
     for kind, dtype in NARROW_TYPES.items():
         for name, config in (("few", _FEW), ("many", _MANY)):

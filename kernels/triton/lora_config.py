@@ -1,8 +1,8 @@
 """Tiles and launch shapes of the Triton LoRA kernels, computed on the host.
 
 Two sizes of tiles. Where segments are short, as in decode, a tile holds 16 tokens, the fewest tensor cores multiply:
-reading each factor once dominates, and the sums over the inputs are split to get enough programs for all
-multiprocessors. Where segments are long, as in prefill, a tile holds 64 tokens, and a factor is read once for all.
+reading each factor once dominates, and the sums over the inputs are split, on the device, to get enough programs for
+all multiprocessors. Where segments are long, as in prefill, a tile holds 64 tokens, and a factor is read once for all.
 
 segments            slot 0: tokens 9 10 11 | slot 2: tokens 0 1 2 3 4       tokens = 9 10 11 0 1 2 3 4
 tiles of 4 tokens   (0, 0, 3)              | (2, 3, 7) (2, 7, 8)            (slot, first, end) in ``tokens``
@@ -38,20 +38,16 @@ class ShrinkConfig:
     Attributes:
         ranks: rows of A of a program.
         inputs: columns of A in one iteration of its loop.
-        splits: parts of the inputs, each summed by its own programs; a power of two.
+        most_splits: most parts of the inputs, each summed by its own programs; a power of two.
         num_warps: of a program.
         num_stages: iterations whose loads are in flight together.
     """
 
     ranks: int
     inputs: int
-    splits: int
+    most_splits: int
     num_warps: int
     num_stages: int
-
-    def split_width(self, width: int) -> int:
-        """Inputs of a part, a multiple of ``inputs``."""
-        return cdiv(cdiv(width, self.inputs), self.splits) * self.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +88,41 @@ def tile_size(num_tokens: int, num_segments: int) -> int:
     return LONG if num_tokens >= LONG * num_segments else SHORT
 
 
-def shrink_config(tile: int, num_tiles: int, ranks: int, width: int, item_size: int, num_sms: int) -> ShrinkConfig:
-    """Choose the launch shape of a shrink.
+def shrink_config(tile: int, ranks: int, width: int, item_size: int) -> ShrinkConfig:
+    """Choose the launch shape of a shrink. A part has two iterations at least.
 
     Args:
         tile: tokens of a tile.
-        num_tiles: tiles of the step.
         ranks: the largest total rank of an adapter in the projection, over its modules.
         width: K, the inputs.
         item_size: bytes of a value of x and A.
-        num_sms: multiprocessors.
     """
     block = min(power_of_two(ranks, 16), _most_ranks(tile))
     inputs = _inputs(tile, item_size)
-    programs = num_tiles * cdiv(ranks, block)
     iterations = cdiv(width, inputs)
     splits = 1
-    while splits < MOST_SPLITS[tile] and programs * splits < _WAVES * num_sms and 4 * splits <= iterations:
+    while splits < MOST_SPLITS[tile] and 4 * splits <= iterations:
         splits *= 2
     return ShrinkConfig(block, inputs, splits, _NUM_WARPS, _NUM_STAGES)
+
+
+def splits_of_long(num_programs: int, num_sms: int) -> int:
+    """Return the parts of long tiles that have so many programs without a split: a power of two."""
+    splits = 1
+    while splits * num_programs < wanted_programs(num_sms) and splits < MOST_SPLITS[LONG]:
+        splits *= 2
+    return splits
+
+
+def numbers_of_parts(tile: int) -> list[int]:
+    """Return the numbers of parts for which an expansion is compiled: the most of a short tile, any of a long one."""
+    most = MOST_SPLITS[tile]
+    return [most] if tile == SHORT else [1 << n for n in range(most.bit_length())]
+
+
+def wanted_programs(num_sms: int) -> int:
+    """Return how many programs of a shrink keep so many multiprocessors busy."""
+    return _WAVES * num_sms
 
 
 def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> ExpandConfig:
@@ -134,10 +146,6 @@ def shrink_configs(tile: int, item_size: int) -> Iterator[ShrinkConfig]:
     while ranks <= _most_ranks(tile):
         yield ShrinkConfig(ranks, _inputs(tile, item_size), 1, _NUM_WARPS, _NUM_STAGES)
         ranks *= 2
-
-
-def numbers_of_splits(tile: int) -> list[int]:
-    return [1 << n for n in range(MOST_SPLITS[tile].bit_length())]
 
 
 def expand_configs(tile: int) -> Iterator[ExpandConfig]:

@@ -2,8 +2,11 @@
 
 A program owns a tile, tokens of one adapter, and reads the adapter's factors through the table of slots at its own
 ranks: nothing is padded to the ranks of another, and tokens of the base model are in no tile. The modules of a
-projection (q, k and v; gate and up) are one launch of each kernel. ``s`` is fp32, in as many parts as the inputs were
+projection (q, k and v; gate and up) are one launch of each kernel. ``s`` is fp32, in as many parts as the inputs are
 split into; the expansion adds the parts in order, so the result does not depend on the order of programs.
+
+How many parts short tiles have is chosen on the device, by the tiles with tokens and the rank of each one's adapter: a
+captured pass has room for more tiles, and for larger ranks, than its steps have. Long tiles are never captured.
 
 Indices come from the host and are not checked on the device.
 
@@ -30,6 +33,8 @@ _FIELDS = tl.constexpr(ROW_FIELDS)
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
 _MANY_TILES = 1 << 20
+_SHORT = tl.constexpr(lora_config.SHORT)
+_TILES_AT_ONCE = tl.constexpr(128)  # tiles that a program counts in one iteration
 _ODD_VOCABULARY = 50_257  # columns of GPT-2's head, no multiple of 64
 
 
@@ -39,14 +44,28 @@ def _total_rank(row):
     return (tl.load(row + 5) + tl.load(row + 6) + tl.load(row + 7)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["ranks", "part_size", "rank_blocks"])
+@triton.jit
+def _num_filled(tiles, count):
+    """How many of the tiles have tokens."""
+    filled = 0
+    for start in range(0, count, _TILES_AT_ONCE):
+        index = start + tl.arange(0, _TILES_AT_ONCE)
+        inside = index < count
+        first = tl.load(tiles + index * 3 + 1, inside, other=0)
+        end = tl.load(tiles + index * 3 + 2, inside, other=0)
+        filled += tl.sum((first < end).to(tl.int32), 0)
+    return filled
+
+
+@triton.jit(do_not_specialize=["ranks", "part_size", "rank_blocks", "num_tiles", "wanted", "most"])
 def _shrink(
-    x, table, tokens, tiles, shrunk, width, split_width, ranks, part_size, rank_blocks, TILE: tl.constexpr,
-    RANKS: tl.constexpr, INPUTS: tl.constexpr,
+    x, table, tokens, tiles, shrunk, parts, width, ranks, part_size, rank_blocks, num_tiles, wanted, most,
+    TILE: tl.constexpr, RANKS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Program (p, t): ranks ``p % rank_blocks * RANKS ...`` of tile t, over part ``p // rank_blocks`` of the inputs.
 
-    x [T, width] and A are of one type; shrunk is [parts, S, ranks] fp32.
+    x [T, width] and A are of one type; shrunk is [most, S, ranks] fp32. Inputs of a tile are split into ``parts[t]``
+    parts, at most ``most``, so that all tiles together have about ``wanted`` programs; of long tiles into ``most``.
     """
     rank_block = tl.program_id(0) % rank_blocks
     split = tl.program_id(0) // rank_blocks
@@ -56,6 +75,15 @@ def _shrink(
     total = _total_rank(row)
     if (first >= end) | (rank_block * RANKS >= total):
         return
+    splits = most
+    if TILE == _SHORT:
+        programs = _num_filled(tiles, num_tiles) * tl.cdiv(total, RANKS)
+        splits = tl.maximum(tl.minimum(wanted // tl.maximum(programs, 1), most), 1)
+    if (split == 0) & (rank_block == 0):
+        tl.store(parts + tl.program_id(1), splits)
+    if split >= splits:
+        return
+    split_width = tl.cdiv(tl.cdiv(width, INPUTS), splits) * INPUTS
     position = first + tl.arange(0, TILE)
     is_token = position < end
     token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
@@ -79,9 +107,10 @@ def _shrink(
 
 @triton.jit(do_not_specialize=["vocabulary", "ranks"])
 def _gather(
-    token_ids, table, tokens, tiles, shrunk, vocabulary, ranks, TILE: tl.constexpr, RANKS: tl.constexpr, A: tl.constexpr
-):
-    """Program t: the product with a one-hot x, a row of A transposed [V, R], for each token of tile t.
+    token_ids, table, tokens, tiles, shrunk, parts, vocabulary, ranks, TILE: tl.constexpr, RANKS: tl.constexpr,
+    A: tl.constexpr,
+):  # fmt: skip
+    """Program t: the product with a one-hot x, a row of A transposed [V, R], for each token of tile t, in one part.
 
     ``A`` is the element type of A. An id outside of the vocabulary reads nothing and gives 0.
     """
@@ -91,6 +120,7 @@ def _gather(
     total = _total_rank(row)
     if first >= end:
         return
+    tl.store(parts + tl.program_id(0), 1)
     position = first + tl.arange(0, TILE)
     is_token = position < end
     id_ = tl.load(token_ids + tl.load(tokens + position, is_token, other=0), is_token, other=-1)
@@ -163,10 +193,12 @@ def _add(target, sums, row, at_column, written, inside):
 
 @triton.jit
 def _expanded(
-    b, cells, step, shrunk, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
+    b, cells, step, shrunk, parts, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """``B s`` [TILE, COLUMNS]: ``sum over r < rank of s[position, first_rank + r] * B[., r]``, s the sum of all parts.
+
+    Loads of ``PARTS`` parts are under way together; those that a short tile lacks read nothing.
 
     ``B[., r]`` of a column is at ``b + cells + r * step``.
     """
@@ -177,7 +209,10 @@ def _expanded(
         at = shrunk + position[:, None] * ranks + (first_rank + r)[None, :]
         factor = tl.load(at, is_token[:, None] & is_rank[None, :], other=0.0)
         for part in tl.static_range(1, PARTS):
-            factor += tl.load(at + part * part_size, is_token[:, None] & is_rank[None, :], other=0.0)
+            is_there = is_token[:, None] & is_rank[None, :]
+            if TILE == _SHORT:
+                is_there = is_there & (part < parts)
+            factor += tl.load(at + part * part_size, is_there, other=0.0)
         matrix = tl.load(b + cells[None, :] + r[:, None] * step[None, :], is_rank[:, None] & inside[None, :], other=0.0)
         sums = _times(factor, matrix, sums)
     return sums
@@ -185,13 +220,13 @@ def _expanded(
 
 @triton.jit(do_not_specialize=["ranks", "part_size"])
 def _expand(
-    y, table, tokens, tiles, shrunk, ranks, part_size, size0, size1, size2, TILE: tl.constexpr, COLUMNS: tl.constexpr,
-    RANKS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr, B: tl.constexpr,
+    y, table, tokens, tiles, shrunk, parts, ranks, part_size, size0, size1, size2, TILE: tl.constexpr,
+    COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Program (c, t): one block of columns of one module m, for the tokens of tile t.
 
         y[token, n] = gain[n] * (y[token, n] + sum over r < rank_m of s[token, ranks_before + r] * B_m[j, r]) + add[n]
-        n = columns_before + j          s = sum over parts of shrunk, [S, ranks]
+        n = columns_before + j          s = sum over the first parts[t] of shrunk, [S, ranks]
 
     where ``_before`` counts the modules 0 .. m - 1. Programs c are numbered module by module: ceil(size / COLUMNS) of
     each, so no block spans two modules. Module m has size_m * rank_m cells of B, packed by ``pack_expansion`` in blocks
@@ -220,8 +255,8 @@ def _expand(
     cells = cells_before + packed * rank + column % _BLOCK
     b = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(B)), 16)
     sums = _expanded(
-        b, cells, step, shrunk, position, is_token, inside, ranks, ranks_before, rank, part_size, TILE, COLUMNS, RANKS,
-        PARTS,
+        b, cells, step, shrunk, tl.load(parts + tl.program_id(1)), position, is_token, inside, ranks, ranks_before,
+        rank, part_size, TILE, COLUMNS, RANKS, PARTS,
     )  # fmt: skip
     token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     at_column = columns_before + column
@@ -266,50 +301,63 @@ def _launches(
     invariant: bool = False,
 ) -> tuple[Launch, Launch]:
     sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
-    # Launch as for so many tiles that no sum is split.
-    if invariant:
-        count = _MANY_TILES
-    splits = 1
+    config = None
     if x is not None:
-        config = lora_config.shrink_config(tiles.size, count, ranks, table.width, x.element_size(), sms)
-        splits = config.splits
-    shrunk = y.new_empty((splits, tokens.shape[0], ranks), dtype=torch.float32)
-    if x is not None:
-        first = _shrink_launch(x, table, tokens, tiles, shrunk, config)
+        config = lora_config.shrink_config(tiles.size, ranks, table.width, x.element_size())
+    most = 1 if invariant or config is None else config.most_splits
+    # Nearly all of these have tokens, and their parts take much memory.
+    if tiles.size == lora_config.LONG:
+        most = min(most, lora_config.splits_of_long(count * cdiv(ranks, config.ranks) if config else count, sms))
+    shrunk = y.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
+    parts = tokens.new_empty(count)
+    if x is not None and config is not None:
+        first = _shrink_launch(x, table, tokens, tiles, shrunk, parts, config, sms)
     else:
         assert token_ids is not None
-        first = _gather_launch(token_ids, table, tokens, tiles, shrunk)
-    expand = lora_config.expand_config(tiles.size, count, sum(table.sizes), sms)
-    return first, _expand_launch(y, table, tokens if targets is None else targets, tiles, shrunk, expand)
+        first = _gather_launch(token_ids, table, tokens, tiles, shrunk, parts)
+    # Tiles of one width, whatever the step, for invariant sums.
+    expand = lora_config.expand_config(tiles.size, _MANY_TILES if invariant else count, sum(table.sizes), sms)
+    return first, _expand_launch(y, table, tokens if targets is None else targets, tiles, shrunk, parts, expand)
 
 
 def _shrink_launch(
-    x: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, config: ShrinkConfig
+    x: Tensor,
+    table: SlotTable,
+    tokens: Tensor,
+    tiles: Tiles,
+    shrunk: Tensor,
+    parts: Tensor,
+    config: ShrinkConfig,
+    sms: int,
 ) -> Launch:
-    splits, num_tokens, ranks = shrunk.shape
-    rank_blocks = cdiv(ranks, config.ranks)
-    grid = (rank_blocks * splits, tiles.lines.shape[0], 1)
-    numbers = (table.width, config.split_width(table.width), ranks, num_tokens * ranks, rank_blocks)
-    args = (x, table.rows, tokens, tiles.lines, shrunk, *numbers)
+    most, num_tokens, ranks = shrunk.shape
+    rank_blocks, count = cdiv(ranks, config.ranks), tiles.lines.shape[0]
+    grid = (rank_blocks * most, count, 1)
+    numbers = (table.width, ranks, num_tokens * ranks, rank_blocks, count, lora_config.wanted_programs(sms), most)
+    args = (x, table.rows, tokens, tiles.lines, shrunk, parts, *numbers)
     constants = {"TILE": tiles.size, "RANKS": config.ranks, "INPUTS": config.inputs}
     return Launch(_shrink, grid, args, constants, config.num_warps, config.num_stages)
 
 
-def _gather_launch(ids: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor) -> Launch:
+def _gather_launch(
+    ids: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, parts: Tensor
+) -> Launch:
     constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": _TYPES[table.dtype]}
-    args = (ids, table.rows, tokens, tiles.lines, shrunk, table.width, shrunk.shape[2])
+    args = (ids, table.rows, tokens, tiles.lines, shrunk, parts, table.width, shrunk.shape[2])
     return Launch(_gather, (tiles.lines.shape[0], 1, 1), args, constants)
 
 
 def _expand_launch(
-    y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, config: ExpandConfig
+    y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, splits: Tensor, config: ExpandConfig
 ) -> Launch:
-    parts, num_tokens, ranks = shrunk.shape
+    most, num_tokens, ranks = shrunk.shape
     sizes = (*table.sizes, *(0,) * (MOST_MODULES - len(table.sizes)))
     grid = (sum(cdiv(size, config.columns) for size in sizes), tiles.lines.shape[0], 1)
-    args = (y, table.rows, tokens, tiles.lines, shrunk, ranks, num_tokens * ranks, *sizes)
-    constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks, "PARTS": parts}
-    constants |= {"WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
+    args = (y, table.rows, tokens, tiles.lines, shrunk, splits, ranks, num_tokens * ranks, *sizes)
+    constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
+    # Of a short tile few numbers are loaded for each part: one compilation is enough.
+    parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
+    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
     return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)
 
 
@@ -321,17 +369,17 @@ def variants() -> Iterator[tuple[str, Launch]]:
         x = meta(1, table.width, dtype=dtype)
         for size in lora_config.TILES:
             tiles = Tiles(meta(1, 3, dtype=torch.int32), size)
-            shrunk = meta(1, 1, 48, dtype=torch.float32)
-            yield f"lora_gather/{kind}-tile{size}", _gather_launch(ids, table, tokens, tiles, shrunk)
+            shrunk, count = meta(1, 1, 48, dtype=torch.float32), meta(1, dtype=torch.int32)
+            yield f"lora_gather/{kind}-tile{size}", _gather_launch(ids, table, tokens, tiles, shrunk, count)
             for shrink in lora_config.shrink_configs(size, dtype.itemsize):
                 name = f"lora_shrink/{kind}-tile{size}-ranks{shrink.ranks}"
-                yield name, _shrink_launch(x, table, tokens, tiles, shrunk, shrink)
+                yield name, _shrink_launch(x, table, tokens, tiles, shrunk, count, shrink, 132)
             kinds = [(kind, 6144), ("fp32", 6144)] + [("fp32", _ODD_VOCABULARY)] * (kind in NARROW_TYPES)
             for y_kind, columns in dict.fromkeys(kinds):
                 y, columned = meta(1, columns, dtype=TYPES[y_kind]), SlotTable((columns,), 4096, 1, dtype, x.device)
                 end = "-odd" if columns == _ODD_VOCABULARY else ""
-                shapes = itertools.product(lora_config.expand_configs(size), lora_config.numbers_of_splits(size))
+                shapes = itertools.product(lora_config.expand_configs(size), lora_config.numbers_of_parts(size))
                 for expand, parts in shapes:
                     several = meta(parts, 1, 48, dtype=torch.float32)
                     name = f"lora_expand/{kind}-{y_kind}-tile{size}-columns{expand.columns}-parts{parts}{end}"
-                    yield name, _expand_launch(y, columned, tokens, tiles, several, expand)
+                    yield name, _expand_launch(y, columned, tokens, tiles, several, count, expand)

@@ -85,7 +85,7 @@ class Runner:
         draws = None
         if captured:
             assert self.sampler.table is not None
-            draws = DrawGraphs(model, self.sampler.table, self.counted, ROWS + 2)
+            draws = DrawGraphs(model, self.sampler.table, self.counted, ROWS + 2, model.config.vocab_size)
             draws.capture(draws.variants)
         self.num_replays = 0
         forward = lambda step: model.forward(inputs.to_tensors(step), kv)  # noqa: E731
@@ -231,7 +231,7 @@ def test_masks_of_one_line_allow_what_both_allow() -> None:
 def test_more_than_a_graph_has(model: DecoderModel, interpreted: None) -> None:
     sampler = Sampler(ROWS, VOCAB, CPU)
     assert sampler.table is not None
-    draws = DrawGraphs(model, sampler.table, keep, 3)
+    draws = DrawGraphs(model, sampler.table, keep, 3, model.config.vocab_size)
     none, edits = LineEdits(), LineEdits(edits=np.zeros((2, 4), np.int32))
     assert not draws.holds(1, none), "none is captured"
     draws.capture([DrawVariant(4, True)])
@@ -245,7 +245,7 @@ def test_a_line_that_is_not_finite_fails_alone(model: DecoderModel, interpreted:
     sampler = Sampler(ROWS, VOCAB, CPU)
     assert sampler.table is not None
     sampler.start([start(row, KINDS[0]) for row in range(3)])
-    draws = DrawGraphs(model, sampler.table, keep, 4)
+    draws = DrawGraphs(model, sampler.table, keep, 4, model.config.vocab_size)
     draws.capture([DrawVariant(4, True), DrawVariant(4, False)])
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(2))
     hidden[1] = torch.nan

@@ -14,7 +14,8 @@ from support.engine.random_bank import random_bank
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
-from rootgraft.engine.executor import device, gpu_memory, kv_budget, worker
+from rootgraft.engine.executor import device, draft_worker, gpu_memory, kv_budget, worker
+from rootgraft.engine.executor.draft_weights import DraftModel
 from rootgraft.engine.executor.gpu_memory import StepMemory
 from rootgraft.lora.prepare_factors import NORM_BYTES
 
@@ -129,6 +130,23 @@ def test_the_worst_draw_and_adapters_are_measured(tiny_llama, books, monkeypatch
     (ranks,) = adapted
     assert ranks == {name: 32 * len(table.sizes) for name, table in bank._tables.items()}
     assert before == {name: table.total_rank for name, table in bank._tables.items()}, "no launch became wider"
+
+
+def test_the_steps_of_a_draft_model_are_measured_too(tiny_llama, books, monkeypatch):
+    """Of as many tokens as it may catch up with in one, and with logits as wide as the target's."""
+    seen: list[Batch] = []
+    shapes: list[Any] = []
+    monkeypatch.setattr(gpu_memory.ModelRunner, "run", run_of(books, seen))
+    monkeypatch.setattr(gpu_memory, "graphs_for", lambda *_: FakeGraphs(books))
+    monkeypatch.setattr(gpu_memory.Sampler, "sample", lambda _, logits, *others: shapes.append(logits.shape))
+    draft, config = DraftModel(load(tiny_llama), "digest"), EngineConfig(max_num_seqs=5, max_num_batched_tokens=4096)
+    measured = draft_worker.measure_draft(config, draft, 1000)
+    assert measured == StepMemory(activations=1000, graphs=300 + 10 * 20)
+    assert seen[0].num_tokens == 100, "no longer than the model takes"
+    assert shapes == [(5, 1000)], "a draw for each row"
+    assert draft_worker.draft_steps(config).most_tokens == 256 + 5
+    assert measured.beside(StepMemory(activations=7, graphs=2)) == StepMemory(activations=1007, graphs=502)
+    assert draft_worker.measure_draft(EngineConfig(kv_cache_memory=1), draft, 1000) is None
 
 
 def test_the_pool_gets_what_is_left(tiny_llama, books, monkeypatch):

@@ -99,3 +99,20 @@ def test_the_experts_of_padding_are_not_read(tokens: int, padding: int, count: i
     assert (order[tokens * top_k :] == -1).all()
     actual = expert_linear(x, weights, experts, step[-1:])
     assert close(actual[:tokens], expert_linear(x[:tokens].contiguous(), weights, experts[:tokens].contiguous()))
+
+
+@settings(max_examples=15)
+@given(tokens=st.integers(1, 60), padding=st.integers(0, 30), count=st.integers(2, 9), top_k=st.integers(1, 3))
+def test_picks_are_grouped_by_blocks_as_by_one_program(tokens: int, padding: int, count: int, top_k: int) -> None:
+    top_k = min(top_k, count)
+    experts = picks(tokens + padding, top_k, count)
+    step = torch.tensor([0, tokens], dtype=torch.int32) if padding else None
+    limit = None if step is None else step[-1:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "SCANNED_PICKS", 16)
+        whole = gpu._grouped(experts, count, limit)
+        patch.setattr(gpu, "MOST_SCANS", 0)
+        blocks = gpu._grouped(experts, count, limit)
+    assert (whole[1] == blocks[1]).all()
+    end = tokens * top_k
+    assert (whole[0][:end] == blocks[0][:end]).all()

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.gpu.measure import launches
 from rootgraft.kernels import lora_reference
 from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
-from rootgraft.kernels.triton import lora_config
+from rootgraft.kernels.triton import lora_config, lora_kernels
 from rootgraft.kernels.triton.lora_config import make_tiles
 from rootgraft.lora.segments import StaticSegments, make_segments
 
@@ -201,23 +201,50 @@ H100 = 132
 
 
 @pytest.mark.parametrize(
-    ("tile", "num_tiles", "ranks", "width", "expected"),
+    ("tile", "ranks", "width", "expected"),
     [
-        (16, 1, 16, 4096, (16, 256, 8)),  # one adapter, o: too few programs, so the inputs are split
-        (16, 1, 48, 4096, (32, 256, 8)),
-        (16, 1, 16, 14336, (16, 256, 8)),
-        (16, 32, 48, 4096, (32, 256, 4)),  # 32 adapters: 64 programs, times 4
-        (16, 128, 192, 4096, (32, 256, 1)),
-        (64, 32, 48, 4096, (64, 64, 4)),  # a chunk of 2048 tokens
-        (64, 512, 48, 4096, (64, 64, 1)),
-        (16, 1, 3, 64, (16, 256, 1)),
+        (16, 16, 4096, (16, 256, 8)),
+        (16, 48, 4096, (32, 256, 8)),
+        (16, 16, 1024, (16, 256, 2)),  # parts of two iterations
+        (64, 48, 4096, (64, 64, 4)),
+        (16, 3, 64, (16, 256, 1)),
     ],
 )
-def test_form_of_a_shrink(tile, num_tiles, ranks, width, expected):
-    config = lora_config.shrink_config(tile, num_tiles, ranks, width, 2, H100)
-    assert (config.ranks, config.inputs, config.splits) == expected
-    assert config.splits * config.split_width(width) >= width
-    assert config.split_width(width) % config.inputs == 0
+def test_form_of_a_shrink(tile: int, ranks: int, width: int, expected: tuple[int, int, int]) -> None:
+    config = lora_config.shrink_config(tile, ranks, width, 2)
+    assert (config.ranks, config.inputs, config.most_splits) == expected
+
+
+@pytest.mark.parametrize(
+    ("filled", "rank", "sms", "expected"),
+    [
+        (1, 16, 132, 8),  # one adapter: too few programs, so that its inputs are split as far as can be
+        (8, 16, 132, 8),
+        (32, 16, 132, 4),
+        (32, 40, 132, 2),  # two blocks of ranks
+        (64, 16, 132, 2),
+        (150, 16, 132, 1),
+    ],
+)
+def test_splits_are_chosen_by_what_a_step_has(filled: int, rank: int, sms: int, expected: int) -> None:
+    """And not by the tiles or the ranks that its launches have room for."""
+    dtype, width = torch.bfloat16, 4096
+    table = table_of((64,), width, [(rank,)], dtype)
+    x, counts = torch.ones(filled, width, dtype=dtype), []
+    for room, ranks in ((0, rank), (40, 192)):
+        lines = torch.zeros(filled + room, 3, dtype=torch.int32)
+        lines[:filled, 1] = torch.arange(filled)
+        lines[:filled, 2] = torch.arange(filled) + 1
+        tiles = Tiles(lines, lora_config.SHORT)
+        config = lora_config.shrink_config(tiles.size, ranks, width, 2)
+        shrunk = torch.empty(config.most_splits, filled, ranks)
+        parts = torch.zeros(filled + room, dtype=torch.int32)
+        tokens = torch.arange(filled, dtype=torch.int32)
+        launch = lora_kernels._shrink_launch(x, table, tokens, tiles, shrunk, parts, config, sms)
+        # What a program chooses depends on no other one: one tile's suffice.
+        launch.kernel[(launch.grid[0], 1, 1)](*launch.args, **launch._options())
+        counts.append(int(parts[0]))
+    assert counts == [expected, expected]
 
 
 @pytest.mark.parametrize(
@@ -243,8 +270,8 @@ def test_form_of_an_expansion(tile, num_tiles, columns, expected):
     item_size=st.sampled_from([2, 4]),
 )
 def test_every_form_is_one_that_is_compiled_offline(tile, num_tiles, ranks, width, item_size):
-    shrink = lora_config.shrink_config(tile, num_tiles, ranks, width, item_size, H100)
-    assert shrink.splits in lora_config.numbers_of_splits(tile)
+    shrink = lora_config.shrink_config(tile, ranks, width, item_size)
+    assert 1 <= shrink.most_splits <= lora_config.MOST_SPLITS[tile]
     forms = [(form.ranks, form.inputs) for form in lora_config.shrink_configs(tile, item_size)]
     assert (shrink.ranks, shrink.inputs) in forms
     assert lora_config.expand_config(tile, num_tiles, width, H100) in lora_config.expand_configs(tile)
@@ -254,3 +281,9 @@ def test_segments_on_a_device_with_kernels_bring_their_tiles():
     found = segments_of([2, -1, 0, 2])
     assert found.tokens.tolist() == [2, 0, 3]
     assert isinstance(found.tiles, Tiles) and found.tiles.lines.tolist() == [[0, 0, 1], [2, 1, 3]]
+
+
+def test_long_tiles_have_no_more_parts_than_they_need() -> None:
+    found = {count: lora_config.splits_of_long(count, H100) for count in (1, 16, 33, 34, 66, 67, 500)}
+    assert found == {1: 4, 16: 4, 33: 4, 34: 4, 66: 2, 67: 2, 500: 1}
+    assert all(splits in lora_config.numbers_of_parts(lora_config.LONG) for splits in found.values())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.engine.draft_engine import (
     DRAWN,
     DRAWN_OF_DRAFTER,
@@ -23,7 +24,7 @@ from rootgraft.engine.types import SamplingParams
 
 
 @settings(max_examples=60)
-@given(**DRAWN, **DRAWN_OF_DRAFTER)
+@given(**DRAWN, **DRAWN_OF_DRAFTER, overlaps=st.booleans())
 def test_a_head_changes_nothing_but_the_number_of_steps(
     asks: list[Ask],
     seed: int,
@@ -33,13 +34,15 @@ def test_a_head_changes_nothing_but_the_number_of_steps(
     draft_pages: int,
     right: float,
     length: int,
+    overlaps: bool,
 ) -> None:
-    """Grammars, chunks, prefix hits, preemption, pages that run out on either side."""
+    """Grammars, chunks, prefix hits, preemption, pages that run out on either side; steps planned ahead or not."""
     options = pool_options(num_pages, page_size, budget)
     expected = answers_without(asks, options)
     with pytest.MonkeyPatch.context() as patch:
         always_drafting(patch, length)
-        drafted = with_head(FakeHead(draft_pages // page_size + 4, page_size, right, seed), **options)
+        head = FakeHead(draft_pages // page_size + 4, page_size, right, seed)
+        drafted = with_head(head, **options, overlaps=overlaps)
         assert answers_with(drafted, asks, random.Random(seed)) == expected
         drafted.close()
 
@@ -61,4 +64,15 @@ def test_a_right_head_saves_steps_and_a_cached_prompt_is_read_by_no_one_twice(
     drafted.run()
     read = head.batches[0].rows[0]
     assert read.start == (38 if first == 1 else 0), "behind another first token its cells are others"
+    drafted.close()
+
+
+def test_a_right_head_outweighs_steps_that_are_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that computes while the host plans, a step planned ahead has no drafts: its gain is counted."""
+    always_drafting(monkeypatch)
+    drafted = with_head(FakeHead(200, 4), overlaps=True)
+    drafted.submit(0, Ask((1, *range(2, 40)), SamplingParams(max_tokens=60, ignore_eos=True)))
+    drafted.run()
+    stats = drafted.core.stats()
+    assert stats["drafts_accepted_model"] == stats["drafted_model"] >= 40
     drafted.close()

@@ -166,7 +166,7 @@ def test_a_draft_model_beside_bfloat16_is_of_8_bits_by_default(tmp_path: Path, d
     target = save_llama(tmp_path / "target", 90)
     config = EngineConfig(dtype=dtype, device="cpu", speculative_config=json.dumps({"model": str(target)}))
     model = load_model(target, dtype=getattr(torch, dtype), device=torch.device("cpu"))
-    found = find_draft(config, model.config, model.device, target)
+    found = find_draft(config, model.config, target)
     assert found is not None
     draft = load_draft(config, model, found)
     assert isinstance(draft.model.head.packed, QuantisedLinear) is is_rounded
