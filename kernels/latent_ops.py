@@ -33,7 +33,7 @@ def rope_store_latent(
     Args:
         q: [T, H * (D + R)], of each head the last R dimensions are rotated.
         kv: [T, L + R].
-        positions: [T] int64, rows of ``params.cos_sin``.
+        positions: [T] int64, rows of ``params.cos_sin``; without it nothing is rotated.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         cache: [num_pages, 1, page_size, L + R], written.
         params: of the layer.

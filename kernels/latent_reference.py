@@ -15,14 +15,15 @@ def rope_store_latent(
     q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
 ) -> None:
     """Rotate the last dimensions of each head of q in place, and write [norm(latent), rotated key] to the cells."""
-    rows = params.cos_sin[positions]
-    heads = q.unflatten(1, (params.num_heads, -1))[..., params.plain_dim :]
-    heads.copy_(reference.rotate(heads.float(), rows, params.is_interleaved))
     latent, key = kv.split((params.latent_dim, params.rotary_dim), dim=1)
+    if params.cos_sin is not None:
+        rows = params.cos_sin[positions]
+        heads = q.unflatten(1, (params.num_heads, -1))[..., params.plain_dim :]
+        heads.copy_(reference.rotate(heads.float(), rows, params.is_interleaved))
+        key = reference.rotate(key[:, None].float(), rows, params.is_interleaved)[:, 0]
     normed = reference.rms_norm(latent, params.norm, params.eps)
-    rotated = reference.rotate(key[:, None].float(), rows, params.is_interleaved)[:, 0]
     page, cell = kv_loc // cache.shape[2], kv_loc % cache.shape[2]
-    cache[page, 0, cell] = torch.cat((normed, rotated.to(kv.dtype)), dim=1)
+    cache[page, 0, cell] = torch.cat((normed, key.to(kv.dtype)), dim=1)
 
 
 def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:

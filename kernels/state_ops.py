@@ -147,9 +147,12 @@ def delta_scan(
         S_t    = S + k_t (sigmoid(rates[t, h]) * (v_t - S^T k_t))^T
         y_t    = S_t^T q_t / sqrt(N)
 
+    With ``params.by_channel`` (Kimi delta attention, https://arxiv.org/abs/2510.26692) each row n of a state has a step
+    ``steps[t, h * N + n]``, and shrinks by a factor of its own.
+
     The native kernel goes token by token too: a dimension of a value depends on no other one, so the cells that a
     thread updates stay in its cache. In the rule's chunk form, which a GPU computes for long rows, a token's bits
-    depend on where a chunk begins.
+    depend on where a chunk begins. Where each row shrinks by itself a GPU goes token by token.
 
     Args:
         x: [T, 2 * G * N + H * P]: q and then k of all key heads, then v of all heads.
@@ -178,6 +181,8 @@ def delta_scan(
 
 def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0) -> Tensor:
     """``rms_norm(x * silu(gate)) * weight`` or ``rms_norm(x) * weight * silu(gate)`` of groups of columns, in fp32.
+
+    The gate's function is ``params.activation``.
 
     Args:
         x: [T, W].

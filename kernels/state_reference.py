@@ -91,14 +91,17 @@ def delta_scan(
         for part in (queries, keys)
     )
     values = values.view(-1, heads, params.head_dim)
-    steps, rates = (gates[:, column : column + heads].float() for column in first)
-    shrink = torch.exp(functional.softplus(steps + params.step_bias) * params.decay)
+    steps, rates = (
+        gates[:, column : column + count].float() for column, count in zip(first, (params.steps, heads), strict=True)
+    )
+    # [T, H, N], or [T, H, 1] where all rows of a head's state shrink alike.
+    shrink = torch.exp(functional.softplus(steps + params.step_bias).unflatten(1, (heads, -1)) * params.decay[:, None])
     rates, results = torch.sigmoid(rates), torch.zeros_like(values)
     starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
     for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
         kept = state[source].clone() if source >= 0 else torch.zeros_like(state[0])
         for token in range(starts[row], starts[row + 1]):
-            kept = shrink[token, :, None, None] * kept
+            kept = shrink[token, :, :, None] * kept
             error = values[token] - (keys[token][:, :, None] * kept).sum(1)
             kept = kept + keys[token][:, :, None] * (rates[token, :, None] * error)[:, None]
             results[token] = (queries[token][:, :, None] * kept).sum(1) * params.key_dim**-0.5
@@ -117,7 +120,8 @@ def unit_length(x: Tensor) -> Tensor:
 
 def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0) -> Tensor:
     """See ``kernels.state_ops.gated_norm``."""
-    open_gate = functional.silu(gate[:, first : first + x.shape[1]].float())
+    act = functional.silu if params.activation == "silu" else torch.sigmoid
+    open_gate = act(gate[:, first : first + x.shape[1]].float())
     wide = x.float() if params.is_norm_first else x.float() * open_gate
     grouped = wide.view(len(x), params.num_groups, -1)
     normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + params.eps)

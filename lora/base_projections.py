@@ -42,8 +42,14 @@ _RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".m
 
 
 def in_tower(name: str, towers: tuple[str, ...]) -> bool:
-    """Return whether a module or tensor belongs to one of a multimodal model's modules beside its language model."""
-    return name.removeprefix("model.").partition(".")[0] in towers
+    """Return whether a module or tensor belongs to one of a model's modules that bear on no text.
+
+    Args:
+        towers: modules beside a multimodal model's language model, and, by names with a dot such as
+            ``self_attn.indexer``, modules of layers.
+    """
+    inner = (tower for tower in towers if "." in tower)
+    return name.removeprefix("model.").partition(".")[0] in towers or any(f".{each}." in f"{name}." for each in inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ class BaseLayout:
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         names: parts of names in checkpoints and adapters and what stands here for them, as in `usual_name`.
-        towers: modules of the checkpoint beside the language model: an adapter's part in them changes no text.
+        towers: modules of the checkpoint in which an adapter's part changes no text, see ``in_tower``.
         experts: the layers' experts by the name of the module that they are in.
         renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
         norms: shapes of the norms' weights by name.

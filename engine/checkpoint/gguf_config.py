@@ -21,6 +21,7 @@ from .families.mixture import Mixture, MixtureFamily
 from .families.prediction import COUNT_KEY
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
+from .gguf_sized_layers import READ_WITH_SIZED_LAYERS, sized_layers
 from .hf_config import FULL, SLIDING, model_config, nearest
 from .model_config import FrequencyFactors, ModelConfig, Rope
 
@@ -108,13 +109,16 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     config |= _shape(file, fields, family) | _windows(fields, family) | _experts(fields, family)
     config |= {"rope_parameters": None, "rope_scaling": _rope(file, fields, family)}
     config |= _flags(file, family) | _recurrent(file, fields, family)
+    if family.sized_layers:
+        config |= sized_layers(file, fields, _factors(file, _DIVISORS) if _DIVISORS in file.tensors else None)
     config |= {
         "architectures": [family.architecture],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
-    return _with_factors(_split_experts(_split_mlp(model_config(config), file)), file)
+    found = _split_experts(_split_mlp(model_config(config), file))
+    return found if family.sized_layers else _with_factors(found, file)
 
 
 def _family(file: GgufFile) -> Family:
@@ -170,6 +174,7 @@ def _read_by(family: Family) -> frozenset[str]:
     latent = _READ_WITH_LATENT if family.latent else set()
     latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
     latent = latent | (_READ_WITH_DELTA if family.has_delta else set())
+    latent = latent | (READ_WITH_SIZED_LAYERS if family.sized_layers else set())
     return family.gguf_ignored | experts | latent | (_READ_WITH_SCALED_QUERIES if family.scaled_queries else set())
 
 
@@ -245,6 +250,8 @@ def _shape(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     if family.latent:
         return {"vocab_size": embedding.shape[0], "num_key_value_heads": heads, **_latent(fields, family)}
+    if family.sized_layers:  # see ``sized_layers``
+        return {"vocab_size": embedding.shape[0]}
     head_dim = fields.integer("attention.key_length", default=hidden // heads)
     if fields.integer("attention.value_length", default=head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"equal to attention.key_length {head_dim}")

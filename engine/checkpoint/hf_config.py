@@ -41,6 +41,7 @@ _DEFAULT_CLASSES = 2  # of the transformers library, for a config that names non
 _MOST_CLASSES = 1 << 16
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -354,9 +355,14 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
-    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
+    """Return the longest sequence: with YaRN that of the extension, where the length before it is named.
+
+    Of indexed attention it is the longest of which the index chooses every token.
+    """
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
+    if family.indexed:
+        return min(longest, fields.integer("index_topk", high=MAX_LENGTH))
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
     if not any("original_max_position_embeddings" in parameters for parameters in named):
         return longest
@@ -439,6 +445,8 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     listed = fields.values.get("layer_types")
     if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
+    if family.indexed and isinstance(listed, list):
+        listed = [FULL if kind in _INDEXED else kind for kind in listed]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {limited}")
     if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):

@@ -110,7 +110,8 @@ def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
         return FormAnswer(form, "", str(error))
     except ModelError as error:
         return FormAnswer(form, "", str(error))
-    return FormAnswer(form, f"by our decoder, as {found.family}")
+    limit = f", up to {found.max_position_embeddings:,} tokens" if BY_NAME[found.family].indexed else ""
+    return FormAnswer(form, f"by our decoder, as {found.family}{limit}")
 
 
 def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
@@ -138,8 +139,11 @@ def _gguf_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
 def _gguf_name(config: Mapping[str, Any]) -> tuple[str, str]:
     """Return the architecture that a GGUF file of the model names, or why there is none that is read."""
     try:
-        family = BY_NAME[model_config(config).family]
+        found = model_config(config)
     except ModelError as error:
         return "", str(error)
+    family = BY_NAME[found.family]
+    if any(layer.mixture is not None and layer.mixture.is_beside_mlp for layer in found.layers):
+        return "", "Experts beside an MLP are not read from GGUF files."
     name = GGUF_OF_WHOLE.get(config["architectures"][0]) or _GGUF_AS.get(family.name, family.gguf_name)
     return (name, "") if name is not None else ("", f"GGUF files of {family.architecture} are not read.")

@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 
 from .config_fields import Fields
 from .families.family import Family, Recurrent
-from .families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, SelectionNorms, ShortConvLayer
+from .families.recurrent import (
+    DeltaLayer,
+    KimiDeltaLayer,
+    Mamba2Layer,
+    MambaLayer,
+    RecurrentLayer,
+    SelectionNorms,
+    ShortConvLayer,
+)
 from .read_mixture import is_dense
+from .rope_config import DEFAULT_THETA
 
 ATTENTION, RECURRENT, MLP, MIXTURE = "attention", "recurrent", "mlp", "moe"
 _KINDS = {
@@ -31,6 +40,7 @@ _NAMES = {
     "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
     "delta": ("full_attention", "linear_attention"),
     "grouped_delta": ("full_attention", "linear_attention"),
+    "kimi_delta": ("full_attention", "linear_attention"),
 }
 _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "short_conv": lambda fields: _short_conv(fields),
@@ -40,6 +50,7 @@ _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "mamba2": lambda fields: _mamba2(fields),
     "delta": lambda fields: _delta(fields, grouped=False),
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
+    "kimi_delta": lambda fields: _kimi_delta(fields),
 }
 _INDICES = ("full_attn_idxs", "attn_layer_indices")  # of LFM2 and of Bamba
 _INTERVAL = "full_attention_interval"
@@ -182,6 +193,16 @@ def _delta(fields: Fields, *, grouped: bool) -> DeltaLayer:
     )
 
 
+def _kimi_delta(fields: Fields) -> KimiDeltaLayer:
+    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.wrong("hidden_act", "silu, which the convolution has too")
+    return KimiDeltaLayer(
+        num_heads=fields.integer("linear_num_heads", high=_MOST_HEADS),
+        head_dim=fields.integer("linear_head_dim", high=_MOST_HEADS),
+        taps=fields.integer("linear_conv_kernel_dim", low=2, high=_MOST_TAPS),
+    )
+
+
 def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
     """Return ``ATTENTION`` or ``RECURRENT`` for each layer, also from the older keys."""
     key = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
@@ -218,8 +239,12 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
     if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
         rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
         return {**config, "partial_rotary_factor": rotated}
+    if "rope_ratio" in family.defaults:
+        return {**config, "rope_theta": DEFAULT_THETA * fields.positive("rope_ratio")}
     if family.recurrent == "short_conv":
         return {**config, **_lfm2_keys(fields)}
+    if family.recurrent == "kimi_delta":
+        return {**config, **_kimi_keys(fields)}
     if family.blocks == "single":
         return {**config, **_pattern_keys(fields)}
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):
@@ -238,6 +263,23 @@ def _pattern_keys(fields: Fields) -> dict[str, Any]:
     if not isinstance(kinds, list) or not kinds:
         raise fields.wrong("layers_block_type", "a list of at least one layer")
     return {"layers_block_type": kinds, "num_hidden_layers": len(kinds)}
+
+
+def _kimi_keys(fields: Fields) -> dict[str, Any]:
+    """Return sizes and kinds of layers, which published files have in an object of their own, layers from 1 on."""
+    nested = fields.mapping("linear_attn_config")
+    renamed = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
+    renamed["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    usual = {new: nested[old] for old, new in renamed.items() if nested.get(old) is not None}
+    if fields.has("layer_types"):
+        return usual
+    count, where = fields.integer("num_hidden_layers", high=MAX_PERIOD), f"{fields.where}: linear_attn_config"
+    listed = [nested.get(key) for key in ("full_attn_layers", "kda_layers")]
+    full, delta = (each if isinstance(each, list) else [] for each in listed)
+    if any(type(each) is not int for each in (*full, *delta)) or sorted([*full, *delta]) != list(range(1, count + 1)):
+        raise Fields(nested, where).wrong("full_attn_layers", f"with kda_layers a list of the layers 1 to {count}")
+    kinds = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
+    return {**usual, "layer_types": kinds}
 
 
 def _lfm2_keys(fields: Fields) -> dict[str, Any]:

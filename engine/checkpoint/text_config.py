@@ -141,6 +141,14 @@ MULTIMODAL = (
         text_types=("llama4_text",),
         towers=("vision_model", "multi_modal_projector"),
     ),
+    *(  # as published, and as transformers writes it
+        Multimodal(
+            family=replace(BY_NAME["deepseek_v3"], architecture=name),
+            text_types=("kimi_k2", "deepseek_v3"),
+            towers=("vision_tower", "mm_projector"),
+        )
+        for name in ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
+    ),
 )
 
 MULTIMODAL_BY_ARCHITECTURE: dict[str, tuple[Multimodal, ...]] = {}

@@ -29,7 +29,7 @@ from ..models.latent_attention import LatentAttention
 from .load_model import load_model, open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD as HEAD_WEIGHT
-from .tensor_names import norm_shapes, stored_names
+from .tensor_names import norm_shapes, stored_names, unused_modules
 from .weight_readers import WeightSource
 
 
@@ -45,7 +45,7 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         device=model.device,
         read_weight=weights.weight,
         read_bias=weights.bias,
-        towers=model.config.towers,
+        towers=unused_modules(model.config),
         names=stored_names(model.config),
         experts=dict(_experts(model)),
         norms=norm_shapes(model.config),

@@ -213,8 +213,9 @@ class LayerLoader:
         """Read the attention of a layer."""
         config = self.config
         layer = config.layers[index]
-        if config.latent is not None and layer.rope is not None:
-            table, interleaved = self.table(layer.rope), layer.rope.interleaved
+        if config.latent is not None:
+            table = None if layer.rope is None else self.table(layer.rope)
+            interleaved = layer.rope is not None and layer.rope.interleaved
             return load_latent(self.weights, prefix, config, config.latent, table, interleaved, self.ranks)
         q_norm, k_norm = self.head_norms(index, prefix)
         return Attention(

@@ -25,14 +25,14 @@ def load_latent(
     prefix: str,
     config: ModelConfig,
     latent: LatentConfig,
-    table: Tensor,
+    table: Tensor | None,
     interleaved: bool,
     ranks: Ranks | None = None,
 ) -> LatentAttention:
     """Return the latent attention whose tensors begin with ``prefix``.
 
     Args:
-        table: cosines and sines of the rotary embedding.
+        table: cosines and sines of the rotary embedding; None for a layer without one (Kimi Linear).
         interleaved: it pairs neighbouring dimensions.
         ranks: that have the heads of ``config`` each, and add their results up; None for all heads.
 
@@ -52,6 +52,7 @@ def load_latent(
         rope=LatentParams(
             num_heads=config.num_heads,
             plain_dim=latent.plain_dim,
+            rotary_dim=latent.rotary_dim,
             cos_sin=table,
             norm=reader.norm(KV_NORM),
             eps=_NORM_EPS,

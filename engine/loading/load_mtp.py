@@ -15,7 +15,7 @@ from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead, Projected
 from ..models.hidden_pool import LastHidden
 from .layer_loader import LayerLoader
-from .tensor_names import Shape, check_tensors, expected_shapes, stored_names
+from .tensor_names import Shape, check_tensors, expected_shapes, ignored_tensors, stored_names
 from .weight_forms import WeightForm, WeightReader
 from .weight_readers import SafetensorsFolder
 
@@ -40,7 +40,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     found = {name: shape for name, shape in source.shapes.items() if name.startswith(f"{prefix}.")}
     embedding, head = (_copy(name, prefix, found) for name in (module.embedding, module.head))
     copies: dict[str, Shape] = {f"{name}.weight": (config.vocab_size, size) for name in (embedding, head) if name}
-    check_tensors(_module_shapes(config, module, prefix) | copies, found, frozenset())
+    check_tensors(_module_shapes(config, module, prefix) | copies, found, ignored_tensors(found, config))
     reader = WeightReader(source, model.dtype, model.device, weights)
     loader = LayerLoader(config, reader, model.max_positions)
     before = loader.norm(f"{prefix}.{config.norms.before_attention}")

@@ -9,16 +9,28 @@ from ...kernels.collectives import Ranks
 from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import on_triton
 from ...kernels.state_ops import MOST_STATE, ConvParams, DeltaParams, GatedNormParams, SelectiveParams, SsmParams
-from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import (
+    DeltaLayer,
+    KimiDeltaLayer,
+    Mamba2Layer,
+    MambaLayer,
+    RecurrentLayer,
+    ShortConvLayer,
+)
 from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
+from ..models.kimi_delta import KimiDelta, KimiDeltaColumns
 from ..models.layers import Attention, Projection
 from ..models.mamba import Mamba, SelectiveColumns, SelectiveNorms
 from ..models.mamba2 import Mamba2
 from ..models.parallel_mixer import MixerColumns, ParallelMixer
 from ..models.short_conv import ShortConv
 from .tensor_names import (
+    DELTA_CONVS,
+    DELTA_NORM,
+    FORGET,
+    OUTPUT_GATE,
     SELECTION,
     SELECTION_NORMS,
     STEPS,
@@ -29,6 +41,8 @@ from .tensor_names import (
 )
 from .weight_forms import WeightReader
 
+StateMixer = ShortConv | GatedDelta | KimiDelta | Mamba | Mamba2
+
 
 def load_recurrent(
     weights: WeightReader,
@@ -38,7 +52,7 @@ def load_recurrent(
     eps: float,
     scales: ParallelScales | None = None,
     ranks: Ranks | None = None,
-) -> ShortConv | GatedDelta | Mamba | Mamba2:
+) -> StateMixer:
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Args:
@@ -50,13 +64,15 @@ def load_recurrent(
     _check_state(weights, layer)
     block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
     modules = list(recurrent_inputs(layer, hidden).items())
-    half = len(modules) // 2 if isinstance(layer, DeltaLayer) else len(modules)
+    half = len(modules) // 2 if isinstance(layer, DeltaLayer | KimiDeltaLayer) else len(modules)
     into = _projection(weights, block, dict(modules[:half]), biased=biased)
     out_of = _projection(weights, block, {recurrent_output(layer, hidden)[0]: hidden}, biased=biased, added_over=ranks)
     if isinstance(layer, ShortConvLayer):
         return ShortConv(into, out_of, _conv(weights, f"{block}.conv", biased=layer.biased, gated=True))
     if isinstance(layer, MambaLayer):
         return _mamba(weights, block, layer, into, out_of, ranks)
+    if isinstance(layer, KimiDeltaLayer):
+        return _kimi_delta(weights, block, layer, into, out_of, eps)
     if isinstance(layer, DeltaLayer):
         norm = weights.tensor(f"{block}.norm.weight")
         return GatedDelta(
@@ -91,6 +107,34 @@ def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
         )
 
 
+def _kimi_delta(
+    weights: WeightReader, block: str, layer: KimiDeltaLayer, into: Projection, out_of: Projection, eps: float
+) -> KimiDelta:
+    """Return Kimi Linear's delta attention with these projections to q, k and v and to hidden states."""
+    narrow = dict(list(recurrent_inputs(layer, 0).items())[len(into.modules) :])
+    heads, dim = layer.num_heads, layer.head_dim
+    norm = weights.tensor(f"{block}.{DELTA_NORM}.weight").repeat(heads)
+    return KimiDelta(
+        input=into,
+        narrow=_projection(weights, block, narrow, biased=False),
+        forget=_projection(weights, block, {FORGET: layer.width}, biased=False),
+        gate=_projection(weights, block, {OUTPUT_GATE: layer.width}, biased=False),
+        output=out_of,
+        columns=KimiDeltaColumns.of(heads, dim),
+        conv=_conv(weights, *(f"{block}.{name}" for name in DELTA_CONVS), biased=False, gated=False),
+        scan=DeltaParams(
+            num_heads=heads,
+            head_dim=dim,
+            num_key_heads=heads,
+            key_dim=dim,
+            decay=-torch.exp(weights.exact(f"{block}.A_log")).flatten(),
+            step_bias=weights.exact(f"{block}.dt_bias"),
+            by_channel=True,
+        ),
+        norm=GatedNormParams(norm, eps, heads, is_norm_first=True, activation="sigmoid"),
+    )
+
+
 def _mamba(
     weights: WeightReader, block: str, layer: MambaLayer, into: Projection, out_of: Projection, ranks: Ranks | None
 ) -> Mamba:
@@ -116,9 +160,7 @@ def _mamba(
     )
 
 
-def side_by_side(
-    config: ModelConfig, index: int, attention: Attention, state: ShortConv | GatedDelta | Mamba | Mamba2
-) -> ParallelMixer:
+def side_by_side(config: ModelConfig, index: int, attention: Attention, state: StateMixer) -> ParallelMixer:
     """Return attention and the state space of a layer as one mixer."""
     scales = config.parallel_scales
     assert scales is not None and isinstance(state, Mamba2)
@@ -167,9 +209,9 @@ def _projection(
     return Projection(names, tuple(modules.values()), packed, added_over)
 
 
-def _conv(weights: WeightReader, name: str, *, biased: bool, gated: bool) -> ConvParams:
-    weight: Tensor = weights.tensor(f"{name}.weight")  # [W, 1, taps]
-    bias = weights.tensor(f"{name}.bias") if biased else None
+def _conv(weights: WeightReader, *names: str, biased: bool, gated: bool) -> ConvParams:
+    weight: Tensor = weights.tensor(*(f"{name}.weight" for name in names))  # [W, 1, taps]
+    bias = weights.tensor(*(f"{name}.bias" for name in names)) if biased else None
     return ConvParams(weight.squeeze(1).T.contiguous(), bias, gated)
 
 

@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from ...lora.base_projections import HEAD as HEAD_MODULE
 from ...lora.split_factors import ModuleSplit
 from ..checkpoint.families.mixture import Mixture
-from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer
+from ..checkpoint.families.recurrent import DeltaLayer, KimiDeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig
 from .matrix_cuts import Run
 from .tensor_names import (
+    DELTA_CONVS,
+    DELTA_NARROW,
+    DELTA_QUERIES,
+    FORGET,
     KV_UP,
+    OUTPUT_GATE,
     QUERY,
     QUERY_UP,
     SELECTION,
@@ -135,7 +140,7 @@ def _mixture(prefix: str, mixture: Mixture, rank: int, size: int) -> Splits:
 
 
 def _recurrent(prefix: str, layer: RecurrentLayer, rank: int, size: int) -> Splits:
-    assert isinstance(layer, MambaLayer | Mamba2Layer | DeltaLayer)
+    assert isinstance(layer, MambaLayer | Mamba2Layer | DeltaLayer | KimiDeltaLayer)
     width = even_run(layer.width, rank, size)
     yield f"{prefix}.{recurrent_output(layer, 0)[0]}", ModuleSplit("inputs", (width,))
     match layer:
@@ -148,6 +153,11 @@ def _recurrent(prefix: str, layer: RecurrentLayer, rank: int, size: int) -> Spli
             yield from _mamba2(prefix, layer, rank, size)
         case DeltaLayer():
             yield from _delta(prefix, layer, rank, size)
+        case KimiDeltaLayer():
+            wide = (*DELTA_QUERIES, *DELTA_CONVS, FORGET, OUTPUT_GATE)
+            yield from ((f"{prefix}.{name}", ModuleSplit("outputs", (width,))) for name in wide)
+            heads = even_run(layer.num_heads, rank, size)
+            yield f"{prefix}.{DELTA_NARROW[0]}", ModuleSplit("outputs", (heads,))
 
 
 def _mamba2(prefix: str, layer: Mamba2Layer, rank: int, size: int) -> Splits:
@@ -193,6 +203,10 @@ def tensor_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[s
             yield from _stacks(f"{prefix}.{layer.mixture.names.block}", layer.mixture, rank, size)
         if layer.recurrent is not None:
             block, of_mamba = f"{prefix}.{recurrent_block(layer.recurrent)}", isinstance(layer.recurrent, MambaLayer)
+            if isinstance(layer.recurrent, KimiDeltaLayer):
+                yield f"{block}.A_log", 2, (even_run(layer.recurrent.num_heads, rank, size),)
+                yield f"{block}.dt_bias", 0, (even_run(layer.recurrent.width, rank, size),)
+                continue
             assert isinstance(layer.recurrent, MambaLayer | Mamba2Layer | DeltaLayer)
             count = layer.recurrent.width if of_mamba else layer.recurrent.num_heads
             for name in ("A_log", "D") if of_mamba else ("A_log", "D", "dt_bias"):

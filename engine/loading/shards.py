@@ -18,7 +18,14 @@ from ...kernels.collectives import Ranks
 from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
 from ...lora.split_factors import ModuleSplit
-from ..checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, MambaLayer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import (
+    DeltaLayer,
+    KimiDeltaLayer,
+    Mamba2Layer,
+    MambaLayer,
+    RecurrentLayer,
+    ShortConvLayer,
+)
 from ..checkpoint.model_config import KvShape, LayerConfig, ModelConfig
 from ..errors import ConfigError
 from .matrix_cuts import MatrixCut, Run, cut_blocks, cut_numbers
@@ -76,6 +83,9 @@ def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
                     yield layer.recurrent.num_groups, "Mamba-2's {} groups"
             case DeltaLayer():
                 yield layer.recurrent.num_key_heads, "the delta net's {} key heads"
+            case KimiDeltaLayer():
+                # An adapter's factors of rates are split, and those beside them in one product are not.
+                yield 1, "Kimi delta attention, which is computed on {} rank alone"
 
 
 def _kv_heads(config: ModelConfig) -> set[int]:
@@ -153,6 +163,8 @@ def _recurrent(layer: RecurrentLayer | None, size: int) -> RecurrentLayer | None
             return replace(layer, num_heads=layer.num_heads // size, num_groups=groups)
         case DeltaLayer():
             return replace(layer, num_heads=layer.num_heads // size, num_key_heads=layer.num_key_heads // size)
+        case KimiDeltaLayer():
+            return replace(layer, num_heads=layer.num_heads // size)
     return layer
 
 
@@ -275,8 +287,7 @@ class ShardSource:
         if isinstance(self._source, SafetensorsFolder) and (view := self._source.plain_slices(name)) is not None:
             at = 0
             for first, end in runs:
-                rows = view[first:end] if dim == 0 else view[:, first:end]
-                upload(out.narrow(dim, at, end - first), rows)
+                upload(out.narrow(dim, at, end - first), view[(*(slice(None),) * dim, slice(first, end))])
                 at += end - first
             return
         whole = torch.empty(self._source.shapes[name], dtype=out.dtype, device=out.device)

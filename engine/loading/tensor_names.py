@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
 from ..checkpoint.families.norm_layout import HeadNorm
-from ..checkpoint.families.recurrent import DeltaLayer, MambaLayer, RecurrentLayer, ShortConvLayer
+from ..checkpoint.families.recurrent import DeltaLayer, KimiDeltaLayer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig, PerLayerInputs
 from ..errors import ModelError, shortened
 
@@ -36,6 +36,14 @@ ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
 # Of Mamba.
 SELECTION, STEPS = "x_proj", "dt_proj"
 SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
+
+# Of Kimi Linear's delta attention.
+DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_proj", "g_a_proj")
+FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
+DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+INDEXER = "self_attn.indexer"
+"""What chooses tokens in a layer of indexed attention: no part of a model that has no longer sequences."""
 
 # Of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -204,6 +212,8 @@ def recurrent_block(layer: RecurrentLayer) -> str:
     """Return the module of a layer that is there in place of attention."""
     if isinstance(layer, DeltaLayer):
         return "linear_attn"
+    if isinstance(layer, KimiDeltaLayer):
+        return "self_attn"
     return "conv" if isinstance(layer, ShortConvLayer) else "mamba"
 
 
@@ -213,6 +223,9 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
         return {"in_proj": 3 * hidden}
     if isinstance(layer, MambaLayer):
         return {"in_proj": 2 * layer.width}
+    if isinstance(layer, KimiDeltaLayer):
+        narrow = dict(zip(DELTA_NARROW, (layer.num_heads, layer.head_dim, layer.head_dim), strict=True))
+        return dict.fromkeys(DELTA_QUERIES, layer.width) | narrow
     if not isinstance(layer, DeltaLayer):
         return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
     if layer.grouped:
@@ -223,12 +236,14 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
 
 def recurrent_output(layer: RecurrentLayer, hidden: int) -> tuple[str, int]:
     """Return the module of its projection to hidden states, and its columns."""
+    if isinstance(layer, KimiDeltaLayer):
+        return "o_proj", layer.width
     return "out_proj", hidden if isinstance(layer, ShortConvLayer) else layer.width
 
 
 def recurrent_bias(layer: RecurrentLayer) -> bool:
     """Return whether its projections have biases."""
-    return not isinstance(layer, DeltaLayer) and layer.biased
+    return not isinstance(layer, DeltaLayer | KimiDeltaLayer) and layer.biased
 
 
 def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
@@ -241,12 +256,27 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
         return shapes | _conv(f"{prefix}.conv", hidden, layer.taps, layer.biased)
     if isinstance(layer, MambaLayer):
         return shapes | _selection(prefix, layer)
+    if isinstance(layer, KimiDeltaLayer):
+        return shapes | _kimi_delta(prefix, layer)
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
     if isinstance(layer, DeltaLayer) or layer.normed:
         shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
+
+
+def _kimi_delta(prefix: str, layer: KimiDeltaLayer) -> dict[str, Shape]:
+    """The tensors of Kimi Linear's convolutions, gates and norm."""
+    shapes: dict[str, Shape] = {
+        f"{prefix}.A_log": (1, 1, layer.num_heads, 1),
+        f"{prefix}.dt_bias": (layer.width,),
+        f"{prefix}.{DELTA_NORM}.weight": (layer.head_dim,),
+    }
+    shapes |= _linears(prefix, dict.fromkeys((FORGET, OUTPUT_GATE), layer.width), layer.head_dim, bias=False)
+    for name in DELTA_CONVS:
+        shapes |= _conv(f"{prefix}.{name}", layer.width, layer.taps, biased=False)
+    return shapes
 
 
 def _selection(prefix: str, layer: MambaLayer) -> dict[str, Shape]:
@@ -359,10 +389,17 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
     return weights | biases if bias else weights
 
 
+def unused_modules(config: ModelConfig) -> tuple[str, ...]:
+    """Return the modules of a checkpoint in which an adapter's part changes no text, see ``in_tower``."""
+    return (*config.towers, INDEXER) if BY_NAME[config.family].indexed else config.towers
+
+
 def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of modules that this family's checkpoints have beside the model."""
     ignored = BY_NAME[config.family].ignored
     found = frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
+    if BY_NAME[config.family].indexed:
+        found |= {name for name in names if f".{INDEXER}." in name}
     return found | _unused_keys(config)
 
 
@@ -412,6 +449,11 @@ def _listed(names: Iterable[str]) -> str:
 
 _GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 GGUF_KV_UP = ("attn_k_b", "attn_v_b")
+_GGUF_LAYER_INPUTS = {
+    "per_layer_token_embd": LAYER_EMBEDDING,
+    "per_layer_model_proj": f"{LAYER_PROJECTION}.weight",
+    "per_layer_proj_norm": LAYER_PROJECTION_NORM,
+}
 _GGUF_EMBEDDING_NORM = "token_embd_norm"  # a name of the last norm in LFM2's files
 _GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
@@ -430,10 +472,14 @@ def from_gguf(name: str, config: ModelConfig) -> str:
         index, module, kind = match.groups()
         if module == "attn_sinks" and config.attention_sinks:
             return f"model.layers.{index}.self_attn.{SINKS}"
+        if module == "layer_output_scale" and config.has_layer_scalars:
+            return f"model.layers.{index}.{LAYER_SCALAR}"
         if found := _gguf_mixture_module(module, config, int(index)) or _gguf_layer_module(module, config):
             return f"model.layers.{index}.{found}" + ("" if found.endswith(CORRECTION) else f".{kind}")
         return name
     module, _, kind = name.rpartition(".")
+    if module in _GGUF_LAYER_INPUTS and config.layer_inputs is not None:
+        return _GGUF_LAYER_INPUTS[module]
     if module == _GGUF_EMBEDDING_NORM and BY_NAME[config.family].recurrent == "short_conv":
         return f"{final_norm(config)}.{kind}"
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
@@ -532,6 +578,8 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     }
     if _has_delta(config):
         names |= _GGUF_DELTA | (_GGUF_GROUPED if BY_NAME[config.family].recurrent == "grouped_delta" else {})
+    if config.layer_inputs is not None:
+        names |= {"inp_gate": LAYER_GATE, "proj": LAYER_OUTPUT, "post_norm": LAYER_NORM}
     if len(mlp) == 3:
         names["ffn_gate"] = f"{config.mlp_block}.{mlp[0]}"
     if config.head_norms is not None:

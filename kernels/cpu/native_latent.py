@@ -26,7 +26,7 @@ class LatentKernels:
     ) -> None:
         """See ``kernels.latent_ops.rope_store_latent``."""
         num_pages, _, page_size, width = cache.shape
-        max_position, rotary_dim = params.cos_sin.shape
+        table, rotary_dim = params.cos_sin, params.rotary_dim
         params.check(q, kv, cache)
         for name, index in (("positions", positions), ("kv_loc", kv_loc)):
             if index.dtype is not torch.int64 or index.shape != q.shape[:1] or not index.is_contiguous():
@@ -38,7 +38,7 @@ class LatentKernels:
                 q.data_ptr(),
                 kv.data_ptr(),
                 positions.data_ptr(),
-                params.cos_sin.data_ptr(),
+                0 if table is None else table.data_ptr(),
                 kv_loc.data_ptr(),
                 cache.data_ptr(),
                 params.norm.data_ptr(),
@@ -47,7 +47,7 @@ class LatentKernels:
                 params.plain_dim,
                 width - rotary_dim,
                 rotary_dim,
-                max_position,
+                0 if table is None else len(table),
                 num_pages * page_size,
                 params.is_interleaved,
                 q.dtype is torch.bfloat16,

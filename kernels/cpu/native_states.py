@@ -21,8 +21,8 @@ _MOST_KEY: Final = 256
 _CAUSAL_CONV: Final = Struct("19q")
 _SSM_SCAN: Final = Struct("22q")
 _SELECTIVE_SCAN: Final = Struct("19q")
-_DELTA_SCAN: Final = Struct("22q")
-_GATED_NORM: Final = Struct("12qd")
+_DELTA_SCAN: Final = Struct("23q")
+_GATED_NORM: Final = Struct("13qd")
 
 
 class StateKernels:
@@ -175,7 +175,8 @@ class StateKernels:
         """See ``kernels.state_ops.delta_scan``."""
         tokens, heads = len(x), params.num_heads
         shape = (heads, params.key_dim, params.head_dim)
-        if x.shape[1] != params.columns or max(first) + heads > gates.shape[1] or state.shape[1:] != shape:
+        needed = max(first[0] + params.steps, first[1] + heads)
+        if x.shape[1] != params.columns or needed > gates.shape[1] or state.shape[1:] != shape:
             shapes = f"x {list(x.shape)}, gates {list(gates.shape)} from {list(first)}, state {list(state.shape)}"
             raise ValueError(f"{shapes} do not fit {params.columns} columns and states {list(shape)}")
         check_batch(batch, tokens)
@@ -198,6 +199,7 @@ class StateKernels:
                 len(state),
                 *first,
                 gates.shape[1],
+                params.by_channel,
                 x.dtype is _BF16,
                 self._library.num_threads,
             )
@@ -220,7 +222,8 @@ class StateKernels:
             raise ValueError(f"{shapes} do not fit")
         out = self._library.empty((tokens, width), dtype=x.dtype)
         addresses = (x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr())
-        sizes = (tokens, width, params.num_groups, gate.shape[1], first, params.is_norm_first)
+        kind = (params.is_norm_first, params.activation == "sigmoid")
+        sizes = (tokens, width, params.num_groups, gate.shape[1], first, *kind)
         self._gated_norm(_GATED_NORM.pack(*addresses, *sizes, x.dtype is _BF16, self._library.num_threads, params.eps))
         return out
 

@@ -85,7 +85,8 @@ class LatentParams:
     Attributes:
         num_heads: H.
         plain_dim: D.
-        cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second.
+        rotary_dim: R.
+        cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second; None for no rotation.
         norm: [L], weight of the latent vector's norm.
         eps: of this norm.
         is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
@@ -93,7 +94,8 @@ class LatentParams:
 
     num_heads: int
     plain_dim: int
-    cos_sin: Tensor
+    rotary_dim: int
+    cos_sin: Tensor | None
     norm: Tensor
     eps: float
     is_interleaved: bool
@@ -101,10 +103,6 @@ class LatentParams:
     @property
     def latent_dim(self) -> int:
         return self.norm.shape[0]
-
-    @property
-    def rotary_dim(self) -> int:
-        return self.cos_sin.shape[1]
 
     def check(self, q: Tensor, kv: Tensor, cache: Tensor) -> None:
         """Raise ValueError where q [T, H * (D + R)], kv [T, L + R] and cache [pages, 1, page, L + R] do not fit."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from torch import Tensor
+
+Gate = Literal["silu", "sigmoid"]
+"""The function of a gate."""
 
 MOST_STATE: Final = 256
 """Rows of a head's state, N, that kernels of a GPU keep in registers."""
@@ -100,7 +103,8 @@ class DeltaParams:
         num_key_heads: of queries and keys, a divisor of H.
         key_dim: N, of a query and a key.
         decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
-        step_bias: [H] fp32, added to a head's step before the softplus.
+        step_bias: [H] fp32, added to a head's step before the softplus; [H * N] with ``by_channel``.
+        by_channel: each of the N rows of a state has a step of its own (Kimi Linear), else a head has one.
     """
 
     num_heads: int
@@ -109,6 +113,12 @@ class DeltaParams:
     key_dim: int
     decay: Tensor
     step_bias: Tensor
+    by_channel: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Columns of steps."""
+        return self.num_heads * (self.key_dim if self.by_channel else 1)
 
     @property
     def width(self) -> int:
@@ -130,12 +140,14 @@ class GatedNormParams:
         eps: of the norm.
         num_groups: a divisor of W.
         is_norm_first: the gate is a factor of the norm's result, not of what it norms.
+        activation: of the gate.
     """
 
     weight: Tensor
     eps: float
     num_groups: int
     is_norm_first: bool = False
+    activation: Gate = "silu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ A program has a row, a head and a block of its values' dimensions, whose state s
 token to its last. In the chunk form (https://arxiv.org/abs/2412.06464, section 3) each token's correction of the state
 depends on those before it: one triangular system for a chunk. It is solved by elimination within blocks of 16 tokens,
 and among blocks by a product of few factors, in which nothing grows. A chunk ends early at a token whose state is kept.
+Where each row of a state shrinks by a factor of its own, all rows of a batch go token by token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import triton
@@ -28,12 +30,15 @@ _LENGTH_EPS = tl.constexpr(1e-6)
 def _delta_short(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
     first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, of a row of at most MOST tokens."""
+    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, of a row of at most MOST tokens.
+
+    With BY_CHANNEL rows may have any number of tokens.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
-    if (begin >= end) | (end - begin > MOST):
+    if (begin >= end) | ((end - begin > MOST) & (not BY_CHANNEL)):
         return
     size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     in_size, in_dim = size < SIZE, dim < DIM
@@ -41,20 +46,27 @@ def _delta_short(
     in_cell = in_size[:, None] & in_dim[None, :]
     origin = tl.load(source + row).to(tl.int64)
     kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
-    bias, rate_of_decay = tl.load(step_bias + head), tl.load(decay + head)
+    rate_of_decay = tl.load(decay + head)
+    if BY_CHANNEL:  # noqa: SIM108 (both branches would be compiled)
+        bias = tl.load(step_bias + head * SIZE + size, in_size, other=0.0)
+    else:
+        bias = tl.load(step_bias + head)
     of_keys: tl.constexpr = HEADS // EACH * SIZE
     token = begin
     while token < end:
         at = x + token.to(tl.int64) * columns
-        gate = gates + token.to(tl.int64) * gate_columns + head
-        shrink = tl.exp(softplus(tl.load(gate + first_step).to(tl.float32) + bias) * rate_of_decay)
-        rate = sigmoid(tl.load(gate + first_rate).to(tl.float32))
+        gate = gates + token.to(tl.int64) * gate_columns
+        rate = sigmoid(tl.load(gate + first_rate + head).to(tl.float32))
+        if BY_CHANNEL:
+            steps = tl.load(gate + first_step + head * SIZE + size, in_size, other=0.0).to(tl.float32)
+            kept *= tl.exp(softplus(steps + bias) * rate_of_decay)[:, None]
+        else:
+            kept *= tl.exp(softplus(tl.load(gate + first_step + head).to(tl.float32) + bias) * rate_of_decay)
         query = tl.load(at + (head // EACH) * SIZE + size, in_size, other=0.0).to(tl.float32)
         key = tl.load(at + of_keys + (head // EACH) * SIZE + size, in_size, other=0.0).to(tl.float32)
         value = tl.load(at + 2 * of_keys + head * DIM + dim, in_dim, other=0.0).to(tl.float32)
         query *= tl.rsqrt(tl.sum(query * query, 0) + _LENGTH_EPS) * scale
         key *= tl.rsqrt(tl.sum(key * key, 0) + _LENGTH_EPS)
-        kept *= shrink
         error = value - tl.sum(key[:, None] * kept, 0)
         kept += key[:, None] * (rate * error)[None, :]
         result = tl.sum(query[:, None] * kept, 0)
@@ -98,7 +110,7 @@ def _shorten(x):
 def _delta_chunks(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
     first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, in chunks, of a row of more than MOST tokens."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -198,15 +210,22 @@ def _launches(
         "EACH": params.num_heads // params.num_key_heads,
         "DIM": params.head_dim,
         "SIZE": params.key_dim,
+        "BY_CHANNEL": params.by_channel,
     }
-    return row_launches((_delta_short, _delta_chunks), batch, args, constants, CHUNK)
+    chunks = None if params.by_channel else _delta_chunks
+    return row_launches((_delta_short, chunks), batch, args, constants, CHUNK)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """Yield compilations of the op: heads of 128 dimensions."""
     for name, dtype in NARROW_TYPES.items():
-        params = DeltaParams(8, 128, 4, 128, *(meta(8, dtype=torch.float32) for _ in range(2)))
+        decay, bias = (meta(8, dtype=torch.float32) for _ in range(2))
+        params = DeltaParams(8, 128, 4, 128, decay, bias)
         x, gates = meta(64, params.columns, dtype=dtype), meta(64, 32, dtype=dtype)
         state, out = meta(65, 8, 128, 128, dtype=torch.float32), meta(64, params.width, dtype=dtype)
         for launch in _launches(x, gates, (16, 0), state, meta_batch(64), params, out):
             yield f"{launch.kernel.__name__.strip('_')}/{name}-128", launch
+        kda = replace(params, num_key_heads=8, step_bias=meta(1024, dtype=torch.float32), by_channel=True)
+        x, gates = meta(64, kda.columns, dtype=dtype), meta(64, 1032, dtype=dtype)
+        for launch in _launches(x, gates, (8, 0), state, meta_batch(64), kda, out):
+            yield f"{launch.kernel.__name__.strip('_')}/{name}-128-channels", launch

@@ -141,7 +141,9 @@ def _rope_store_kv(
 
 
 @triton.jit
-def _rotated(source, cos_sin, position, half, mask, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr):
+def _rotated(
+    source, cos_sin, position, half, mask, TURNS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """The pairs of some vectors at ``source`` [H, 1], rotated, with their places: each program reads what it writes."""
     i = tl.arange(0, BLOCK)
     if INTERLEAVED:
@@ -150,19 +152,23 @@ def _rotated(source, cos_sin, position, half, mask, INTERLEAVED: tl.constexpr, B
     else:
         first = i
         second = i + half
-    angles = cos_sin + position * 2 * half + i
-    cos = tl.load(angles, i < half, other=1.0)[None, :]
-    sin = tl.load(angles + half, i < half, other=0.0)[None, :]
     inside = mask & (i < half)[None, :]
     x = tl.load(source + first[None, :], inside, other=0.0).to(tl.float32)
     y = tl.load(source + second[None, :], inside, other=0.0).to(tl.float32)
-    return x * cos - y * sin, y * cos + x * sin, first[None, :], second[None, :], inside
+    if TURNS:
+        angles = cos_sin + position * 2 * half + i
+        cos = tl.load(angles, i < half, other=1.0)[None, :]
+        sin = tl.load(angles + half, i < half, other=0.0)[None, :]
+        turned = x * cos - y * sin
+        y = y * cos + x * sin
+        x = turned
+    return x, y, first[None, :], second[None, :], inside
 
 
 @triton.jit(do_not_specialize=["heads"])
 def _rope_store_latent(
-    q, kv, positions, cos_sin, kv_loc, norm, cache, heads, plain, latent, half, eps, INTERLEAVED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
+    q, kv, positions, cos_sin, kv_loc, norm, cache, heads, plain, latent, half, eps, TURNS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, whose last dimensions are rotated in place.
 
@@ -172,10 +178,12 @@ def _rope_store_latent(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     if tl.program_id(1) < tl.num_programs(1) - 1:
+        if not TURNS:
+            return
         head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
         source = q + ((token * heads + head) * (plain + 2 * half) + plain)[:, None]
         x, y, first, second, inside = _rotated(
-            source, cos_sin, position, half, (head < heads)[:, None], INTERLEAVED, BLOCK_R
+            source, cos_sin, position, half, (head < heads)[:, None], TURNS, INTERLEAVED, BLOCK_R
         )
         tl.store(source + first, x.to(q.dtype.element_ty), inside)
         tl.store(source + second, y.to(q.dtype.element_ty), inside)
@@ -190,7 +198,7 @@ def _rope_store_latent(
         tl.store(target + d, (values * scale * weight).to(cache.dtype.element_ty), (d < latent) & (cell >= 0))
         one = tl.arange(0, 1)[:, None]
         key = kv + token * width + latent + one
-        a, b, even, odd, some = _rotated(key, cos_sin, position, half, one == 0, INTERLEAVED, BLOCK_R)
+        a, b, even, odd, some = _rotated(key, cos_sin, position, half, one == 0, TURNS, INTERLEAVED, BLOCK_R)
         place = target + latent + one
         tl.store(place + even, a.to(cache.dtype.element_ty), some & (cell >= 0))
         tl.store(place + odd, b.to(cache.dtype.element_ty), some & (cell >= 0))
@@ -214,14 +222,17 @@ def _latent_launch(
 ) -> Launch:
     half = params.rotary_dim // 2
     numbers = (params.num_heads, params.plain_dim, params.latent_dim, half, params.eps)
+    table = params.cos_sin
     constants = {
+        "TURNS": table is not None,
         "INTERLEAVED": params.is_interleaved,
         "BLOCK_H": _LATENT_HEADS,
         "BLOCK_L": power_of_two(params.latent_dim),
         "BLOCK_R": power_of_two(half),
     }
     grid = (q.shape[0], cdiv(params.num_heads, _LATENT_HEADS) + 1, 1)
-    args = (q, kv, positions, params.cos_sin, kv_loc, params.norm, cache, *numbers)
+    angles = q.new_empty(0, dtype=torch.float32) if table is None else table
+    args = (q, kv, positions, angles, kv_loc, params.norm, cache, *numbers)
     return Launch(_rope_store_latent, grid, args, constants)
 
 
@@ -310,5 +321,5 @@ def _example(
 def _latent_example(dtype: torch.dtype, is_interleaved: bool) -> Launch:
     q, kv, cache = (meta(*shape, dtype=dtype) for shape in ((2, 16 * 192), (2, 576), (4, 1, 16, 576)))
     tokens, table = meta(2, dtype=torch.int64), meta(64, 64, dtype=torch.float32)
-    params = LatentParams(16, 128, table, meta(512, dtype=dtype), 1e-6, is_interleaved)
+    params = LatentParams(16, 128, 64, table, meta(512, dtype=dtype), 1e-6, is_interleaved)
     return _latent_launch(q, kv, tokens, tokens, cache, params)

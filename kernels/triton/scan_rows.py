@@ -79,12 +79,12 @@ def meta_batch(rows: int) -> StateBatch:
 
 
 def row_launches(
-    kernels: tuple[Any, Any], batch: StateBatch, args: tuple[Any, ...], constants: Mapping[str, int], chunk: int
+    kernels: tuple[Any, Any | None], batch: StateBatch, args: tuple[Any, ...], constants: Mapping[str, int], chunk: int
 ) -> Iterator[Launch]:
     """Yield the launches of a scan: for rows of few tokens, then, where a row may have more, for those.
 
     Args:
-        kernels: for the former and for the latter.
+        kernels: for the former and for the latter; None for the latter where the first one takes all rows.
         args: of both.
         constants: of both, with the HEADS, and the DIM and SIZE of a head's state.
     """
@@ -98,6 +98,6 @@ def row_launches(
         return Launch(kernel, (rows, heads, cdiv(dim, block)), args, {**constants, "BLOCK": block}, 4 * scale)
 
     yield launch(shorts, constants, 1)
-    if batch.max_query is None or batch.max_query > SHORT:
+    if chunks is not None and (batch.max_query is None or batch.max_query > SHORT):
         is_large = shared_bytes(batch.query_start.device) > _LARGE
         yield launch(chunks, {**constants, "CHUNK": chunk}, 2 if is_large else 1)

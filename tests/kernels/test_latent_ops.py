@@ -62,7 +62,7 @@ def test_chunks_have_the_bits_of_the_whole() -> None:
 def params_of(dtype: torch.dtype, *, interleaved: bool, heads: int = 3) -> LatentParams:
     angles = torch.rand(40, 8) * 6
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
-    return LatentParams(heads, 24, table, torch.rand(48).to(dtype), 1e-6, interleaved)
+    return LatentParams(heads, 24, table.shape[1], table, torch.rand(48).to(dtype), 1e-6, interleaved)
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, torch.float16])
@@ -81,6 +81,18 @@ def test_what_is_stored_of_a_token(interleaved: bool, dtype: torch.dtype) -> Non
     assert torch.equal(turned.view(tokens, 3, 40)[..., :24], q.view(tokens, 3, 40)[..., :24])
     key = reference.rotate(kv[:, None, 48:].float(), params.cos_sin[positions], interleaved)[:, 0]
     torch.testing.assert_close(caches[0].view(-1, 64)[cells, 48:], key.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_without_a_table_nothing_is_rotated(dtype: torch.dtype) -> None:
+    params = replace(params_of(dtype, interleaved=False), cos_sin=None)
+    q, kv, cells = torch.randn(7, 120).to(dtype), torch.randn(7, 64).to(dtype), torch.arange(7) * 3
+    caches = torch.zeros(2, 2, 1, 16, 64, dtype=dtype)
+    before = q.clone()
+    rope_store_latent(q, kv, torch.full((7,), 1 << 40), cells, caches[0], params)
+    latent_reference.rope_store_latent(before.clone(), kv, cells, cells, caches[1], params)
+    assert torch.equal(q, before) and torch.equal(caches[0].view(-1, 64)[cells, 48:], kv[:, 48:])
+    torch.testing.assert_close(caches[0], caches[1])
 
 
 @pytest.mark.parametrize(("position", "cell"), [(40, 0), (-1, 0), (0, 80), (0, -1)])

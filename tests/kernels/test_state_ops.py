@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from rootgraft.kernels import state_ops, state_reference
@@ -310,18 +311,19 @@ def test_a_scan_refuses_what_does_not_fit() -> None:
         state_ops.gated_norm(x, x[:1], GatedNormParams(torch.ones(x.shape[1]), 1e-5, 1))
 
 
+@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
 @pytest.mark.parametrize("is_norm_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_norm_and_its_gate(dtype: torch.dtype, is_norm_first: bool) -> None:
+def test_the_norm_and_its_gate(dtype: torch.dtype, is_norm_first: bool, kind) -> None:
     generator = torch.Generator().manual_seed(5)
     x, gate, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 64), (5, 70), (64,)))
-    factor = functional.silu(gate[:, 6:].double())
+    factor = (functional.silu if kind == "silu" else torch.sigmoid)(gate[:, 6:].double())
     grouped = (x.double() if is_norm_first else x.double() * factor).view(5, 2, 32)
     expected = (grouped / (grouped.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * weight.double()
     if is_norm_first:
         expected *= factor
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
-    params = GatedNormParams(weight, 1e-3, 2, is_norm_first)
+    params = GatedNormParams(weight, 1e-3, 2, is_norm_first, kind)
     for norm in (state_ops.gated_norm, state_reference.gated_norm):
         torch.testing.assert_close(norm(x, gate, params, 6).double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -332,16 +334,18 @@ DELTAS = [
 ]
 
 
-def delta_params(head_dim: int, key_dim: int) -> DeltaParams:
+def delta_params(head_dim: int, key_dim: int, *, by_channel: bool = False) -> DeltaParams:
     generator = torch.Generator().manual_seed(2)
     decay, bias = torch.rand(2, HEADS, generator=generator)
-    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias)
+    if by_channel:
+        bias = torch.rand(HEADS * key_dim, generator=generator)
+    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias, by_channel)
 
 
 def delta_inputs(params: DeltaParams, tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(tokens, params.columns, generator=generator)
-    return x.to(dtype), torch.randn(tokens, 3 + 2 * HEADS, generator=generator).to(dtype)
+    return x.to(dtype), torch.randn(tokens, 3 + params.steps + HEADS, generator=generator).to(dtype)
 
 
 def delta_state(params: DeltaParams) -> Tensor:
@@ -368,13 +372,35 @@ def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: in
 
 
 @pytest.mark.parametrize("scan", DELTAS)
-@pytest.mark.parametrize("head_dim", [16, 32])
+@pytest.mark.parametrize(("head_dim", "key_dim", "tokens"), [(16, 16, 5), (32, 48, 70)])
+def test_a_delta_rule_of_channels_is_that_of_transformers(scan, head_dim: int, key_dim: int, tokens: int) -> None:
+    params = delta_params(head_dim, key_dim, by_channel=True)
+    x, gates = delta_inputs(params, tokens)
+    gates[:, 5] = torch.linspace(-30, 30, tokens)  # steps from next to none to those that forget all
+    found = scan(x, gates, (3, 3 + params.steps), delta_state(params), batch([tokens], [-1], [0]), params)
+    queries, keys, values = x.split((2 * key_dim, 2 * key_dim, HEADS * head_dim), dim=1)
+    each, steps = HEADS // 2, functional.softplus(gates[:, 3 : 3 + params.steps] + params.step_bias)
+    theirs, _ = chunk_kimi_delta_attention(
+        queries.view(1, tokens, 2, key_dim).repeat_interleave(each, dim=2),
+        keys.view(1, tokens, 2, key_dim).repeat_interleave(each, dim=2),
+        values.view(1, tokens, HEADS, head_dim),
+        g=params.decay[:, None] * steps.view(1, tokens, HEADS, key_dim),
+        beta=gates[:, 3 + params.steps :].sigmoid()[None],
+        use_qk_l2norm_in_kernel=True,
+    )
+    torch.testing.assert_close(found, theirs[0].flatten(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", DELTAS)
+@pytest.mark.parametrize(("head_dim", "by_channel"), [(16, False), (32, False), (32, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_delta_scan_in_chunks_and_from_checkpoints_is_the_same(scan, dtype: torch.dtype, head_dim: int) -> None:
+def test_a_delta_scan_in_chunks_and_from_checkpoints_is_the_same(
+    scan, dtype: torch.dtype, head_dim: int, by_channel: bool
+) -> None:
     """In every bit on native kernels."""
     tolerance = 0.0 if scan is state_ops.delta_scan else 1e-5
     same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
-    params = delta_params(head_dim, 32)
+    params = delta_params(head_dim, 32, by_channel=by_channel)
     (x, gates), state, where = delta_inputs(params, 20, dtype), delta_state(params), (3 + HEADS, 3)
     whole = scan(x, gates, where, state, batch([0, 20], [3, -1], [4, 0], {4: 6, 12: 7}), params)
     assert (state[1:6] == 77).all() and (state[8:-1] == 77).all()

@@ -31,7 +31,9 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   always    all
 NoRope = Literal["never", "listed", "full", "asked", "windowed", "always"]
 
-Recurrent = Literal["short_conv", "mamba", "normed_mamba", "weighted_mamba", "mamba2", "delta", "grouped_delta"]
+Recurrent = Literal[
+    "short_conv", "mamba", "normed_mamba", "weighted_mamba", "mamba2", "delta", "grouped_delta", "kimi_delta"
+]
 
 # What a layer has:
 #   both       a mixer, which is attention or has a recurrent state, and an MLP
@@ -105,11 +107,13 @@ class Family:
         unit_scale: scores have no factor.
         attention_sinks: that of ``ModelConfig``.
         latent: attention is multi-head latent attention.
+        indexed: a token attends to the "index_topk" tokens of the highest scores by an index of its own, which are all
+            of a sequence of so many: no sequence is longer, and the index is not computed.
         mixture: how layers are mixtures of experts, None for none.
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
             of LFM2 ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of
-            Jamba ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta") or of Qwen3-Next
-            ("grouped_delta"); None for attention in all layers.
+            Jamba ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next
+            ("grouped_delta") or of Kimi Linear ("kimi_delta"); None for attention in all layers.
         blocks: what a layer has.
         gated_attention: that of ``ModelConfig``.
         ignored: beginnings of the names of modules in checkpoints that are no part of the model.
@@ -174,6 +178,7 @@ class Family:
     unit_scale: bool = False
     attention_sinks: bool = False
     latent: bool = False
+    indexed: bool = False
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
     blocks: Blocks = "both"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .family import ATTENTION, MLP, Family
 from .mixture import ExpertNames, MixtureFamily
-from .mixture_families import GRANITE_SHARED
+from .mixture_families import DEEPSEEK, GRANITE_SHARED
 from .norm_layout import LayerNorms
 
 _DELTA = {
@@ -396,6 +396,55 @@ HYBRID_FAMILIES = (
             _QWEN_MIXTURE, dense_layers="stepped", renormalises=None, gguf_renormalises=True, optional=True
         ),
         recurrent="grouped_delta",
+    ),
+    Family(
+        name="kimi_linear",
+        models="Kimi Linear 48B-A3B",
+        architecture="KimiLinearForCausalLM",
+        windows="never",
+        defaults={
+            "max_position_embeddings": 1 << 20,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1024,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.446,
+            "linear_head_dim": 128,
+            "linear_num_heads": 32,
+            "linear_conv_kernel_dim": 4,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        # Latent attention without a rotary embedding: the part of a key that all heads share has no position either.
+        no_rope="always",
+        harmless={
+            "mla_use_nope": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "use_grouped_topk": (True,),
+        },
+        latent=True,
+        mixture=replace(
+            DEEPSEEK,
+            names=ExpertNames(gate="w1", up="w3", down="w2"),
+            count_keys=("num_experts", "num_local_experts", "n_routed_experts"),
+            dense_layers="typed",
+        ),
+        recurrent="kimi_delta",
+        config_names={
+            "model_max_length": "max_position_embeddings",
+            "moe_renormalize": "norm_topk_prob",
+            "num_expert_group": "n_group",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+        },
+        tensor_names=((r"\.block_sparse_moe\.", ".mlp."), (r"\.self_attn\.forget_gate\.", ".self_attn.")),
     ),
     _QWEN35,
     replace(

@@ -27,8 +27,7 @@ _LLAMA4 = MixtureFamily(
     shared_size_key="intermediate_size",
     weighs_input=True,
 )
-# The mixture that DeepSeek introduced with V3, and that others took over.
-_DEEPSEEK = MixtureFamily(
+DEEPSEEK = MixtureFamily(
     names=ExpertNames(),
     count_keys=("n_routed_experts", "num_experts"),
     dense_layers="first",
@@ -40,6 +39,8 @@ _DEEPSEEK = MixtureFamily(
     shared_size_key="moe_intermediate_size",
     shared_count_key="n_shared_experts",
 )
+"""The mixture that DeepSeek introduced with V3, and that others took over."""
+
 _GLM_COUNTS = ("n_routed_experts", "num_local_experts")
 _QWEN_COUNTS = ("num_experts", "num_local_experts")
 _LATENT = {
@@ -92,6 +93,31 @@ _GRANITE_MOE = Family(
     mixture=_GRANITE,
     gguf_name="granitemoe",
     permuted_gguf=True,
+)
+
+_DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    models="DeepSeek V3, V3.1, R1, Kimi K2, Moonlight",
+    architecture="DeepseekV3ForCausalLM",
+    windows="never",
+    defaults={
+        **_LATENT,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+    },
+    optional_biases={"attention_bias": ATTENTION},
+    interleaved=True,
+    latent=True,
+    remote_code=_deepseek_code("V3"),
+    gguf_name="deepseek2",
+    prediction=PredictionModule(),
+    mixture=replace(DEEPSEEK, methods=("noaux_tc",)),
 )
 
 MIXTURE_FAMILIES = (
@@ -194,7 +220,7 @@ MIXTURE_FAMILIES = (
         qk_norm_flag="use_qk_norm",
         partial_rotary=True,
         prediction=PredictionModule(),
-        mixture=replace(_DEEPSEEK, count_keys=_GLM_COUNTS, gguf_renormalises=True),
+        mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS, gguf_renormalises=True),
         gguf_name="glm4moe",
     ),
     Family(
@@ -217,36 +243,44 @@ MIXTURE_FAMILIES = (
         gguf_name="deepseek2",
         harmless={"norm_topk_prob": (False,)},
         mixture=replace(
-            _DEEPSEEK,
+            DEEPSEEK,
             scores="softmax",
             renormalises=False,
             corrected=False,
             methods=("greedy", "group_limited_greedy"),
         ),
     ),
-    Family(
-        name="deepseek_v3",
-        models="DeepSeek V3, V3.1, R1, Kimi K2, Moonlight",
-        architecture="DeepseekV3ForCausalLM",
-        windows="never",
+    _DEEPSEEK_V3,
+    replace(
+        _DEEPSEEK_V3,
+        name="deepseek_v32",
+        models="DeepSeek V3.2",
+        architecture="DeepseekV32ForCausalLM",
+        defaults={**_DEEPSEEK_V3.defaults, "index_topk": 2048},
+        indexed=True,
+        remote_code=(),
+        gguf_name=None,
+        mixture=replace(DEEPSEEK, methods=("noaux_tc",), dense_layers="typed"),
+    ),
+    replace(
+        _DEEPSEEK_V3,
+        name="glm_moe_dsa",
+        models="GLM-5, GLM-5.1, GLM-5.2",
+        architecture="GlmMoeDsaForCausalLM",
         defaults={
-            **_LATENT,
-            "moe_intermediate_size": 2048,
-            "n_shared_experts": 1,
-            "n_group": 8,
-            "topk_group": 4,
-            "num_experts_per_tok": 8,
-            "routed_scaling_factor": 2.5,
-            "first_k_dense_replace": 3,
-            "norm_topk_prob": True,
+            **_DEEPSEEK_V3.defaults,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_topk": 2048,
         },
-        optional_biases={"attention_bias": ATTENTION},
-        interleaved=True,
-        latent=True,
-        remote_code=_deepseek_code("V3"),
-        gguf_name="deepseek2",
-        prediction=PredictionModule(),
-        mixture=replace(_DEEPSEEK, methods=("noaux_tc",)),
+        indexed=True,
+        remote_code=(),
+        gguf_name=None,
+        mixture=replace(DEEPSEEK, methods=("noaux_tc",), dense_layers="typed"),
     ),
     _GRANITE_MOE,
     replace(
@@ -355,7 +389,7 @@ MIXTURE_FAMILIES = (
         },
         optional_biases={"attention_bias": ATTENTION},
         qk_norm="head",
-        mixture=replace(_DEEPSEEK, count_keys=_GLM_COUNTS),
+        mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS),
     ),
     Family(
         name="solar_open",

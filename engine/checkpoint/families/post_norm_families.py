@@ -103,6 +103,7 @@ POST_NORM_FAMILIES = (
         layer_inputs=True,
         layer_scalars=True,
         v_norm=True,
+        gguf_name="gemma4",
         mixture=MixtureFamily(
             names=ExpertNames(block="moe", router="router.proj"),
             count_keys=("num_experts",),

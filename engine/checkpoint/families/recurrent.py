@@ -131,4 +131,34 @@ class DeltaLayer:
         return 2 * self.key_width + self.width
 
 
-RecurrentLayer = ShortConvLayer | MambaLayer | Mamba2Layer | DeltaLayer
+@dataclass(frozen=True, slots=True)
+class KimiDeltaLayer:
+    """A gated delta net whose state's rows shrink each by a factor of its own (Kimi Linear).
+
+    Attributes:
+        num_heads: H, of queries, keys and values.
+        head_dim: of all of these, P.
+        taps: of the convolution.
+    """
+
+    num_heads: int
+    head_dim: int
+    taps: int
+
+    @property
+    def state_size(self) -> int:
+        """Rows of a head's state."""
+        return self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Columns of queries, of keys, of values, of steps and of the gate."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Columns of q, k and v, which the convolution sees."""
+        return 3 * self.width
+
+
+RecurrentLayer = ShortConvLayer | MambaLayer | Mamba2Layer | DeltaLayer | KimiDeltaLayer

@@ -49,7 +49,7 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
         ("Qwen/Qwen3-8B", "yyyy" + "y" * 9),
         ("google/gemma-4-26B-A4B", "yyyy" + "n" * 9),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "ynnn" + "y" * 9),
-        ("zai-org/GLM-5.2", "nnnn" + "n" * 9),
+        ("zai-org/GLM-5.2", "yyyy" + "n" * 9),
         ("Qwen/Qwen3.5-27B", "yyyy" + "y" * 9),
         ("mistralai/Mistral-7B-Instruct-v0.3", "yyyy" + "y" * 9),
         ("google/gemma-3-27b-it", "yyyy" + "y" * 9),
@@ -58,6 +58,7 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "y"),
         ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "yyyy" + "n" * 9),
         ("nvidia/DeepSeek-V3.1-NVFP4", "y"),
+        ("deepseek-ai/DeepSeek-V3.2", "y"),
         ("deepseek-ai/DeepSeek-V4-Pro", "n"),
     ],
 )

@@ -55,11 +55,12 @@ def test_a_prefix_that_rows_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_what_is_stored_of_a_token(interleaved: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("interleaved", [False, True, None])
+def test_what_is_stored_of_a_token(interleaved: bool | None, dtype: torch.dtype) -> None:
     angles = torch.rand(40, 8) * 6
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
-    params = LatentParams(19, 24, table, torch.rand(48).to(dtype), 1e-6, interleaved)
+    found = None if interleaved is None else table
+    params = LatentParams(19, 24, table.shape[1], found, torch.rand(48).to(dtype), 1e-6, bool(interleaved))
     q, kv = torch.randn(5, 19 * 40).to(dtype), torch.randn(5, 64).to(dtype)
     positions, cells = torch.randint(0, 40, (5,)), torch.tensor([7, 0, 30, -1, 12])
     actual, expected = torch.zeros(2, 1, 16, 64, dtype=dtype), torch.zeros(2, 1, 16, 64, dtype=dtype)

@@ -14,22 +14,25 @@ from rootgraft.kernels.triton import delta_scan
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-def params_of(heads: int, dim: int, key_heads: int, size: int) -> DeltaParams:
-    decay, bias = torch.rand(heads), torch.rand(heads)
-    return DeltaParams(heads, dim, key_heads, size, -decay, bias)
+def params_of(heads: int, dim: int, key_heads: int, size: int, *, by_channel: bool = False) -> DeltaParams:
+    decay, bias = torch.rand(heads), torch.rand(heads * (size if by_channel else 1))
+    return DeltaParams(heads, dim, key_heads, size, -decay, bias, by_channel)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dim", "key_heads", "size"),
-    [(torch.float32, 2, 24, 1, 40), (torch.float32, 2, 16, 2, 16), (torch.bfloat16, 2, 16, 1, 32)],
+    ("dtype", "heads", "dim", "key_heads", "size", "by_channel"),
+    [
+        *((torch.float32, 2, 24, 1, 40, False), (torch.float32, 2, 16, 2, 16, False)),
+        *((torch.bfloat16, 2, 16, 1, 32, False), (torch.float32, 2, 24, 1, 40, True)),
+    ],
 )
-def test_results_and_states(dtype, heads, dim, key_heads, size) -> None:
+def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel) -> None:
     """Token by token and in chunks, which end where a state is kept."""
     torch.manual_seed(heads + dim)
-    params, batch = params_of(heads, dim, key_heads, size), state_batch()
+    params, batch = params_of(heads, dim, key_heads, size, by_channel=by_channel), state_batch()
     tokens = len(batch.checkpoints)
-    x, gates = torch.randn(tokens, params.columns).to(dtype), torch.randn(tokens, 3 + 2 * heads).to(dtype)
-    state, where = random_state(heads, size, dim), (3, 3 + heads)
+    x, gates = torch.randn(tokens, params.columns).to(dtype), torch.randn(tokens, 3 + params.steps + heads).to(dtype)
+    state, where = random_state(heads, size, dim), (3, 3 + params.steps)
     expected_state = state.clone()
     assert delta_scan.takes(x, gates, state, batch, params)
     found = state_ops.delta_scan(x, gates, where, state, batch, params)

@@ -106,6 +106,15 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     if written["model_type"] == "nemotron_h":
         letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
         written["hybrid_override_pattern"] = "".join(letters[kind] for kind in written.pop("layers_block_type"))
+    if written["model_type"] == "kimi_linear":
+        layers = {kind: [at for at, each in enumerate(listed_types, 1) if each == kind] for kind in set(listed_types)}
+        sizes = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
+        sizes["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+        written["linear_attn_config"] = {
+            "full_attn_layers": layers["full_attention"],
+            "kda_layers": layers["linear_attention"],
+            **{old: written.pop(new) for old, new in sizes.items()},
+        }
     if written["model_type"] == "lfm2_moe":
         written["full_attn_idxs"] = [1]
     if written["model_type"].startswith(("qwen3_next", "qwen3_5")):

@@ -38,6 +38,8 @@ WRITTEN = [
     "gemma",
     "gemma2_plain",
     "gemma3_plain",
+    "gemma4",
+    "gemma4_same_values",
     "phi3",
     "phi3_partial",
     "mixtral_plain",
@@ -245,7 +247,7 @@ def converted(key: str) -> str:
         .replace("e_score_correction_bias", "e_score_correction.bias")
         .replace("moe.router.", "moe.router.layer.")
     )
-    return f"{key}.weight" if key.endswith("sinks") else key
+    return f"{key}.weight" if key.endswith(("sinks", "layer_scalar")) else key
 
 
 def test_query_scale_of_the_largest_gemmas(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ MODELS = (
     "mamba2",
     "falcon_h1",
     "jamba",
+    "kimi_linear",
 )
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]

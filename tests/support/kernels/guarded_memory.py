@@ -151,7 +151,9 @@ def latent_attention(guard: Guard, dtype: torch.dtype) -> None:
     q, kv = guard(torch.randn(20, 3 * 72).to(dtype)), guard(torch.randn(20, 64).to(dtype))
     positions, cells = guard(torch.arange(20)), guard(torch.arange(20) + 28)
     cache = guard(torch.zeros(3, 1, 16, 64, dtype=dtype))
-    params = latent_ops.LatentParams(3, 56, guard(torch.randn(20, 16)), guard(torch.rand(48).to(dtype)), 1e-6, False)
+    params = latent_ops.LatentParams(
+        3, 56, 16, guard(torch.randn(20, 16)), guard(torch.rand(48).to(dtype)), 1e-6, False
+    )
     latent_ops.rope_store_latent(q, kv, positions, cells, cache, params)
     absorbing = expert_ops.ExpertWeights(tuple(ops.pack_linear(guard(torch.randn(48, 56).to(dtype))) for _ in range(3)))
     queries = latent_ops.latent_queries(q, absorbing)

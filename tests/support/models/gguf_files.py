@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -21,6 +22,7 @@ _ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "phi3": "phi3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
@@ -128,11 +130,20 @@ _WHOLE = {
     "A_log": "ssm_a",
     "D": "ssm_d",
     "dt_bias": "ssm_dt.bias",
+    "layer_scalar": "layer_output_scale.weight",
 }
 _GEMMA_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA_NAMES |= {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
 }
 _POST_NAMES = _NAMES | {
     "post_attention_layernorm": "post_attention_norm",
@@ -141,6 +152,7 @@ _POST_NAMES = _NAMES | {
 _ARCHITECTURE_NAMES = {
     "gemma2": _GEMMA_NAMES,
     "gemma3": _GEMMA_NAMES,
+    "gemma4": _GEMMA_NAMES,
     "olmo2": _POST_NAMES,
     "exaone4": _POST_NAMES,
     "seed_oss": _POST_NAMES,
@@ -156,8 +168,9 @@ _ARCHITECTURE_NAMES = {
 def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict[str, Any] | None = None) -> Path:
     """All tensors in F32, the metadata of the architecture, under another name and with more keys if given."""
     model = tiny_model(name)
-    config = model.config
     architecture = gguf_architecture(model)
+    # Of layers of several sizes transformers refuses to say one.
+    config = SimpleNamespace(**model.config.to_dict()) if architecture == "gemma4" else model.config
     writer = gguf.GGUFWriter(path, name_as or architecture)
     for key, value in (extra or {}).items():
         add = writer.add_array if isinstance(value, list) else writer.add_uint32
@@ -300,6 +313,32 @@ def _add_latent(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: Any) 
     writer.add_tensor(f"{block}.attn_v_b.weight", heads[:, plain:].contiguous().numpy())
 
 
+def _add_sized_layers(writer: gguf.GGUFWriter, config: Any) -> None:
+    """What files of Gemma 4 say of heads, MLPs, shared K and V and rotary embeddings."""
+    own = next(iter(config.per_layer_config.values()))
+    is_local = [kind == "sliding_attention" for kind in config.layer_types]
+    full, local, size = own["head_dim"], config.head_dim, config.intermediate_size
+    kv_heads = config.num_key_value_heads, own.get("num_key_value_heads", config.num_key_value_heads)
+    writer.add_head_count_kv([kv_heads[not each] for each in is_local] if len(set(kv_heads)) > 1 else kv_heads[0])
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    wide = [size if index < first else 2 * size for index in range(config.num_hidden_layers)]
+    writer.add_feed_forward_length(wide if config.use_double_wide_mlp else size)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(is_local)
+    for each in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        each(full)
+    for each in (writer.add_key_length_swa, writer.add_value_length_swa, writer.add_rope_dimension_count_swa):
+        each(local)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    turned = int(full * ropes["full_attention"]["partial_rotary_factor"] / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turned + [1e30] * (full // 2 - turned), np.float32))
+
+
 def _add_state_space(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.mamba_d_conv)
     writer.add_ssm_state_size(config.mamba_d_state)
@@ -385,12 +424,15 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
         size = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
-        if size is not None:
+        if architecture == "gemma4":
+            _add_sized_layers(writer, config)
+        elif size is not None:
             writer.add_feed_forward_length(size)
         kinds = getattr(config, "layer_types", None) or []
         of_layers = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         is_hybrid = architecture == "granitehybrid"
-        writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
+        if architecture != "gemma4":
+            writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
         if is_hybrid:
             _add_state_space(writer, config)
         if architecture in _DELTA:
@@ -405,7 +447,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         if architecture != "lfm2":
             writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if head_dim * config.num_attention_heads != config.hidden_size and not is_latent:
+    if head_dim * config.num_attention_heads != config.hidden_size and not is_latent and architecture != "gemma4":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if rope["rope_type"] == "dynamic" and "alpha" in rope:

@@ -57,7 +57,9 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; on a GPU, with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
-*Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42.
+*Indexed attention* (DeepSeek V3.2, GLM-5): a token sees the `index_topk` tokens that an index of its layer scores highest, 2,048 as published. Up to so many tokens these are all, and the index has no effect: it is not loaded, an adapter's part in it changes nothing, and no sequence is longer.
+
+*Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42. GGUF files of 26B-A4B, which has experts beside its MLPs, are refused.
 """
 _PUBLISHED = """## Published repositories
 
@@ -89,11 +91,8 @@ Adapters change linear modules, the embedding and the head; those on experts are
 
 # Families of this year that our decoder lacks: models, and their class.
 IN_TRANSFORMERS = {
-    "DeepSeek V3.2": "DeepseekV32ForCausalLM",
     "DeepSeek V4": "DeepseekV4ForCausalLM",
-    "GLM-5": "GlmMoeDsaForCausalLM",
     "Gemma 3n": "Gemma3nForCausalLM",
-    "Kimi Linear": "KimiLinearForCausalLM",
     "Ling 2.5": "BailingHybridForCausalLM",
     "MiMo V2 Flash": "MiMoV2FlashForCausalLM",
     "MiniMax M3": "MiniMaxM3VLForCausalLM",
@@ -143,6 +142,7 @@ _RECURRENT = {
     "mamba2": "Mamba-2",
     "delta": "gated delta nets",
     "grouped_delta": "gated delta nets",
+    "kimi_delta": "Kimi delta attention",
 }
 
 _BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP", "parallel": "attention beside a state space"}
@@ -182,6 +182,7 @@ def _table() -> str:
 def _row(family: Family) -> str:
     gguf = "" if family.gguf_name is None else f"`{family.gguf_name}`"
     windows = "full, latent" if family.latent else _WINDOWS[family.windows]
+    windows += ", indexed" if family.indexed else ""
     windows = "none" if family.blocks == "recurrent" else windows
     cells = (family.models, f"`{family.architecture}`", _rope(family), windows, _layer(family), gguf)
     return f"|{'|'.join(cells)}|"

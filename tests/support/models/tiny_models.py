@@ -27,6 +27,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
     Ernie4_5_MoeConfig,
@@ -58,6 +60,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -78,6 +82,8 @@ from transformers import (
     IQuestCoderConfig,
     JambaConfig,
     JambaForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -279,6 +285,7 @@ _LONGROPE = {
     "long_factor": [1.2, 2.0, 5.0, 9.0],
 }
 
+_INDEX = {"index_topk": 64, "index_head_dim": 24, "index_n_heads": 2}
 _LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 40,
@@ -556,6 +563,26 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "routed_scaling_factor": 1.75,
             "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
         },
+    ),
+    # As many tokens as the index chooses, which are all.
+    "deepseek_v32": (
+        DeepseekV32Config,
+        DeepseekV32ForCausalLM,
+        {
+            **_LATENT,
+            **_INDEX,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
+        },
+    ),
+    "glm_moe_dsa": (
+        GlmMoeDsaConfig,
+        GlmMoeDsaForCausalLM,
+        {**_LATENT, **_INDEX, "n_routed_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 2},
     ),
     "granite_moe": (
         GraniteMoeConfig,
@@ -1004,6 +1031,24 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Qwen3NextConfig,
         Qwen3NextForCausalLM,
         {**_DELTA, **_DELTA_MIXTURE, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "kimi_linear": (
+        KimiLinearConfig,
+        KimiLinearForCausalLM,
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 6,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
+        },
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**_DELTA, "tie_word_embeddings": True}),
     "qwen3_5_biased": (

@@ -16,6 +16,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Kimi_K25Config,
+    Kimi_K25ForConditionalGeneration,
     Llama4Config,
     Llama4ForCausalLM,
     Llama4ForConditionalGeneration,
@@ -155,6 +157,37 @@ MULTIMODAL: dict[str, Kind] = {
             "eoi_token_index": 122,
         },
     ),
+    "kimi_k25": (
+        Kimi_K25Config,
+        Kimi_K25ForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "deepseek_v3",
+                "num_key_value_heads": 6,
+                "q_lora_rank": None,
+                "kv_lora_rank": 48,
+                "qk_nope_head_dim": 24,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 20,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 6,
+                "num_experts_per_tok": 2,
+                "n_group": 1,
+                "topk_group": 1,
+                "moe_intermediate_size": 14,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            },
+            "vision_config": {
+                **{key: value for key, value in _SIGLIP.items() if key != "image_size"},
+                "pos_emb_height": 4,
+                "pos_emb_width": 4,
+            },
+            "projection_hidden_size": 16,
+            "image_token_id": 120,
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen2_5_vl": (
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
@@ -257,7 +290,9 @@ def save_multimodal(name: str, folder: Path, spelling: str) -> Path:
     """Write the files with today's names, or with those that the models were first published with ("old")."""
     multimodal_model(name).save_pretrained(folder)
     file = folder / "model.safetensors"
-    tensors = {_today(key): value for key, value in load_file(file).items()}
+    # transformers 5.24 writes Kimi's layers as blocks of its vision tower.
+    stored = dict(multimodal_model(name).state_dict()) if name == "kimi_k25" else load_file(file)
+    tensors = {_today(key): value for key, value in stored.items()}
     if name == "qwen3_vl_moe":  # the published files, which transformers turns when it loads them
         tensors |= {key: value.mT.contiguous() for key, value in tensors.items() if ".experts." in key}
     if name.startswith("qwen3_5"):  # with the layer that predicts further tokens, which is no part of the model

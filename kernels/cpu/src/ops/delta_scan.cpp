@@ -18,19 +18,32 @@ constexpr int kPartials = 4;         // sums that run beside one another, to hid
 struct DeltaScan {
   const void* inputs;                   // [tokens][2 * key_heads * key_dim + heads * head_dim]: q, k and v
   const void* gates;                    // [tokens][gate_columns], steps from `first_step` on, rates from `first_rate` on
-  const float *decay, *step_bias;       // [heads]
+  const float *decay, *step_bias;       // [heads]; [heads][key_dim] biases where each row has a step
   float* state;                         // [slots][heads][key_dim][head_dim]
   const int32_t *source, *target;       // [rows], slots; source -1 for zeros
   const int32_t *checkpoints, *starts;  // [tokens], slots or -1; [rows + 1], first token of each row
   void* out;                            // [tokens][heads * head_dim]
   int64_t tokens, rows, heads, head_dim, key_heads, key_dim, slots;
-  int64_t first_step, first_rate, gate_columns, is_bf16, threads;
+  int64_t first_step, first_rate, gate_columns;
+  int64_t by_channel;  // each row of a state has a step, else a head has one
+  int64_t is_bf16, threads;
 };
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+INLINE Floats exp(const Floats& x) { return exp2(x * broadcast(kLog2E)); }
+
+// log(1 + e^x) to 1e-7 relative: log(1 + t) is twice the area tangent of t / (2 + t), whose square is at most 1/9.
+INLINE Floats softplus(const Floats& x) {
+  const Floats zero = broadcast(0.0f), small = exp(zero - max(x, zero - x));
+  const Floats ratio = small / (broadcast(2.0f) + small), square = ratio * ratio;
+  Floats series = broadcast(1.0f / 15);
+  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, broadcast(1.0f / odd));
+  return fma(broadcast(2.0f) * ratio, series, max(x, zero));
+}
+
 // `kBlocks` times sixteen dimensions of a head, whose states no other item reads or writes.
-template <class E, int kBlocks>
+template <class E, int kBlocks, bool kByChannel>
 struct Scan {
   using Value = typename E::Value;
   static constexpr int64_t kColumns = kBlocks * kWidth;
@@ -79,18 +92,19 @@ struct Scan {
     for (int b = 0; b < kBlocks; b++) found[b] = (part[0][b] + part[1][b]) + (part[2][b] + part[3][b]);
   }
 
-  // kept = decay * kept + key x delta; found = the sum over n of query[n] * kept[n].
-  INLINE void update(float* kept, float decay, const float* key, const Floats* delta, const float* query,
+  // kept = decay * kept + key x delta; found = the sum over n of query[n] * kept[n]. One decay, or one for each n.
+  INLINE void update(float* kept, const float* decay, const float* key, const Floats* delta, const float* query,
                      Floats* found) const {
     Floats part[kPartials][kBlocks];
     for (auto& each : part) for (auto& cell : each) cell = broadcast(0.0f);
-    const Floats shrink = broadcast(decay);
+    const Floats all = broadcast(decay[0]);
     for (int64_t n = 0; n < op.key_dim; n += kPartials) {
 #pragma GCC unroll 4
       for (int p = 0; p < kPartials; p++) {
 #pragma GCC unroll 2
         for (int b = 0; b < kBlocks; b++) {
           float* at = kept + (n + p) * kColumns + b * kWidth;
+          const Floats shrink = kByChannel ? broadcast(decay[n + p]) : all;
           const Floats cell = fma(broadcast(key[n + p]), delta[b], load(at) * shrink);
           store(at, cell);
           part[p][b] = fma(cell, broadcast(query[n + p]), part[p][b]);
@@ -98,6 +112,17 @@ struct Scan {
       }
     }
     for (int b = 0; b < kBlocks; b++) found[b] = (part[0][b] + part[1][b]) + (part[2][b] + part[3][b]);
+  }
+
+  // The factors of a state's rows, and the key times these: what a key finds in the state that has shrunk.
+  void shrink_rows(const Value* steps, int64_t head, const float* key, float* decay, float* shrunk) const {
+    const float* bias = op.step_bias + head * op.key_dim;
+    for (int64_t n = 0; n < op.key_dim; n += kWidth) {
+      const Floats step = softplus(E::load(steps + n) + load(bias + n));
+      const Floats factor = exp(step * broadcast(op.decay[head]));
+      store(decay + n, factor);
+      store(shrunk + n, load(key + n) * factor);
+    }
   }
 
   void run_token(int64_t token, int64_t head, int64_t dim, float* kept) const {
@@ -108,14 +133,22 @@ struct Scan {
     float query[kMostKey], key[kMostKey];
     normalise(inputs + key_head * op.key_dim, 1.0f / std::sqrt((float)op.key_dim), query);
     normalise(inputs + key_width + key_head * op.key_dim, 1.0f, key);
-    const float step = softplus(E::widen(gates[op.first_step + head]) + op.step_bias[head]);
-    const float decay = std::exp(step * op.decay[head]);
     const Floats rate = broadcast(1.0f / (1.0f + std::exp(-E::widen(gates[op.first_rate + head]))));
     const Value* values = inputs + 2 * key_width + head * op.head_dim + dim;
     Floats found[kBlocks], delta[kBlocks];
-    recall(kept, key, found);
-    for (int b = 0; b < kBlocks; b++) {
-      delta[b] = rate * (E::load(values + b * kWidth) - found[b] * broadcast(decay));
+    float decay[kByChannel ? kMostKey : 1];
+    if constexpr (kByChannel) {
+      float shrunk[kMostKey];
+      shrink_rows(gates + op.first_step + head * op.key_dim, head, key, decay, shrunk);
+      recall(kept, shrunk, found);
+      for (int b = 0; b < kBlocks; b++) delta[b] = rate * (E::load(values + b * kWidth) - found[b]);
+    } else {
+      const float step = softplus(E::widen(gates[op.first_step + head]) + op.step_bias[head]);
+      decay[0] = std::exp(step * op.decay[head]);
+      recall(kept, key, found);
+      for (int b = 0; b < kBlocks; b++) {
+        delta[b] = rate * (E::load(values + b * kWidth) - found[b] * broadcast(decay[0]));
+      }
     }
     update(kept, decay, key, delta, query, found);
     Value* out = static_cast<Value*>(op.out) + token * width + head * op.head_dim + dim;
@@ -144,10 +177,16 @@ struct Scan {
   }
 };
 
+template <class E, bool kByChannel>
+void run(const DeltaScan& op) {
+  if (op.head_dim % (2 * kWidth) == 0) Scan<E, 2, kByChannel>{op}.run_all();
+  else Scan<E, 1, kByChannel>{op}.run_all();
+}
+
 template <class E>
 void run(const DeltaScan& op) {
-  if (op.head_dim % (2 * kWidth) == 0) Scan<E, 2>{op}.run_all();
-  else Scan<E, 1>{op}.run_all();
+  if (op.by_channel) run<E, true>(op);
+  else run<E, false>(op);
 }
 
 }  // namespace

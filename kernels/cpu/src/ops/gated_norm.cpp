@@ -1,4 +1,4 @@
-// RMS norm of groups of columns behind or before a gate: rms(x * silu(gate)) * weight, or rms(x) * weight * silu(gate).
+// RMS norm of groups of columns behind or before a gate: rms(x * act(gate)) * weight, or rms(x) * weight * act(gate).
 #include <cmath>
 
 #include "simd/parallel.h"
@@ -15,7 +15,9 @@ struct GatedNorm {
   const void* gate;    // [tokens][gate_columns], `width` of them from `gate_first` on
   const void* weight;  // [width]
   void* out;           // [tokens][width]
-  int64_t tokens, width, groups, gate_columns, gate_first, is_norm_first, is_bf16, threads;
+  int64_t tokens, width, groups, gate_columns, gate_first, is_norm_first;
+  int64_t is_sigmoid;  // the gate's function, else SiLU
+  int64_t is_bf16, threads;
   double eps;
 };
 
@@ -28,7 +30,7 @@ void run_token(const GatedNorm& op, int64_t token) {
   Value* out = static_cast<Value*>(op.out) + token * op.width;
   const auto open = [&](int64_t i) {
     const Floats value = E::load(gate + i);
-    return value * sigmoid(value);
+    return op.is_sigmoid ? sigmoid(value) : value * sigmoid(value);
   };
   const auto before = [&](int64_t i) { return op.is_norm_first ? E::load(x + i) : E::load(x + i) * open(i); };
   const int64_t size = op.width / op.groups;

@@ -1,4 +1,6 @@
 // Latent attention's keys: rotary embedding of q, and storing a token's normed latent vector and rotated key.
+#include <algorithm>
+
 #include "attention/int8_kv.h"
 #include "ops/norm.h"
 #include "ops/rotate.h"
@@ -14,7 +16,7 @@ struct LatentStore {
   void* q;                   // [tokens][heads][plain_dim + rotary_dim], the last of which are rotated in place
   const void* kv;            // [tokens][latent_dim + rotary_dim]
   const int64_t* positions;  // [tokens]
-  const float* cos_sin;      // [max_position][rotary_dim]
+  const float* cos_sin;      // [max_position][rotary_dim]; null for no rotation
   const int64_t* cells;      // [tokens]
   void* cache;               // [num_pages * page_size][latent_dim + rotary_dim]
   const void* norm;          // [latent_dim] of q's type
@@ -27,7 +29,7 @@ struct LatentStore {
 bool in_bounds(const LatentStore& op) {
   for (int64_t token = 0; token < op.tokens; token++) {
     if (op.cells[token] < 0 || op.cells[token] >= op.num_cells) return false;
-    if (op.positions[token] < 0 || op.positions[token] >= op.max_position) return false;
+    if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
   }
   return true;
 }
@@ -46,14 +48,18 @@ template <class E>
 void run_token(const LatentStore& op, int64_t token) {
   using Value = typename E::Value;
   const int64_t head_dim = op.plain_dim + op.rotary_dim, cell_dim = op.latent_dim + op.rotary_dim;
-  const float* cos = op.cos_sin + op.positions[token] * op.rotary_dim;
-  auto* q = static_cast<Value*>(op.q) + token * op.heads * head_dim + op.plain_dim;
-  for (int64_t head = 0; head < op.heads; head++, q += head_dim) turn<E>(op, q, cos, q);
   const auto* latent = static_cast<const Value*>(op.kv) + token * cell_dim;
   auto* cell = static_cast<Value*>(op.cache) + op.cells[token] * cell_dim;
   const float squares = sum_of_squares<E>(latent, op.latent_dim);
   const float scale = 1.0f / std::sqrt(squares / (float)op.latent_dim + (float)op.eps);
   scale_by_weight<E, E, E>(latent, static_cast<const Value*>(op.norm), 0.0f, scale, cell, op.latent_dim);
+  if (!op.cos_sin) {
+    std::copy(latent + op.latent_dim, latent + cell_dim, cell + op.latent_dim);
+    return;
+  }
+  const float* cos = op.cos_sin + op.positions[token] * op.rotary_dim;
+  auto* q = static_cast<Value*>(op.q) + token * op.heads * head_dim + op.plain_dim;
+  for (int64_t head = 0; head < op.heads; head++, q += head_dim) turn<E>(op, q, cos, q);
   turn<E>(op, latent + op.latent_dim, cos, cell + op.latent_dim);
 }
 

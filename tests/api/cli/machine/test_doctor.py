@@ -35,12 +35,14 @@ from rootgraft.api.cli.machine.doctor_checks import (
     check_open_files,
     check_packages,
     check_port,
+    check_published,
     check_torch,
     examine,
 )
 from rootgraft.api.cli.main import main
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.listener import listening
+from rootgraft.engine.checkpoint.published_models import published_models
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.machine import kernel_state as kernel_states
@@ -453,6 +455,20 @@ def test_forms_of_a_published_model_are_told_without_a_download(monkeypatch: pyt
     assert found["files"].command == "rootgraft pull Qwen/Qwen3-8B"
     refused = {each.name: each for each in check_named(EngineConfig(model="zai-org/GLM-5.2:Q4_K_M"))}
     assert refused["GGUF Q4_K_M"].value == "no"
-    assert "GlmMoeDsaForCausalLM is not supported" in refused["GGUF Q4_K_M"].reason
+    assert "GGUF files of GlmMoeDsaForCausalLM are not read" in refused["GGUF Q4_K_M"].reason
+    assert refused["16 bits"].value.endswith("up to 2,048 tokens")
     with pytest.raises(ModelError, match=r"org/name is not on this machine"):
         check_named(EngineConfig(model="org/name"))
+
+
+def test_each_row_of_the_page_of_models_is_what_the_command_says() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "models.md").read_text("utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.partition("## Published repositories")[2].partition("\n## ")[0].splitlines()
+        if re.match(r"\| [\w.-]+/", line)
+    ]
+    assert {name for name, *_ in rows} == set(published_models())
+    for name, *cells in rows:
+        found = ["y" if each.status == "ok" else "n" for each in check_published(name)]
+        assert found == [cell for cell in cells if cell in ("y", "n")], name

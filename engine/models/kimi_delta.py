@@ -1,0 +1,92 @@
+"""Kimi delta attention of a layer: a gated delta rule whose state's rows shrink each by a factor of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.column_ops import ColumnRuns, take_columns
+from ...kernels.expert_ops import ExpertWeights
+from ...kernels.state_ops import ConvParams, DeltaParams, GatedNormParams, causal_conv, delta_scan, gated_norm
+from .forward_inputs import ForwardInputs
+from .layers import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDeltaColumns:
+    """Where the results of the narrow projection are.
+
+    Attributes:
+        forget: the inputs of the projection to steps, behind the rates.
+        gate: the inputs of the projection to the gate, behind these.
+        gates: rates of the heads, and behind them steps, which are a second matrix.
+    """
+
+    forget: ColumnRuns
+    gate: ColumnRuns
+    gates: ColumnRuns
+
+    @classmethod
+    def of(cls, num_heads: int, head_dim: int) -> KimiDeltaColumns:
+        """Return the record for so many heads, and as many inputs of both projections as a head has dimensions."""
+        runs = ([(0, num_heads, head_dim)], [(0, num_heads + head_dim, head_dim)])
+        return cls(*(ColumnRuns.of(each) for each in (*runs, [(0, 0, num_heads), (1, 0, num_heads * head_dim)])))
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """``output(norm(scan(conv(q, k, v), steps, rates)) * sigmoid(gate))``: ``store``, then the call.
+
+    Attributes:
+        input: the projection to q, k and v.
+        narrow: the projection to rates, and to the inputs of ``forget`` and ``gate``.
+        forget: to a step for each row of each head's state, without the bias that the scan adds.
+        gate: to the gate of the results.
+        columns: where all these are.
+    """
+
+    input: Projection
+    narrow: Projection
+    forget: Projection
+    gate: Projection
+    output: Projection
+    columns: KimiDeltaColumns
+    conv: ConvParams
+    scan: DeltaParams
+    norm: GatedNormParams
+
+    def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """Scan T tokens and write the states of their rows: [T, H] -> [T, heads * head_dim].
+
+        Args:
+            convolved: [slots, taps - 1, columns], the last inputs of the convolution.
+            summed: [slots, heads, head_dim, head_dim].
+        """
+        assert inputs.states is not None
+        projected, narrow = self.input(x, inputs.lora), self.narrow(x, inputs.lora)
+        steps = self.forget(take_columns(self.columns.forget, narrow), inputs.lora)
+        gate = self.gate(take_columns(self.columns.gate, narrow), inputs.lora)
+        gates = take_columns(self.columns.gates, narrow, steps)
+        mixed = causal_conv(projected, convolved, inputs.states, self.conv)
+        y = delta_scan(mixed, gates, (self.scan.num_heads, 0), summed, inputs.states, self.scan)
+        return gated_norm(y, gate, self.norm)
+
+    def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
+        """The output projection: [S, heads * head_dim] -> [S, H]."""
+        return self.output(y, inputs.lora)
+
+    @property
+    def before_kv(self) -> tuple[Projection, ...]:
+        """Products in front of the states."""
+        return self.input, self.narrow, self.forget, self.gate
+
+    @property
+    def behind_kv(self) -> tuple[Projection, ...]:
+        """Products behind the states."""
+        return (self.output,)
+
+    @property
+    def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of each head with a weight of its own: none."""
+        return ()
