@@ -32,7 +32,7 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import Quantization, Scheme
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
-from . import mxfp4, nvfp4
+from . import gguf_repacked, mxfp4, nvfp4
 from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .matrix_cuts import RowPieces
@@ -425,6 +425,10 @@ class GgufWeights:
         if kind == "NVFP4":
             keeps = partial(nvfp4.kept_block_rows, factor=self._factor(name))
             return (nvfp4.KEPT_AS, map(keeps, self._rows(name))) if nvfp4.takes_kept(self.shapes[name][-1]) else None
+        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
+            raw = torch.from_numpy(self._data(name).copy())
+            repacks = partial(gguf_repacked.repacked_rows, type_name=kind)
+            return (kept_as, map(repacks, self._rows(name))) if gguf_repacked.are_exact(kind, raw) else None
         if kind != "MXFP4":
             return kind, self._rows(name)
         if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
@@ -459,6 +463,8 @@ class GgufWeights:
         if kind == "NVFP4":
             shape = self.shapes[name]
             return (nvfp4.KEPT_AS, nvfp4.kept_bytes(math.prod(shape))) if nvfp4.takes_kept(shape[-1]) else None
+        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
+            return kept_as, gguf_repacked.kept_bytes(kind, num_bytes)
         return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
