@@ -125,7 +125,7 @@ class SafetensorsFolder:
     Attributes:
         may_be_bare: whether it is a whole model, which may have been saved without a head.
         is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
-        has_kv_scales: it brings scales of cached keys and values.
+        kv_scales: scales of cached keys and values, by name.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
@@ -142,7 +142,7 @@ class SafetensorsFolder:
         names: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.shapes: dict[str, Shape] = {}
-        self.has_kv_scales = False
+        self.kv_scales: dict[str, View] = {}
         self._quantization = quantization
         self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
@@ -153,9 +153,11 @@ class SafetensorsFolder:
         self.is_bare = self.may_be_bare and not towers and has_bare_embedding
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
-                self.has_kv_scales |= stored.endswith(KV_SCALES)
                 if not in_tower(stored, towers):
                     name = usual_name(language_model_name(stored) if towers else stored, names)
+                    if stored.endswith(KV_SCALES):
+                        self.kv_scales[_in_model(name) if self.is_bare else name] = View(file, stored)
+                        continue
                     self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
