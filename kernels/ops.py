@@ -41,6 +41,7 @@ from .backend import (
 )
 from .layouts.attention_arguments import AttentionParams, HeadNorm, LongRows, PagedBatch, RopeParams, SharedPrefixes
 from .layouts.grouped_forms import GroupedLinear
+from .layouts.kv_forms import StaticScales
 from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
 from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, StaticSharedPrefixes
@@ -58,6 +59,7 @@ __all__ = [
     "QuantisedLinear",
     "RopeParams",
     "SharedPrefixes",
+    "StaticScales",
     "StaticSharedPrefixes",
     "activation",
     "add_layer_norm",

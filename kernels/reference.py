@@ -140,7 +140,7 @@ def rope_store_kv(
     if params.has_v_norm:
         v = _norm_values(v, params.eps)
     if num_kv_heads:
-        kv_forms.store(k_cache, v_cache, kv_loc // page_size, kv_loc % page_size, k, v.to(qkv.dtype))
+        kv_forms.store(k_cache, v_cache, kv_loc // page_size, kv_loc % page_size, k, v.to(qkv.dtype), params.kv_scales)
     return q.to(qkv.dtype)
 
 

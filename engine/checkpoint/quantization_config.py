@@ -35,6 +35,9 @@ _MODELOPT_FILE: Final = "hf_quant_config.json"
 FILES: Final = (_GPTQ_FILE, _MODELOPT_FILE)
 """Files beside ``config.json`` that say how weights are quantised."""
 
+KvScaleForm = Literal["int8", "fp8"]
+"""Numbers that a checkpoint's static scales of keys and values are made for."""
+
 _SCHEME_KEYS: Final = ("quant_type", "weights", "quant_config")  # of torchao, quanto, HQQ
 _REGEX: Final = "re:"
 _MOST_PATTERNS: Final = 10_000
@@ -74,10 +77,13 @@ class Quantization:
     Attributes:
         method: as the config names it.
         rules: the most specific target decides, as in compressed-tensors: a name, then a pattern, then a class.
+        kv_form: what scales of keys and values, where the checkpoint has some, are made for; None for numbers or scales
+            that are not used here.
     """
 
     method: str
     rules: tuple[_Rule, ...]
+    kv_form: KvScaleForm | None = "fp8"
 
     def scheme(self, module: str) -> Scheme | None:
         """Return the scheme of a module whose tensors are quantised, None where no target matches its name."""
@@ -129,7 +135,23 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         raise ModelError(
             f"{_WHERE}: quant_method {quoted(method)}{_scheme_name(found)} is not supported; {', '.join(_METHODS)} are."
         )
-    return Quantization(str(method), read(fields))
+    return Quantization(str(method), read(fields), _kv_form(fields))
+
+
+def _kv_form(fields: Fields) -> KvScaleForm | None:
+    """Return the numbers of ``kv_cache_scheme`` (compressed-tensors) or ``kv_cache_quant_algo`` (ModelOpt).
+
+    Files with scales and without either, as AutoFP8 wrote them, mean E4M3. Scales with zero points, for numbers of
+    other widths, or found while serving are none that are used.
+    """
+    scheme = fields.values.get("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        is_static = not scheme.get("dynamic") and scheme.get("symmetric", True) is True and scheme.get("num_bits") == 8
+        found = str(scheme.get("type", "int"))
+        return _KV_TYPES.get(found) if is_static else None
+    inner = fields.values.get("quantization")
+    algorithm = (inner if isinstance(inner, dict) else fields.values).get("kv_cache_quant_algo") or "FP8"
+    return _KV_ALGORITHMS.get(str(algorithm))
 
 
 def _scheme_name(found: Mapping[str, Any]) -> str:
@@ -333,6 +355,8 @@ def _reason(error: Exception) -> str:
     return shortened(found.decode(errors="replace") if isinstance(found, bytes) else str(found))
 
 
+_KV_TYPES: Final[dict[str, KvScaleForm]] = {"float": "fp8", "int": "int8"}
+_KV_ALGORITHMS: Final[dict[str, KvScaleForm]] = {"FP8": "fp8", "INT8": "int8"}
 _METHODS: Final = {
     "gptq": _gptq,
     "awq": _awq,

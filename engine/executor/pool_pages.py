@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from ...kernels import ops
+from ...kernels.layouts import kv_forms
 from ..batch import Batch, PageLoad, StateLoad
 from ..config import EngineConfig
+from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool, KvPrefault
 from ..models.model import Model
 
@@ -25,7 +28,7 @@ class PoolPages:
         self._kv = kv
         self._prefault: KvPrefault | None = None
         self.on_device = model.device.type != "cpu"
-        self.form = f"{kv.form}; {_arithmetic(config, model)}"
+        self.form = f"{kv.form}{_static_scales(model, kv)}; {_arithmetic(config, model)}"
         self.page_bytes, self.state_bytes = kv.page_bytes, kv.state_bytes
         self.refusal = _refusal(config, kv)
 
@@ -58,6 +61,21 @@ def _refusal(config: EngineConfig, kv: KvPool) -> str:
     if kv.hidden is not None:
         return "its draft head reads hidden states beside the KV; take another --speculative-config"
     return ""
+
+
+def _static_scales(model: Model, kv: KvPool) -> str:
+    """Return a name of the static scales that the pool's KV has: KV by other scales, or by those of tokens, is another.
+
+    Weights may be the same where a checkpoint's scales are not.
+    """
+    scales = model.kv_scales if isinstance(model, DecoderModel) else None
+    used = {index: each for index, each in (scales or {}).items() if kv_forms.takes_static(kv.dtype, each.form)}
+    if not used:
+        return ""
+    numbers = b"".join(
+        index.to_bytes(4, "little") + used[index].values.cpu().numpy().tobytes() for index in sorted(used)
+    )
+    return f" static scales {hashlib.sha256(numbers).hexdigest()[:16]}"
 
 
 def _arithmetic(config: EngineConfig, model: Model) -> str:

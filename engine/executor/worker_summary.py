@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from ...kernels import ops
@@ -17,10 +15,6 @@ from ..models.decoder import DecoderModel
 from ..models.kv_pool import KvPool
 from ..models.model import Model
 from .worker_plan import WorkerPlan
-
-_OTHER_SCALES: Final = (
-    "KV scales: the checkpoint's k_scale and v_scale have no effect; each token and head has a scale of its own"
-)
 
 
 def summary_lines(
@@ -41,13 +35,29 @@ def summary_lines(
         f"context {plan.max_model_len:,}; up to {config.most_seqs} sequences and "
         f"{config.most_tokens:,} tokens a step",
         *([_ranks(config, model)] if config.num_ranks > 1 else []),
-        *([_OTHER_SCALES] if isinstance(model, DecoderModel) and model.has_kv_scales and kv_format else []),
+        *(
+            [_kv_scales(model, kv.dtype)]
+            if isinstance(model, DecoderModel) and model.kv_scales is not None and kv_format
+            else []
+        ),
         *([_states(plan.states, kv.state_bytes)] if plan.states else []),
         *([draft] if draft else []),
         *notices(model),
         *([f"Steps: {plan.steps}"] if plan.steps else []),
         *([_slots(config, plan.slot_bytes)] if config.enable_lora else []),
         _kernel_status(model.device),
+    )
+
+
+def _kv_scales(model: DecoderModel, dtype: torch.dtype) -> str:
+    """Return the line on the checkpoint's ``k_scale`` and ``v_scale`` beside KV of 8 bits."""
+    scales = list((model.kv_scales or {}).values())
+    if used := sum(kv_forms.takes_static(dtype, each.form) for each in scales):
+        return f"KV scales: static, the checkpoint's k_scale and v_scale of {used} layers"
+    made_for = f", which are for --kv-cache-dtype {scales[0].form}," if scales else ""
+    return (
+        f"KV scales: the checkpoint's k_scale and v_scale{made_for} have no effect; each token and head has a scale of "
+        "its own"
     )
 
 

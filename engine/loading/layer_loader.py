@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ...kernels import memory
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams
+from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
@@ -66,6 +66,7 @@ class LayerLoader:
 
     Attributes:
         ranks: that the model is split over, None where there is one.
+        kv_scales: static scales of keys and values, by layer.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class LayerLoader:
         self.ranks = None if shard is None else shard.ranks
         self.weights = weights
         self.max_positions = max_positions
+        self.kv_scales: Mapping[int, StaticScales] = {}
         self.tables: dict[Rope, Tensor] = {}
         self.query_scales: dict[QueryScaling, Tensor] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
@@ -234,6 +236,7 @@ class LayerLoader:
                 is_interleaved=layer.rope is not None and layer.rope.interleaved,
                 query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
                 has_v_norm=config.has_v_norm,
+                kv_scales=self.static_scales(index),
             ),
             params=AttentionParams(
                 scale=config.attention_scale,
@@ -247,6 +250,12 @@ class LayerLoader:
             gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
             spread=self.spread_columns(index) if layer.shares_values else None,
         )
+
+    def static_scales(self, index: int) -> StaticScales | None:
+        """Return the static scales of a layer's keys and values on the device, None without."""
+        if (found := self.kv_scales.get(index)) is None:
+            return None
+        return StaticScales(found.form, found.values.to(self.weights.device))
 
     def spread_columns(self, index: int) -> ColumnRuns:
         """Return where q, k and v are in the product of q and k, whose values are the keys."""

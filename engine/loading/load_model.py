@@ -12,6 +12,7 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import open_checkpoint, read_model_config
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
+from .kv_scales import read_kv_scales, scales_of_rank
 from .layer_loader import LayerLoader
 from .load_progress import LoadProgress
 from .shards import Shard, ShardSource, check_split
@@ -73,7 +74,9 @@ def load_model(
         source.check_scales()
     if HEAD in source.shapes and config.tied_head:
         _check_tied(source)
-    has_kv_scales = isinstance(source, SafetensorsFolder) and source.has_kv_scales
+    kv_form = "fp8" if config.quantization is None else config.quantization.kv_form
+    stored_scales = source.kv_scales if isinstance(source, SafetensorsFolder) else {}
+    kv_scales = read_kv_scales(stored_scales, config, kv_form)
     if shard is not None:
         check_split(config, shard.ranks.size)
         shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
@@ -88,9 +91,12 @@ def load_model(
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
         most = max_positions or config.max_position_embeddings
         loader = LayerLoader(config, reader, most, shard) if stage is None else StageLoader(config, reader, most, stage)
+        loader.kv_scales = own_scales = scales_of_rank(kv_scales, shard, stage)
         model = loader.model(progress)
     end_uploads()
-    return replace(model, widened=tuple(sorted(reader.widened_storage)), has_kv_scales=has_kv_scales)
+    return replace(
+        model, widened=tuple(sorted(reader.widened_storage)), kv_scales=own_scales if stored_scales else None
+    )
 
 
 def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -> WeightSource:

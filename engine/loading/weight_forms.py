@@ -24,7 +24,7 @@ from ..checkpoint.read_config import CONFIG, read_config_file, read_model_config
 from ..config import EngineConfig
 from ..error_stream import write_line
 from ..errors import ConfigError, ModelError
-from . import measured_form, mxfp4, nvfp4
+from . import gguf_repacked, measured_form, mxfp4, nvfp4
 from .gguf_numbers import GROUPED_TYPES
 from .measured_form import FormSpeeds, StoredBlocks, blocks_of, measure_few_rows, measure_forms
 from .tensor_names import stored_names
@@ -165,9 +165,8 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     """Return what the blocks of a GGUF file or of a quantised folder are, None for other checkpoints."""
     if isinstance(checkpoint, GgufFile):
         tensors = checkpoint.tensors.values()
-        kept_as = {"MXFP4": mxfp4.KEPT_AS}
         blocks = blocks_of(
-            (kept_as.get(each.type, each.type), each.shape[-1], each.num_bytes)
+            (_kept_as(each.type), each.shape[-1], each.num_bytes)
             for each in tensors
             if len(each.shape) > 1 and (each.type != "NVFP4" or nvfp4.takes_kept(each.shape[-1]))
         )
@@ -183,6 +182,11 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     values = {name: math.prod(shape) for name, shape in source.shapes.items()}
     num_bytes = sum(stored[name][1] if name in stored else 2 * count for name, count in values.items())
     return _Stored(blocks, sum(values.values()), num_bytes, any(layer.mixture is not None for layer in config.layers))
+
+
+def _kept_as(type_name: str) -> str:
+    """Return the type of blocks that a type of GGUF has in memory, if it is there in blocks."""
+    return gguf_repacked.kept_as(type_name) or (mxfp4.KEPT_AS if type_name == "MXFP4" else type_name)
 
 
 def _quantised_folder(checkpoint: Path | GgufFile | None) -> tuple[ModelConfig, SafetensorsFolder] | None:

@@ -32,7 +32,7 @@ from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import Quantization, Scheme
 from ..checkpoint.safetensors_files import shard_names
 from ..errors import ModelError, shortened
-from . import mxfp4, nvfp4
+from . import gguf_repacked, mxfp4, nvfp4
 from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
 from .matrix_cuts import RowPieces
@@ -126,7 +126,7 @@ class SafetensorsFolder:
     Attributes:
         may_be_bare: whether it is a whole model, which may have been saved without a head.
         is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
-        has_kv_scales: it brings scales of cached keys and values.
+        kv_scales: scales of cached keys and values, by name.
 
     Raises:
         ModelError: there are only pickles, the index is malformed, a shard is missing, truncated or malformed, or a
@@ -143,7 +143,7 @@ class SafetensorsFolder:
         names: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.shapes: dict[str, Shape] = {}
-        self.has_kv_scales = False
+        self.kv_scales: dict[str, View] = {}
         self._quantization = quantization
         self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
@@ -154,9 +154,11 @@ class SafetensorsFolder:
         self.is_bare = self.may_be_bare and not towers and has_bare_embedding
         for shard, file in files:
             for stored in file.keys():  # noqa: SIM118 (not a dict)
-                self.has_kv_scales |= stored.endswith(KV_SCALES)
                 if not in_tower(stored, towers):
                     name = usual_name(language_model_name(stored) if towers else stored, names)
+                    if stored.endswith(KV_SCALES):
+                        self.kv_scales[_in_model(name) if self.is_bare else name] = View(file, stored)
+                        continue
                     self._add(_in_model(name) if self.is_bare else name, file, stored, shard)
         for name, parts in self._mxfp4.items():
             self.shapes[name] = _mxfp4_shape(name, parts)
@@ -426,6 +428,10 @@ class GgufWeights:
         if kind == "NVFP4":
             keeps = partial(nvfp4.kept_block_rows, factor=self._factor(name))
             return (nvfp4.KEPT_AS, map(keeps, self._rows(name))) if nvfp4.takes_kept(self.shapes[name][-1]) else None
+        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
+            raw = torch.from_numpy(self._data(name).copy())
+            repacks = partial(gguf_repacked.repacked_rows, type_name=kind)
+            return (kept_as, map(repacks, self._rows(name))) if gguf_repacked.are_exact(kind, raw) else None
         if kind != "MXFP4":
             return kind, self._rows(name)
         if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
@@ -463,6 +469,8 @@ class GgufWeights:
         if kind == "NVFP4":
             shape = self.shapes[name]
             return (nvfp4.KEPT_AS, nvfp4.kept_bytes(math.prod(shape))) if nvfp4.takes_kept(shape[-1]) else None
+        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
+            return kept_as, gguf_repacked.kept_bytes(kind, num_bytes)
         return (mxfp4.KEPT_AS, mxfp4.kept_bytes(num_bytes)) if kind == "MXFP4" else (kind, num_bytes)
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:

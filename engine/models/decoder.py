@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels import grouped_weights
+from ...kernels.layouts.kv_forms import StaticScales
 from ...kernels.ops import GroupedLinear, Largest, Linear, largest
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
@@ -38,7 +40,8 @@ class DecoderModel:
         layer_inputs: makes what layers get of a token beside the residual stream; None where they get nothing.
         score: [classes, H] fp32, the classification head; None without one.
         widened: types and schemes of the checkpoint's quantised matrices that are in the model's type here.
-        has_kv_scales: the checkpoint brings scales of cached keys and values.
+        kv_scales: the checkpoint's static scales of keys and values by layer, empty for some that are not used; None
+            where it brings none.
     """
 
     config: ModelConfig
@@ -54,7 +57,7 @@ class DecoderModel:
     layer_inputs: LayerInputs | None = None
     score: Tensor | None = None
     widened: tuple[str, ...] = ()
-    has_kv_scales: bool = False
+    kv_scales: Mapping[int, StaticScales] | None = None
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:

@@ -37,7 +37,7 @@ _TYPES: Final = (_BF16, _FP32)
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _GATED_LINEAR: Final = Struct("9q")
-_ROPE_STORE_KV: Final = Struct("26q2d")
+_ROPE_STORE_KV: Final = Struct("27q2d")
 _ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
 _COPY_PAGES: Final = Struct("12q")
@@ -223,6 +223,9 @@ class Kernels(ElementwiseKernels):
         _check_index("positions", positions, torch.int64, (tokens,))
         _check_index("kv_loc", kv_loc, torch.int64, (tokens,))
         _check_norms(params, head_dim)
+        static = kv_forms.static_of(k_cache, params.kv_scales)
+        if static is not None:
+            _check_index("kv_scales", static, torch.float32, (2, num_kv_heads))
         rotary_dim = 0 if cos_sin is None else _check_cos_sin(cos_sin, head_dim)
         max_position = _check_positions(params)
         norm = k_norm if q_norm is None else q_norm
@@ -255,6 +258,7 @@ class Kernels(ElementwiseKernels):
                 params.is_normed_last,
                 0 if params.query_scale is None else params.query_scale.data_ptr(),
                 params.has_v_norm,
+                0 if static is None else static.data_ptr(),
                 params.eps,
                 params.offset,
             )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .kv_forms import StaticScales
 from .staging import to_device
 
 HeadNorm = Literal["head", "projection", "centred"]
@@ -38,6 +39,8 @@ class RopeParams:
         is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
         has_v_norm: values have the RMS norm of each head, without a weight.
+        kv_scales: static scales of keys and values; used by caches of their form, without effect on others. None for
+            scales of each token.
     """
 
     num_heads: int
@@ -52,6 +55,7 @@ class RopeParams:
     is_interleaved: bool = False
     query_scale: Tensor | None = None
     has_v_norm: bool = False
+    kv_scales: StaticScales | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,18 +53,22 @@ def values(pages: Tensor) -> Tensor:
     return words.transpose(3, 4).reshape(count, heads, page_size, -1).float() * scales[..., None]
 
 
-def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor) -> None:
-    """Quantise keys of tokens into their cells: page and cell [T], k [T, Hkv, D] of any floating type."""
-    numbers, scales = _rounded(k)
+def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor, static: Tensor | None = None) -> None:
+    """Quantise keys of tokens into their cells: page and cell [T], k [T, Hkv, D] of any floating type.
+
+    Args:
+        static: [Hkv] fp32, scales in place of those of each token.
+    """
+    numbers, scales = _rounded(k, static)
     data, known = _parts(cache)
     panels = data.view(*data.shape[:2], -1, k.shape[2] // _WORD, CELLS, _WORD)
     panels[page, :, cell // CELLS, :, cell % CELLS] = (numbers + _BIAS).byte().unflatten(2, (-1, _WORD))
     known[page, :, cell] = scales
 
 
-def store_values(cache: Tensor, page: Tensor, cell: Tensor, v: Tensor) -> None:
-    """Quantise values of tokens into their cells, shapes as for ``store_keys``."""
-    numbers, scales = _rounded(v)
+def store_values(cache: Tensor, page: Tensor, cell: Tensor, v: Tensor, static: Tensor | None = None) -> None:
+    """Quantise values of tokens into their cells, as ``store_keys``."""
+    numbers, scales = _rounded(v, static)
     data, known = _parts(cache)
     words = data.view(torch.int8).view(*data.shape[:2], -1, v.shape[2], _WORD)
     words[page, :, cell // _WORD, :, cell % _WORD] = numbers.to(torch.int8)
@@ -78,8 +82,21 @@ def _parts(pages: Tensor) -> tuple[Tensor, Tensor]:
     return flat[..., :size], flat[..., size:].view(torch.float32)
 
 
-def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to integers within 127, as floats; returns them and their scales."""
+def by_static(x: Tensor, static: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide x [T, Hkv, D] fp32 by static scales [Hkv]; returns also the scales [T, Hkv] to store.
+
+    A vector with a number that is not finite has a scale that is not finite either, and zeros.
+    """
+    most = x.abs().amax(-1)
+    known = torch.where(most.isfinite(), static, most)
+    return torch.where(most.isfinite()[..., None], x / static[:, None], 0.0), known
+
+
+def _rounded(x: Tensor, static: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Round to integers within 127, as floats, or within -128 by static scales; returns them and their scales."""
+    if static is not None:
+        scaled, known = by_static(x.float(), static)
+        return scaled.round().clamp(-_BIAS, _MOST), known
     most = x.float().abs().amax(-1)
     inverse = torch.where(most > _LEAST, torch.full_like(most, _MOST) / most, 0.0)  # number / tensor rounds twice
     return (x.float() * inverse[..., None]).round(), most / _MOST

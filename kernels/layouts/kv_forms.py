@@ -4,11 +4,16 @@ The type of a cache tells its form. In rows of 8 bits a key or value of a token 
 fp32: its largest magnitude divided by that of the byte's type. The cache of a layer has shape [num_pages, Hkv,
 page_size, D + 4], but the shape only gives the size: a KV head of a page holds page_size rows of D bytes first, then
 page_size scales. The CPU's order is that of ``int8_kv_layout``.
+
+With static scales, those of a checkpoint, every token of a KV head has the same one, whatever its magnitude is: numbers
+beyond the byte's range become its ends. They are stored with each token nevertheless, so all that read a cache read it
+alike.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +27,35 @@ FLOAT8: Final = torch.float8_e4m3fn
 """Type of a cache of E4M3, in rows."""
 ROW_DTYPES: Final = (INT8, FLOAT8)
 NAMES: Final = {INT8: "int8 rows", FLOAT8: "fp8 rows", int8_kv_layout.DTYPE: "int8"}
+StaticForm = Literal["int8", "fp8"]
+"""Numbers that static scales are made for: signed integers, or E4M3."""
+_STATIC_FORMS: Final[dict[torch.dtype, StaticForm]] = {INT8: "int8", FLOAT8: "fp8", int8_kv_layout.DTYPE: "int8"}
 _LARGEST: Final = {INT8: 127.0, FLOAT8: 448.0}
 _LEAST: Final = 1e-30  # least largest magnitude; below it all bytes are 0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticScales:
+    """Scales of a layer's keys and values: number = value / scale, rounded, within the range of the form.
+
+    Attributes:
+        form: of the numbers.
+        values: [2, Hkv] fp32, of the keys of each KV head, then of the values; finite and above 0.
+    """
+
+    form: StaticForm
+    values: Tensor
+
+
+def static_of(cache: Tensor, scales: StaticScales | None) -> Tensor | None:
+    """Return static scales [2, Hkv] where they are made for a cache's numbers; None elsewhere."""
+    is_used = scales is not None and _STATIC_FORMS.get(cache.dtype) == scales.form
+    return scales.values if scales is not None and is_used else None
+
+
+def takes_static(dtype: torch.dtype, form: StaticForm) -> bool:
+    """Return whether static scales of a form are made for the numbers of a cache of this type."""
+    return _STATIC_FORMS.get(dtype) == form
 
 
 def form_name(dtype: torch.dtype) -> str:
@@ -60,14 +92,27 @@ def values(pages: Tensor) -> Tensor:
     return int8_kv_layout.values(pages) if int8_kv_layout.is_int8(pages) else pages
 
 
-def store(k_cache: Tensor, v_cache: Tensor, page: Tensor, cell: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write keys and values of tokens to their cells: page and cell [T], k and v [T, Hkv, D] of any floating type."""
+def store(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page: Tensor,
+    cell: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: StaticScales | None = None,
+) -> None:
+    """Write keys and values of tokens to their cells: page and cell [T], k and v [T, Hkv, D] of any floating type.
+
+    Args:
+        scales: static ones, which have no effect where they are made for other numbers.
+    """
+    of_k, of_v = (None, None) if (known := static_of(k_cache, scales)) is None else known
     if is_rows(k_cache):
-        _store_rows(k_cache, page, cell, k)
-        _store_rows(v_cache, page, cell, v)
+        _store_rows(k_cache, page, cell, k, of_k)
+        _store_rows(v_cache, page, cell, v, of_v)
     elif int8_kv_layout.is_int8(k_cache):
-        int8_kv_layout.store_keys(k_cache, page, cell, k)
-        int8_kv_layout.store_values(v_cache, page, cell, v)
+        int8_kv_layout.store_keys(k_cache, page, cell, k, of_k)
+        int8_kv_layout.store_values(v_cache, page, cell, v, of_v)
     else:
         k_cache[page, :, cell] = k.to(k_cache.dtype)
         v_cache[page, :, cell] = v.to(v_cache.dtype)
@@ -86,12 +131,20 @@ def _rows(pages: Tensor) -> Tensor:
     return numbers.contiguous().view(pages.dtype).float() * scales[..., None]
 
 
-def _store_rows(cache: Tensor, page: Tensor, cell: Tensor, x: Tensor) -> None:
+def _store_rows(cache: Tensor, page: Tensor, cell: Tensor, x: Tensor, static: Tensor | None) -> None:
     numbers, scales = _parts(cache)
     exact, largest = x.float(), _LARGEST[cache.dtype]
-    most = exact.abs().amax(-1)
-    inverse = torch.where(most > _LEAST, torch.full_like(most, largest) / most, 0.0)
-    scaled = exact * inverse[..., None]
-    rounded = scaled.round().to(INT8) if cache.dtype is INT8 else scaled.clamp(-largest, largest).to(FLOAT8)
+    if static is not None:
+        scaled, known = int8_kv_layout.by_static(exact, static)
+        rounded = scaled.round().clamp(-128, 127).to(INT8) if cache.dtype is INT8 else _saturated(scaled)
+    else:
+        most = exact.abs().amax(-1)
+        inverse = torch.where(most > _LEAST, torch.full_like(most, largest) / most, 0.0)
+        scaled, known = exact * inverse[..., None], most / largest
+        rounded = scaled.round().to(INT8) if cache.dtype is INT8 else _saturated(scaled)
     numbers[page, :, cell] = rounded.view(torch.uint8)
-    scales[page, :, cell] = most / largest
+    scales[page, :, cell] = known
+
+
+def _saturated(x: Tensor) -> Tensor:
+    return x.clamp(-_LARGEST[FLOAT8], _LARGEST[FLOAT8]).to(FLOAT8)

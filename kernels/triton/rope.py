@@ -52,18 +52,27 @@ def _codes(x, KV: tl.constexpr):
 
 @triton.jit
 def _store_bytes(
-    k_cache, v_cache, result, inside, is_key, is_value, cell, page_head, page_bits, dim, d, KV: tl.constexpr
+    k_cache, v_cache, static, result, inside, is_key, is_value, cell, page_head, kv_head, page_bits, dim, d,
+    KV: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
     """Write heads of keys and values in 8 bits, with a scale of each, where ``is_key`` and ``is_value`` [H] say so.
 
-    ``page_head`` is the head's page among all pages of a head each. A NaN makes the scale NaN.
+    ``page_head`` is the head's page among all pages of a head each. STATIC: scales are those of ``kv_head`` in
+    ``static``, and numbers end where the byte's range does. A NaN makes the scale NaN.
     """
     exact = tl.where(inside, result.to(tl.float32), 0.0)
-    most = tl.max(tl.abs(exact), 1)
     LARGEST: tl.constexpr = 127.0 if KV == INT8_KV else 448.0
-    inverse = tl.where(most > 1e-30, LARGEST / tl.maximum(most, 1e-30), 0.0)
-    codes = _codes(exact * inverse[:, None], KV)
-    scale = most / LARGEST + tl.sum(exact * 0.0, 1)
+    if STATIC:
+        known = tl.load(static + kv_head, is_key | is_value, other=1.0)
+        scaled = tl.div_rn(exact, tl.broadcast_to(known[:, None], exact.shape))
+        LEAST: tl.constexpr = -128.0 if KV == INT8_KV else -448.0
+        codes = _codes(tl.minimum(tl.maximum(scaled, LEAST), LARGEST), KV)
+    else:
+        most = tl.max(tl.abs(exact), 1)
+        inverse = tl.where(most > 1e-30, LARGEST / tl.maximum(most, 1e-30), 0.0)
+        codes = _codes(exact * inverse[:, None], KV)
+        known = most / LARGEST
+    scale = known + tl.sum(exact * 0.0, 1)
     within = cell & ((1 << page_bits) - 1)
     first = page_head * ((dim + 4) << page_bits)
     at = (first + within * dim)[:, None] + d[None, :]
@@ -76,15 +85,16 @@ def _store_bytes(
 
 @triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
 def _rope_store_kv(
-    qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, heads, kv_heads, page_bits, dim,
-    half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr, SCALED: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, KV: tl.constexpr,
+    qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, kv_scales, heads, kv_heads,
+    page_bits, dim, half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, KV: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
     """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
 
     Dimension d is paired with d + half, or d - half from half on (INTERLEAVED: with its neighbour, d ^ 1); those from
-    2 * half on are not rotated. LAST: norms come after the rotation. SCALED: queries have a factor by position. A token
-    with a negative cell pads a captured batch: its K and V are not stored.
+    2 * half on are not rotated. LAST: norms come after the rotation. SCALED: queries have a factor by position. STATIC:
+    K and V have the scales ``kv_scales`` [2, kv_heads]. A token with a negative cell pads a captured batch: its K and V
+    are not stored.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -129,8 +139,8 @@ def _rope_store_kv(
         stored = some & (cell >= 0)
         page_head = page + tl.where(is_value, head - heads - kv_heads, head - heads)
         _store_bytes(
-            k_cache, v_cache, result, inside, stored & ~is_query & ~is_value, stored & is_value, cell, page_head,
-            page_bits, dim, d, KV,
+            k_cache, v_cache, kv_scales, result, inside, stored & ~is_query & ~is_value, stored & is_value, cell,
+            page_head, head - heads, page_bits, dim, d, KV, STATIC,
         )  # fmt: skip
         return
     within = cell & ((1 << page_bits) - 1)
@@ -274,9 +284,12 @@ def _launch(
     norms = (qkv if norm is None else norm for norm in (params.q_norm, params.k_norm))
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     numbers = (heads, kv_heads, k_cache.shape[2].bit_length() - 1, dim, half, params.eps, params.offset)
-    args = (qkv, positions, *tables, kv_loc, *norms, q, as_read(k_cache), as_read(v_cache), *numbers)
+    static = kv_forms.static_of(k_cache, params.kv_scales)
+    caches = as_read(k_cache), as_read(v_cache), nothing if static is None else static
+    args = (qkv, positions, *tables, kv_loc, *norms, q, *caches, *numbers)
     constants = {
         "KV": kv_form(k_cache),
+        "STATIC": static is not None,
         "NORMS": params.q_norm is not None,
         "LAST": params.is_normed_last,
         "INTERLEAVED": params.is_interleaved,
@@ -302,6 +315,11 @@ def variants() -> Iterator[tuple[str, Launch]]:
             yield f"rope_store_kv/{name}-{dim}-scaled", _example(dtype, dim, dim // 2, False, query_scale=scale)
         for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
             yield f"rope_store_kv/{name}-128-{kv}-kv", _example(dtype, 128, 64, False, kv=cache)
+            scales = kv_forms.StaticScales("int8" if kv == "int8" else "fp8", meta(2, 2, dtype=torch.float32))
+            yield (
+                f"rope_store_kv/{name}-128-{kv}-kv-static",
+                _example(dtype, 128, 64, False, kv=cache, kv_scales=scales),
+            )
         for is_interleaved, pairs in ((True, "-interleaved"), (False, "")):
             yield f"rope_store_latent/{name}{pairs}", _latent_example(dtype, is_interleaved)
 

@@ -14,6 +14,7 @@ from typing import cast
 
 import pytest
 import torch
+from compressed_tensors.utils.match import match_targets
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -225,6 +226,46 @@ def test_a_scale_of_the_last_layer_is_refused_before_a_matrix_is_read(
 @pytest.mark.parametrize("kind", ["w3 asymmetric", "w8a8", "fp8 channel"])
 def test_a_quantised_model_is_the_model_that_it_means(family: str, kind: str, tmp_path: Path) -> None:
     plain, packed = quantised_folder(tmp_path, kind, family)
+    logits = [run_whole(load_model(folder, dtype=torch.float32, device=CPU), TOKENS) for folder in (plain, packed)]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_schemes_by_target_each_mean_their_modules(tmp_path: Path) -> None:
+    """A name before a pattern before a class, as compressed-tensors matches; what no scheme matches is plain."""
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    save_llama(plain)
+    named, pattern = "model.layers.1.mlp.down_proj", r"re:.*\.mlp\..*_proj$"
+    targets = {"w8a8": "Linear", "w4a16": pattern, "fp8 channel": named}
+    groups = {}
+    for kind, target in targets.items():
+        form, args = COMPRESSED[kind]
+        group = compressed_config(form, args)["config_groups"]["group_0"]
+        groups[kind] = group | {"targets": [target], "format": form}
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    ignored = "model.layers.0.self_attn.k_proj"
+    for name, weight in list(tensors.items()):
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj") or module == ignored:
+            continue
+        [target, *_] = match_targets(module, torch.nn.Linear(1, 1), targets.values())
+        kind = next(kind for kind, each in targets.items() if each == target)
+        parts, tensors[name] = compressed(*COMPRESSED[kind], weight.float())
+        del stored[name]
+        stored |= {f"{module}.{part}": tensor for part, tensor in parts.items() if tensor.numel()}
+    packed.mkdir()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file({name: part.contiguous() for name, part in stored.items()}, packed / "model.safetensors")
+    quantization = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = quantization | {"ignore": ["lm_head", ignored]}
+    (packed / "config.json").write_text(json.dumps(config))
+    found = read_quantization(config)
+    assert found is not None
+    schemes = [
+        found.scheme(module) for module in (named, "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj")
+    ]
+    assert [scheme and scheme.layout for scheme in schemes] == ["float8", "packed", "int8"]
     logits = [run_whole(load_model(folder, dtype=torch.float32, device=CPU), TOKENS) for folder in (plain, packed)]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 

@@ -146,7 +146,10 @@ def vars_of(value: Any) -> list[Any]:
 @pytest.mark.parametrize("form", ["stored_widened", "grouped"])
 @pytest.mark.parametrize(
     "kind",
-    ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_S", "MXFP4", "Q5_0", "Q5_1", "NVFP4"],
+    [
+        *("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_S", "MXFP4", "Q5_0", "Q5_1", "NVFP4"),
+        *("TQ2_0", "IQ3_S", "IQ1_M"),
+    ],
 )
 def test_planned_bytes_are_what_a_loaded_model_holds(kind: str, form: WeightForm, tmp_path: Path) -> None:
     width, quantised = 256, KINDS[kind]
@@ -167,3 +170,4 @@ def test_planned_bytes_are_what_a_loaded_model_holds(kind: str, form: WeightForm
     model = load_model(path, dtype=torch.bfloat16, device=CPU, max_positions=1, weights=form)
     held = sum(held_bytes(model).values())
     assert abs(size(path, form) / held - 1) < 0.05
+    assert model.widened == (("IQ2_S",) if kind == "IQ2_S" and form == "stored_widened" else ())

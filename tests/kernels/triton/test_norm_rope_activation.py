@@ -119,6 +119,29 @@ def test_rope_store_kv(dtype, heads, kv_heads, dim, rotary, page_size, is_normed
 
 @pytest.mark.parametrize("kv", kv_forms.ROW_DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_stores_rows_by_static_scales(dtype, kv):
+    """Values have the bytes of torch's division and cast, those beyond the range of the type saturate."""
+    tokens, heads, kv_heads, dim = 5, 2, 2, 64
+    qkv = (torch.randn(tokens, heads + 2 * kv_heads, dim) * torch.logspace(-4, 3, dim)).to(dtype)
+    caches, expected = (torch.zeros(2, 2, kv_heads, 16, dim + 4, dtype=torch.uint8).view(kv) for _ in range(2))
+    loc, positions = torch.tensor([3, 31, 0, 17, 18]), torch.arange(tokens)
+    scales = kv_forms.StaticScales("int8" if kv is torch.int8 else "fp8", torch.tensor([[0.7, 0.11], [0.013, 0.9]]))
+    params = RopeParams(heads, kv_heads, torch.randn(50, dim), kv_scales=scales)
+    q = rope.rope_store_kv(qkv.flatten(1), positions, loc, *caches, params)
+    assert_close(q, reference.rope_store_kv(qkv.flatten(1), positions, loc, *expected, params))
+    assert torch.equal(caches[1].view(torch.uint8), expected[1].view(torch.uint8))
+    found, meant = (kv_forms.keys(each)[loc // 16, :, loc % 16] for each in (caches[0], expected[0]))
+    step = (
+        scales.values[0][:, None]
+        if kv is torch.int8
+        else torch.maximum(meant.abs() / 8, scales.values[0][:, None] / 512)
+    )
+    assert bool(((found - meant).abs() <= 1.01 * step).all())
+    assert float((found != meant).float().mean()) < 0.1
+
+
+@pytest.mark.parametrize("kv", kv_forms.ROW_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_stores_rows_of_8_bits(dtype, kv):
     """Each number is the nearest of its type; of E4M3 torch's own cast is the oracle, over its whole range."""
     tokens, heads, kv_heads, dim, page_size = 6, 4, 2, 80, 16

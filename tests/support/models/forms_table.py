@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.quantization_config import read_quantization
 from rootgraft.engine.loading.gguf_numbers import GROUPED_TYPES, grouped_bits
+from rootgraft.engine.loading.gguf_repacked import kept_as
 from rootgraft.engine.loading.quantised_tensors import QuantisedTensor, View
 from rootgraft.kernels.grouped_weights import pack_grouped
 from rootgraft.kernels.quantised_weights import BLOCK_SIZES
@@ -43,9 +44,10 @@ def forms_table() -> str:
 
 
 def _gguf_row(name: str, bits: float) -> Row:
-    cpu = "blocks" if name in BLOCK_SIZES or name == "MXFP4" else "widened"
+    other = kept_as(name)
+    cpu = f"as {other}" if other else "blocks" if name in BLOCK_SIZES or name == "MXFP4" else "widened"
     gpu = f"{grouped_bits(name):.1f}" if name in GROUPED_TYPES else "widened"
-    return f"{bits:.1f}", cpu, _time(name if cpu == "blocks" else "bfloat16"), gpu, "yes"
+    return f"{bits:.1f}", cpu, _time(other or (name if cpu == "blocks" else "bfloat16")), gpu, "yes"
 
 
 def _folder_row(matrix: StoredMatrix) -> Row:

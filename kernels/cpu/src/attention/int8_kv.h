@@ -1,4 +1,5 @@
-// Layout of 8-bit keys and values in their pages. Each has its own scale in fp32: its largest magnitude / 127.
+// Layout of 8-bit keys and values in their pages. Each has its own scale in fp32: its largest magnitude / 127, or a static
+// one of its head.
 //
 //   a KV head of a page   [page_size][head_dim] bytes, then [page_size] scales; page_size a multiple of 16
 //   keys                  bytes of value + 128, 16 keys a panel: [panel][word of the head][key], words of 4 neighbours
@@ -23,12 +24,19 @@ INLINE int64_t int8_scale(int64_t cell, int64_t page_size, int64_t head_dim) {
   return page_size * head_dim + cell * kScaleBytes;
 }
 
+// Writes the bytes of a key or value by a static scale, or by its own where that is 0; returns the scale.
+template <class E>
+INLINE float quantise_kv(const typename E::Value* from, int64_t dims, float scale, int8_t (&bytes)[kMaxHeadDim]) {
+  int32_t totals[1];
+  return scale > 0.0f ? quantise_by<E>(from, dims, scale, bytes) : quantise_block<E>(from, dims, {bytes}, totals);
+}
+
 // Writes the key of a cell of a KV head of a page. Other cells' bytes are not touched: another thread may write them.
 template <class E>
-INLINE void store_int8_key(const typename E::Value* key, uint8_t* head, int64_t cell, int64_t page_size, int64_t dims) {
+INLINE void store_int8_key(const typename E::Value* key, uint8_t* head, int64_t cell, int64_t page_size, int64_t dims,
+                           float static_scale) {
   int8_t bytes[kMaxHeadDim];
-  int32_t totals[1];
-  const float scale = quantise_block<E>(key, dims, {bytes}, totals);
+  const float scale = quantise_kv<E>(key, dims, static_scale, bytes);
   uint8_t* to = head + int8_panel(cell, dims) + cell % kWidth * kWordBytes;
   for (int64_t d = 0; d < dims; d += kWordBytes, to += kWidth * kWordBytes) {
     const uint32_t word = load_as<uint32_t>(bytes + d) ^ 0x80808080u;
@@ -40,10 +48,9 @@ INLINE void store_int8_key(const typename E::Value* key, uint8_t* head, int64_t 
 // Writes the value of a cell, as above.
 template <class E>
 INLINE void store_int8_value(const typename E::Value* value, uint8_t* head, int64_t cell, int64_t page_size,
-                             int64_t dims) {
+                             int64_t dims, float static_scale) {
   int8_t bytes[kMaxHeadDim];
-  int32_t totals[1];
-  const float scale = quantise_block<E>(value, dims, {bytes}, totals);
+  const float scale = quantise_kv<E>(value, dims, static_scale, bytes);
   uint8_t* to = head + cell / kWordBytes * kWordBytes * dims;
   const int64_t key = cell % kWordBytes;
   int64_t d = 0;

@@ -165,4 +165,26 @@ INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t
   return most / kMost;
 }
 
+// Writes `count` bytes, value / scale rounded to the nearest, ties to even, and kept within -128 and 127, and zeros up to
+// the next multiple of 16. Returns the scale; of values that are not all finite one that is not, and zeros alone.
+template <class E>
+INLINE float quantise_by(const typename E::Value* from, int64_t count, float scale, int8_t* to) {
+  const uint32_t bits = magnitude_bits<E>(from, count);
+  const auto most = load_as<float>(&bits);
+  if (!std::isfinite(most)) {
+    std::memset(to, 0, (count + kWidth - 1) / kWidth * kWidth);
+    return most;
+  }
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Floats value = load_some<E>(from + i, count - i);
+    const Ints whole = map_ints([&](int p) {
+      const FloatPart scaled = value.part[p] / scale, low = FloatPart{} - 128.0f, high = FloatPart{} + 127.0f;
+      const FloatPart above = scaled < low ? low : scaled, within = above > high ? high : above;
+      return (IntPart)(within + 12582912.0f) - 0x4B400000;  // 1.5 * 2^23, as above
+    });
+    store_bytes(to + i, whole);
+  }
+  return scale;
+}
+
 }  // namespace rootgraft

@@ -29,6 +29,7 @@ struct RopeStore {
   int64_t is_normed_last;  // after the rotation
   const float* query_scale;  // [max_position] or null: a factor of queries
   int64_t has_v_norm;        // values have the RMS norm of each head, without a weight
+  const float* kv_scales;    // [2][kv_heads] of keys and values in an 8-bit cache, or null for one of each token
   double eps, offset;
 };
 
@@ -124,6 +125,11 @@ void prefetch_token(const RopeStore& op, int64_t token) {
   }
 }
 
+// The static scale of a KV head's keys, or values as kind 1; 0 for none.
+INLINE float static_scale(const RopeStore& op, int64_t kind, int64_t head) {
+  return op.kv_scales ? op.kv_scales[kind * op.kv_heads + head] : 0.0f;
+}
+
 // Stores a value of a KV head, normed in ``scaled`` if values are.
 template <class E>
 INLINE void store_value(const RopeStore& op, int64_t token, int64_t head, const typename E::Value* value, float* scaled) {
@@ -136,8 +142,9 @@ INLINE void store_value(const RopeStore& op, int64_t token, int64_t head, const 
   if (op.kv_is_int8) {
     uint8_t* target = int8_head(op, op.v_cache, token, head);
     const int64_t cell = op.cells[token] % op.page_size;
-    if (op.has_v_norm) store_int8_value<Fp32>(scaled, target, cell, op.page_size, dims);
-    else store_int8_value<E>(value, target, cell, op.page_size, dims);
+    const float scale = static_scale(op, 1, head);
+    if (op.has_v_norm) store_int8_value<Fp32>(scaled, target, cell, op.page_size, dims, scale);
+    else store_int8_value<E>(value, target, cell, op.page_size, dims, scale);
     return;
   }
   Value* target = static_cast<Value*>(op.v_cache) + cell_offset(op, token, head);
@@ -165,7 +172,8 @@ void run_token(const RopeStore& op, int64_t token) {
     turn_head<E, W>(op, from, op.k_norm, head, k_scale, cos, turned);
     if (op.kv_is_int8) {
       const int64_t cell = op.cells[token] % op.page_size;
-      store_int8_key<Fp32>(turned, int8_head(op, op.k_cache, token, head), cell, op.page_size, op.head_dim);
+      uint8_t* target = int8_head(op, op.k_cache, token, head);
+      store_int8_key<Fp32>(turned, target, cell, op.page_size, op.head_dim, static_scale(op, 0, head));
     } else {
       convert<Fp32, E>(turned, static_cast<Value*>(op.k_cache) + cell_offset(op, token, head), op.head_dim);
     }
