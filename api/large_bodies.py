@@ -6,10 +6,11 @@ interpreter's lock changes hands.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TypeVar
+
+from ..engine.serving.request_threads import on_request_thread
 
 LARGE_BODY = 64 << 10
 """Bytes; a smaller body is parsed and checked in some milliseconds."""
@@ -24,5 +25,8 @@ def note_body(num_bytes: int) -> None:
 
 
 async def beside_loop(call: Callable[[], _Result]) -> _Result:
-    """Return what a call does, made on another thread if the request's body is large. Raises as the call."""
-    return await asyncio.to_thread(call) if _is_large.get() else call()
+    """Return what a call does, made on another thread if the request's body is large.
+
+    Raises as the call, and as ``on_request_thread``.
+    """
+    return await on_request_thread(call) if _is_large.get() else call()

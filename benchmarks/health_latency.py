@@ -1,4 +1,4 @@
-"""Latency of ``/health`` while the server is given programs whose work doubles, large bodies, held uploads, ranges.
+"""Latency of ``/health`` under attack: programs whose work doubles, large bodies and files, held uploads, ranges.
 
     python -m benchmarks.health_latency [--asks 300] [--output FILE.json]
 
@@ -28,6 +28,7 @@ import httpx
 from benchmarks.fleet.fleet_harness import percentiles, serve_command, wait_ready
 from benchmarks.hostile_programs import LOOPS, doubling, unevaluated
 from benchmarks.serve.server import ROOT, Server, machine
+from rootgraft.engine.kv_cache.session_files import KEPT_MAGIC, pack_head
 
 ADAPTER = ROOT / "examples" / "adapters" / "pirate"
 LIMIT_SECONDS = 0.05
@@ -44,25 +45,24 @@ def normalizers(count: int) -> dict[str, Any]:
 
 def make_adapters(folder: Path) -> tuple[str, ...]:
     """Write adapters that bring programs. Returns their names."""
-    for name in ("template", "template-memory", "pattern", "normalizer"):
+    names = ("template", "template-memory", "pattern", "normalizer", "split")
+    for name in names:
         shutil.copytree(ADAPTER, folder / name)
     for name, template in (("template", LOOPS), ("template-memory", MEMORY)):
         (folder / name / "chat_template.jinja").write_text(template)
     config = json.loads((folder / "pattern" / "adapter_config.json").read_text())
     config["rank_pattern"] = {"(((((((a?){64}){64}){64}){64}){64}){64}){64}": 4}
     (folder / "pattern" / "adapter_config.json").write_text(json.dumps(config))
-    tokenizer = {
-        "version": "1.0",
-        "normalizer": normalizers(34),
-        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
-    }
-    (folder / "normalizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return ("template", "template-memory", "pattern", "normalizer")
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+x"}, "behavior": "Isolated", "invert": False}
+    for name, step in (("normalizer", {"normalizer": normalizers(34)}), ("split", {"pre_tokenizer": split})):
+        tokenizer = {"version": "1.0", **step, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+        (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return names
 
 
 def inputs(model: str, adapters: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Return the bodies of hostile requests by name."""
-    messages = [{"role": "user", "content": "aaaaaaaa"}]
+    messages = [{"role": "user", "content": "a" * 40}]
     schemas = {
         "allOf, 12 levels": doubling("allOf", 12),
         "allOf, 22 levels": doubling("allOf", 22),
@@ -122,6 +122,26 @@ def ranges_asked(url: str, ending: threading.Event) -> int:
     return status
 
 
+def background_asked(url: str, ending: threading.Event) -> int:
+    """Ask for answers in the background again and again until told. Returns the last status."""
+    status = 0
+    body = {"input": "story", "background": True, "max_output_tokens": 32}
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        while not ending.is_set():
+            status = http.post("/responses", json=body).status_code
+    return status
+
+
+def sessions_sent(url: str, ending: threading.Event) -> int:
+    """Send 64 MB as the file of a session, whose head is nested deeply, again and again. Returns the last status."""
+    status = 0
+    file = pack_head(b"[" * (1 << 14), KEPT_MAGIC) + bytes(64 << 20)
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        while not ending.is_set():
+            status = http.post("/cache/sessions/import", content=file).status_code
+    return status
+
+
 def measure(url: str, body: Body, asks: int) -> dict[str, Any]:
     """Ask for health while a request is sent again and again, or held; no request for an empty body."""
     ending, statuses = threading.Event(), Counter[int]()
@@ -165,7 +185,8 @@ def run(asks: int) -> dict[str, Any]:
             model = httpx.get(f"{url}/models", trust_env=False).json()["data"][0]["id"]
             bodies: dict[str, Body] = {**inputs(model, adapters)}
             last = bodies.popitem()
-            bodies |= {"24 held uploads": upload_held, "2,500 ranges": ranges_asked, last[0]: last[1]}
+            bodies |= {"24 held uploads": upload_held, "2,500 ranges": ranges_asked}
+            bodies |= {"background responses": background_asked, "files of sessions": sessions_sent, last[0]: last[1]}
             found = {each: measure(url, body, asks) for each, body in bodies.items()}
     rest = max(each["health_s"]["p99"] for name, each in found.items() if name.startswith("nothing"))
     holds = {name: each["health_s"]["p99"] <= max(LIMIT_SECONDS, 2 * rest) for name, each in found.items()}

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a write that fails leaves the file as it was before."""
+"""Files replaced as a whole, where a write that fails leaves the file as it was, and files that one user may read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file, as an opener of ``open``; no other user of the machine may read one that this makes."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import wrap_future
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 from .tenant_slots import TenantSlots
@@ -40,6 +43,15 @@ class TenantThreads:
         result.add_done_callback(lambda _: self.slots.leave(turn))
         turn.granted.add_done_callback(lambda _: call_on(self._threads, call, result))
         return result
+
+    async def call(self, tenant: str, call: Callable[[], T]) -> T:
+        """Return what a call does, made as by ``submit`` with the context variables of this task.
+
+        Raises:
+            ShareFull: the tenant has as many calls waiting as it may.
+            NoThread: no thread can be started for it.
+        """
+        return await wrap_future(self.submit(tenant, partial(copy_context().run, call)))
 
     def shutdown(self) -> None:
         """Wait for the calls that run; those that wait are never made."""

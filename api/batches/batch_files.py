@@ -10,6 +10,7 @@ import codecs
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ from ...engine.errors import ConfigError, quoted
 from ..protocol.exact_json import dumps_exact, loads_exact
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions")
+MAX_CUSTOM_ID = 512
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 
@@ -52,11 +54,12 @@ class WrongLine(ConfigError):
         self.code = code
 
 
-def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequest]:
+def read_requests(path: Path, endpoint: str | None = None, max_line: int = -1) -> Iterator[BatchRequest]:
     """Yield the requests of a file; empty lines and a byte order mark are skipped.
 
     Args:
         endpoint: the only ``url`` allowed; None for any of ``ENDPOINTS``.
+        max_line: bytes of a line, its end not counted; -1 for no limit.
 
     Raises:
         WrongLine: a line is not a valid request.
@@ -66,7 +69,11 @@ def read_requests(path: Path, endpoint: str | None = None) -> Iterator[BatchRequ
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            lines = iter(partial(file.readline, max_line + 2 if max_line >= 0 else -1), b"")
+            for number, line in enumerate(lines, 1):
+                if max_line >= 0 and len(line.rstrip(b"\r\n")) > max_line:
+                    reason = f"is longer than the {max_line} bytes that a request may have."
+                    raise WrongLine(path.name, number, reason)
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
                     try:
@@ -95,6 +102,8 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
     custom_id, url, body = fields["custom_id"], fields["url"], fields["body"]
     if not isinstance(custom_id, str) or not custom_id:
         raise ValueError("custom_id must be a text that is not empty.")
+    if len(custom_id) > MAX_CUSTOM_ID:
+        raise ValueError(f"custom_id must have at most {MAX_CUSTOM_ID} characters.")
     if fields["method"] != "POST" or url not in urls:
         raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
     if not isinstance(body, dict) or body.get("stream"):
@@ -116,7 +125,7 @@ class BatchOutput:
         self.done: set[str] = set()
         self.failed = 0
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._size = self._read(path)
             os.ftruncate(self._file, self._size)
         except OSError as error:

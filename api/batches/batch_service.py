@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...engine.errors import ConfigError
+from ...tenancy.tenant_threads import TenantThreads
 from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
 from ..storage.batch_store import BatchRecord, BatchRecords
@@ -45,11 +47,14 @@ MAX_RECORDS = 10_000
 MAX_AT_ONCE = 4  # batches in progress of one owner
 WORKERS = 16  # requests in flight per batch
 MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
+MAX_FILE_CALLS = 4  # calls at a time that read or write files, of which a tenant leaves half
 LEAST_IN_FLIGHT = 4  # requests of an owner, while others have all of these in flight
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0  # seconds between two tries to write to the folder
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FindCaller = Callable[[str, str, str], Caller | None]
 """(owner, name of its key, path) -> caller of a request; None if the key no longer exists."""
@@ -63,14 +68,22 @@ class BatchService:
         max_bytes: limit on all files together.
         find_caller: see ``FindCaller``.
         max_upload: bytes of the largest file.
+        max_line: bytes of the longest request in one.
 
     Raises:
         ConfigError: the folder cannot be used, or another server uses it.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, find_caller: FindCaller, max_upload: int = 200 << 20) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        find_caller: FindCaller,
+        max_upload: int = 200 << 20,
+        max_line: int = 4 << 20,
+    ) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.files = FileStore(
@@ -84,10 +97,16 @@ class BatchService:
                 f"--batch-dir: {folder} cannot be used: {error}. Try: ls -ld {shlex.quote(str(folder.parent))}"
             ) from error
         self._find_caller = find_caller
+        self._max_line = max_line
         self._client: InternalClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = FairSlots(MAX_IN_FLIGHT, LEAST_IN_FLIGHT)
         self._turns = OwnerTurns(MAX_AT_ONCE)
+        self._threads = TenantThreads(MAX_FILE_CALLS, "batch-files")
+
+    async def on_thread(self, owner: str, call: Callable[[], T]) -> T:
+        """Return what a call does with files of the owner, made on another thread. Raises as the call, and NoThread."""
+        return await self._threads.call(owner, call)
 
     def resume(self, client: InternalClient) -> None:
         """Resume all unfinished batches, with requests through ``client``. Called once the server is ready."""
@@ -190,14 +209,16 @@ class BatchService:
             self.records.move(record, "in_progress")
         if record.status == "in_progress":
             await self._answer(record, path)
-        await asyncio.to_thread(self._recount, record)
+        await self.on_thread(record.owner, partial(self._recount, record))
         await self._finalise(record, path)
         return None
 
     async def _validate(self, record: BatchRecord, path: Path) -> bool:
         """Whether the input is a valid batch file; if not, the batch fails with the reason."""
         try:
-            record.counts.total = await asyncio.to_thread(lambda: sum(1 for _ in read_requests(path, record.endpoint)))
+            record.counts.total = await self.on_thread(
+                record.owner, lambda: sum(1 for _ in read_requests(path, record.endpoint, self._max_line))
+            )
         except WrongLine as error:
             self._fail(record, f"Line {error.line}: {error.reason}", error.code, error.line)
             return False
@@ -226,7 +247,8 @@ class BatchService:
 
         async def answer() -> None:
             async with self._turns.hold(record.owner):
-                with BatchOutput(self.records.answers_path(record)) as output:
+                opened = partial(BatchOutput, self.records.answers_path(record))
+                with await self.on_thread(record.owner, opened) as output:
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
                     keep = partial(self._write, record, output)
                     await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
@@ -275,10 +297,10 @@ class BatchService:
         if record.status != "cancelling":
             self.records.move(record, "finalizing")
         ended_early = record.counts.total and record.outcome != "completed"
-        record.counts.usage = await asyncio.to_thread(sum_usage, answers)
-        unfinished = list(unanswered_lines(path, answers, record.outcome)) if ended_early else []
+        record.counts.usage = await self.on_thread(record.owner, partial(sum_usage, answers))
+        unfinished = unanswered_lines(path, answers, record.outcome) if ended_early else ()
         record.output_file_id = await self._store(record, "output", answer_lines(answers, failed=False))
-        record.error_file_id = await self._store(record, "error", [*answer_lines(answers, failed=True), *unfinished])
+        record.error_file_id = await self._store(record, "error", chain(answer_lines(answers, failed=True), unfinished))
         self.records.move(record, record.outcome)
         answers.unlink(missing_ok=True)
 
@@ -287,7 +309,7 @@ class BatchService:
         file_id = record.output_file_id if kind == "output" else record.error_file_id
         name = f"{record.id}_{kind}.jsonl"
         facts = self.files.new(record.owner, name, "batch_output", 0, record.output_expiry, file_id)
-        written = await asyncio.to_thread(self.files.write, facts, lines)
+        written = await self.on_thread(record.owner, partial(self.files.write, facts, lines))
         if not written.bytes:
             self.files.delete(written)
             return None

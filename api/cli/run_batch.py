@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
+from ...grammar.parent_death import end_with_parent
 from ..batches.batch_files import BatchOutput, BatchRequest, BatchResponse, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
@@ -125,4 +126,5 @@ def _own_server(engine: EngineConfig) -> Iterator[str]:
 def _serve(engine: EngineConfig, options: ServerConfig) -> None:
     from ..http.server import serve
 
+    end_with_parent()
     sys.exit(serve(engine, options))

@@ -20,6 +20,7 @@ from ...engine.serving.ending_tree import EndingRead, EndingTree, num_distinct_t
 from ...engine.serving.label_shares import label_logprobs
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.serving.request import TextRequest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.text.questions import QuestionEncoder, TypedQuestion, asking
 from ...engine.types import FinishReason, Priority, SamplingParams, Usage
 from ..access.caller import Caller
@@ -286,4 +287,4 @@ async def plan_reads(
     )
     planner = QuestionPlanner(state, messages, base, template_kwargs, input_field)
     # Hundreds of prompts are rendered and encoded, which would keep the event loop from the streams of others.
-    return await asyncio.to_thread(lambda: LabelReader(planner.plan(questions, models), caller))
+    return await on_request_thread(lambda: LabelReader(planner.plan(questions, models), caller))

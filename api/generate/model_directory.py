@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import AdapterUnavailable, RequestError, UnknownModel, quoted
 from ...engine.serving.calibration import content_digest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.types import AdapterInfo
 from ...engine.weighted_adapters import (
     WeightedPart,
@@ -138,7 +138,7 @@ class ModelDirectory:
         """Return names of adapters below ``--lora-dir`` that are loaded when a request asks for one of them."""
         if self.remote is None or not self._engine.finds_adapters:
             return []
-        names = await asyncio.to_thread(self.remote.folder_names)
+        names = await on_request_thread(self.remote.folder_names)
         return [name for name in names if (entry := self.look_up(name)) and entry.kind is NameKind.FINDABLE]
 
     def content_digest(self, adapter: str | None) -> str | None:

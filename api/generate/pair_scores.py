@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ...engine.serving.label_shares import LabelShares
 from ...engine.serving.pair_scoring import DOCUMENT_PROMPTS, QUERY_PROMPTS, head_score, pair_scoring, prompt_name_of
 from ...engine.serving.pooled_values import embedding, prompt_of
 from ...engine.serving.request import TextRequest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.types import Pooler, Pooling
 from ..access.caller import Caller
 from ..protocol.pooled import PooledFields
@@ -68,7 +68,7 @@ async def plan_pairs(
         return PairReader(words, lambda: [LabelShares.of(logprobs).shares[0] for logprobs in words.logprobs])
     plan = _by_head if scoring == "head" else _by_embeddings
     # Thousands of texts are encoded, which would keep the event loop from the streams of others.
-    return await asyncio.to_thread(plan, target, pairs, body, caller)
+    return await on_request_thread(partial(plan, target, pairs, body, caller))
 
 
 def _by_head(target: ModelTarget, pairs: Sequence[TextPair], body: PooledFields, caller: Caller) -> PairReader:

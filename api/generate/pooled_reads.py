@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.output_processor import Finish, TextDelta
 from ...engine.serving.pooled_values import num_left_out
 from ...engine.serving.request import TextRequest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.types import FinishReason, Pooling, SamplingParams, Usage
 from ..access.caller import Caller
 from ..protocol.pooled import InputFields, PooledFields
@@ -78,7 +78,7 @@ async def plan_pooled(
         return [text_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
 
     # Thousands of texts are encoded, which would keep the event loop from the streams of others.
-    return PooledReader(engine, await asyncio.to_thread(requests), caller)
+    return PooledReader(engine, await on_request_thread(requests), caller)
 
 
 def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pooling: Pooling) -> TextRequest:

@@ -5,14 +5,15 @@ The tokens before the document are the same for all documents of a query, so the
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.ending_tree import EndingTree
 from ...engine.serving.request import TextRequest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.text.rerank_prompt import ANSWERS, DEFAULT_INSTRUCTION, rerank_messages
 from ..access.caller import Caller
 from ..protocol.pooled import PooledFields
@@ -42,7 +43,7 @@ async def plan_rerank(
     if not engine.tokenizer.has_chat_template:
         raise RequestError("This model has no chat template, by which it could be asked.", param="model")
     base = pooled_request(body, target.adapter, caller, "")
-    planned = await asyncio.to_thread(_planned, target, texts, base, instruction or DEFAULT_INSTRUCTION)
+    planned = await on_request_thread(partial(_planned, target, texts, base, instruction or DEFAULT_INSTRUCTION))
     return LabelReader(planned, caller)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.ending_tree import EndingTree
 from ...engine.serving.request import TextRequest
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.types import SamplingParams
 from ..access.caller import Caller
 from ..protocol.scores import ScoreRequest
@@ -39,7 +39,7 @@ async def plan_scores(body: ScoreRequest, model: AskedModel, caller: Caller) -> 
         session=body.prompt_cache_key or "",
     )
     # A thousand prompts are encoded, which would keep the event loop from the streams of others.
-    return await asyncio.to_thread(lambda: LabelReader(_planned(body, model, base), caller))
+    return await on_request_thread(lambda: LabelReader(_planned(body, model, base), caller))
 
 
 def _planned(body: ScoreRequest, model: AskedModel, base: TextRequest) -> list[PlannedQuestion]:

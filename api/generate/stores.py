@@ -63,7 +63,7 @@ class Stores:
         if options.usage_ledger is not None:
             stores.ledger = UsageLedger(Path(options.usage_ledger))
         if options.batch_dir is not None:
-            limits = options.max_stored_file_bytes, find_caller, options.max_file_bytes
+            limits = options.max_stored_file_bytes, find_caller, options.max_file_bytes, options.max_request_bytes
             stores.batches = BatchService(Path(options.batch_dir), *limits)
         return stores
 

@@ -5,7 +5,6 @@ Both classes are called once a request; ``Identify`` and the rate limit headers 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -30,6 +29,7 @@ from ..observe.log import ACCESS, FIELDS
 from ..routes.dependencies import PICKED_STATE
 from ..storage.file_store import FORM_BYTES
 from .allowed_hosts import PROBES, AllowedHosts
+from .limited_body import CLOSE, LimitedBody, body_room, too_large
 
 OPEN_PATHS = PROBES | PATHS
 MAX_HEADER_BYTES = 32 << 10
@@ -43,7 +43,6 @@ _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_CLOSE = {"connection": "close"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
 logger = logging.getLogger(ACCESS)
@@ -170,6 +169,7 @@ class Guard:
         self._app = app
         self._state = state
         options = state.options
+        self._bodies = body_room(options.max_request_bytes)
         self._hosts = AllowedHosts(
             app, keys=state.limits.keys, names=options.allowed_hosts, origins=options.allowed_origins
         )
@@ -181,23 +181,36 @@ class Guard:
         if (refusal := self._hosts.fault(scope)) is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
+        tenant = ""
         try:
             self._check_headers(scope)
             if not _is_open(scope):
                 key = self._key(scope)
                 scope["state"]["caller"] = self._caller(scope, key)
-                CURRENT_TENANT.set(key.tenant)
+                tenant = key.tenant
+                CURRENT_TENANT.set(tenant)
                 send = self._with_limit_headers(key, send)
         except HTTPError as error:
             await error_response(reply_to(error), scope)(scope, receive, send)
             return
-        limited = _LimitedBody(receive, *self._limits(scope)) if scope["type"] == "http" else receive
-        await self._app(scope, limited, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Files are spooled to the disk, and count as uploads.
+        room = None if self._is_upload(scope) else self._bodies
+        body = LimitedBody(receive, room, tenant, *self._limits(scope))
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.give_back()
+
+    def _is_upload(self, scope: Scope) -> bool:
+        return scope["path"] == FILES_PATH and self._state.options.batch_dir is not None
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
         """Return a body's most bytes, and the seconds in which it must arrive."""
         options = self._state.options
-        if scope["path"] == FILES_PATH and options.batch_dir is not None:
+        if self._is_upload(scope):
             return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
         if scope["path"] == IMPORT_PATH:
             return MAX_IMPORT_BYTES, FILE_TIMEOUT
@@ -207,14 +220,14 @@ class Guard:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MAX_HEADER_BYTES or len(scope["headers"]) > MAX_HEADERS:
             limits = f"at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes"
-            raise HTTPError(431, f"The request has too many headers: {limits} are read.", headers=_CLOSE)
+            raise HTTPError(431, f"The request has too many headers: {limits} are read.", headers=CLOSE)
         encoding = header(scope, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
-            raise HTTPError(415, "Compressed bodies are not read: leave out Content-Encoding.", headers=_CLOSE)
+            raise HTTPError(415, "Compressed bodies are not read: leave out Content-Encoding.", headers=CLOSE)
         length = header(scope, b"content-length")
         most, _ = self._limits(scope)
         if length is not None and length.isdigit() and int(length) > most:
-            raise _too_large(most)
+            raise too_large(most)
 
     def _key(self, scope: Scope) -> Key:
         """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 without the path's scope."""
@@ -279,34 +292,3 @@ def _seconds(value: bytes) -> float:
         f"The header x-request-timeout must be a number of seconds, above 0 and at most {MAX_TIMEOUT:.0f}.",
         code="invalid_header",
     )
-
-
-class _LimitedBody:
-    """ASGI ``receive`` that refuses a body that is too large (413) or too slow (408)."""
-
-    def __init__(self, receive: Receive, max_body: int, seconds: float) -> None:
-        self._receive = receive
-        self._left = max_body
-        self._max_body = max_body
-        self._seconds = seconds
-        self._deadline = asyncio.get_running_loop().time() + seconds
-        self._complete = False
-
-    async def __call__(self) -> Message:
-        if self._complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            text = f"The body did not come within {self._seconds:.0f} seconds."
-            raise HTTPError(408, text, headers=_CLOSE) from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise _too_large(self._max_body)
-        self._complete = not message.get("more_body", False)
-        return message
-
-
-def _too_large(limit: int) -> HTTPError:
-    return HTTPError(413, f"The body is too large: at most {limit} bytes are read.", headers=_CLOSE)

@@ -25,6 +25,7 @@ from queue import Full, Queue
 from typing import Protocol
 
 from ...engine.errors import ConfigError
+from ...engine.whole_file import open_private
 
 MAX_WAITING = 10_000
 MAX_BATCH = 1000
@@ -94,7 +95,7 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         # Only the owner may read names of keys and their usage; SQLite gives its journal files the same mode.
         with suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(open_private(str(path), os.O_CREAT | os.O_EXCL))
         try:
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._open()

@@ -20,10 +20,16 @@ def loads_exact(data: bytes) -> Any:
     """Parse JSON as strictly as orjson, which checks the syntax and that every number is within a double's range.
 
     Raises:
-        orjson.JSONDecodeError: it is not JSON.
+        orjson.JSONDecodeError: it is not JSON, or nested too deeply.
     """
     value = orjson.loads(data)
-    return json.loads(data) if may_be_inexact(data) else value
+    if not may_be_inexact(data):
+        return value
+    try:
+        return json.loads(data)
+    except RecursionError:
+        # Python's parser goes less deep than orjson, by what is on the stack already.
+        raise orjson.JSONDecodeError("nested too deeply", "", 0) from None
 
 
 def dumps_exact(value: Any) -> bytes:

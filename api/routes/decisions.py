@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from ...engine.serving.calibration import question_digest
 from ...engine.serving.calibration_folder import NamedCalibration
 from ...engine.serving.label_shares import LabelShares
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.text.questions import TypedQuestion
 from ...engine.types import Priority
 from ..access.caller import Caller
@@ -40,7 +40,7 @@ async def create_decision(body: DecisionRequest, request: Request, state: State,
     questions = body.typed_questions
     calibrated = [question.calibration for question in body.questions]
     places = [f"questions[{index}].calibration" for index in range(len(calibrated))]
-    calibrations = await asyncio.to_thread(state.stores.calibrations.named, calibrated, places)
+    calibrations = await on_request_thread(partial(state.stores.calibrations.named, calibrated, places))
     reader = await plan_reads(
         state,
         caller,
@@ -93,7 +93,7 @@ async def create_system_one(body: SystemOneRequest, request: Request, state: Sta
     questions = body.typed_questions
     calibrated = [question.calibration for question in body.questions.values()]
     places = [f"questions.{name}.calibration" for name in body.questions]
-    calibrations = await asyncio.to_thread(state.stores.calibrations.named, calibrated, places)
+    calibrations = await on_request_thread(partial(state.stores.calibrations.named, calibrated, places))
     reader = await plan_reads(
         state,
         caller,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Annotated, BinaryIO, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -90,11 +90,12 @@ async def _keep(
     if size > max_bytes:
         raise RequestError(f"'file' must have at most {max_bytes} bytes, not {size}.", param="file")
     upload.settle(size)
-    lines = await asyncio.to_thread(_count_lines, sent.file)
+    owner = caller.key.tenant
+    lines = await batch_service.on_thread(owner, partial(_count_lines, sent.file))
     if not 1 <= lines <= MAX_LINES:
         raise RequestError(f"'file' must have 1 to {MAX_LINES} lines, not {lines}.", param="file")
-    file = batch_service.files.new(caller.key.tenant, sent.filename or "upload", "batch", size, expiry)
-    written = await asyncio.to_thread(batch_service.files.write, file, _chunks(sent.file))
+    file = batch_service.files.new(owner, sent.filename or "upload", "batch", size, expiry)
+    written = await batch_service.on_thread(owner, partial(batch_service.files.write, file, _chunks(sent.file)))
     batch_service.files.add(written)
     return json_response(written.body())
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.text.prompt_cache import Owner
 from ..errors import HTTPError
 from ..generate.build_request import chat_tokens, token_array
@@ -47,7 +47,7 @@ async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) ->
     async_engine = (await state.models.locate(body.model, caller)).engine
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
     decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
-    return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await asyncio.to_thread(decode)}
+    return {"prompt": decode() if len(tokens) <= _MANY_TOKENS else await on_request_thread(decode)}
 
 
 @router.get("/tokenizer_info")

@@ -114,7 +114,7 @@ class BatchRecords:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = STEADY_CLOCK) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock
         loaded, _ = read_records(folder, "batch_*.json", BatchRecord.stored)

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import orjson
 
+from ...engine.whole_file import open_private
 from ...tenancy.tenant_shares import TenantShares
 from ..errors import HTTPError
 from .steady_clock import STEADY_CLOCK
@@ -75,7 +76,7 @@ class FileStore:
         is_read: Callable[[StoredFile], bool] = lambda file: False,
         clock: Callable[[], float] = STEADY_CLOCK,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
         self._is_read = is_read
@@ -243,7 +244,7 @@ def write_json(path: Path, value: Any) -> None:
 def _write(path: Path, chunks: Iterable[bytes]) -> None:
     part = path.with_suffix(".part")
     try:
-        with part.open("wb") as out:
+        with open(part, "wb", opener=open_private) as out:
             out.writelines(chunks)
             out.flush()
             os.fsync(out.fileno())

@@ -1,5 +1,8 @@
 """The real server of the real model with small caches, so that what is bounded reaches its bound within minutes.
 
+All worker processes are started with it: one that comes when two jobs first meet, perhaps after half an hour, would
+look like growth.
+
 python -m benchmarks.soaking.bounded_server engine FD LIVENESS FOLDER OPTIONS    started by the API process
 python -m benchmarks.soaking.bounded_server api FOLDER PORT THREADS
 """
@@ -8,8 +11,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.soaking import ROOT
 from rootgraft.api.config import ServerConfig
@@ -18,24 +23,48 @@ from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.api.structured import output_check
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process, structured_output
+from rootgraft.engine.sandbox import program_pool
 from rootgraft.engine.speculation import proposer
 from rootgraft.engine.speculation.output_lookup import OutputLookup
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.compile.compile_service import CompileService
+from rootgraft.grammar.compile.worker_handle import WorkerStarved
+from rootgraft.grammar.compile.worker_pool import WorkerPool
 
 GRAMMAR_BYTES = 4 << 20
 RESPONSE_BYTES = 1 << 17
 VALIDATORS = 32
+COMPILERS = 2  # of those that yield, and of those that do not
 WORDS = 500
 DRAFT_POSITIONS = 1024
 PAGES, PAGE, MAX_LEN = 160, 16, 1024
+
+
+def start_all(workers: WorkerPool[Any], count: int) -> None:
+    """Start all workers of a pool: those that are asked for at once are there at once."""
+    held = []
+    while len(held) < count:
+        try:
+            held.append(workers.acquire())
+        except WorkerStarved:
+            time.sleep(1.0)
+    for worker in held:
+        workers.release(worker)
+
+
+def compile_service(*arguments: Any, **options: Any) -> CompileService:
+    """Return the engine's compile service, with a small cache and all of its workers."""
+    service = CompileService(*arguments, cache_bytes=GRAMMAR_BYTES, **options)
+    for workers in (service._steady, service._yielding):
+        start_all(workers, COMPILERS)
+    return service
 
 
 def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process, with small caches of grammars and of outputs that drafts come from."""
     vocabulary.MAX_WORDS = WORDS
     proposer.OutputLookup = partial(OutputLookup, DRAFT_POSITIONS)  # type: ignore[misc, assignment]
-    structured_output.CompileService = partial(CompileService, cache_bytes=GRAMMAR_BYTES)  # type: ignore[misc, assignment]
+    structured_output.CompileService = compile_service  # type: ignore[misc, assignment]
     return engine_process.main([fd, liveness, folder, options])
 
 
@@ -49,6 +78,7 @@ def api(folder: str, port: str, threads: str) -> int:
     """The API process."""
     place = Path(folder)
     output_check.MOST_CACHED = VALIDATORS
+    start_all(program_pool.POOL._open(), program_pool.MOST_WORKERS)
     config = EngineConfig(
         threads=int(threads), num_gpu_blocks_override=PAGES, block_size=PAGE, max_model_len=MAX_LEN, max_num_seqs=16,
         enable_lora=True, max_loras=4, lora_dir=str(place / "adapters"),

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -354,8 +355,16 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
 
 def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: int, tick: Callable[[], object]) -> int:
     """Run in ``folder`` to the end, calling ``tick`` several times a second. The process is killed on an exception."""
+    from ...kernels.cpu.child_command import ending_with_parent
+
     with subprocess.Popen(
-        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        ending_with_parent(command),
+        env=env,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
     ) as process:
         try:
             while True:
@@ -363,7 +372,7 @@ def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: 
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=0.1)
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,12 @@ from ..kv_cache.session_files import KEPT_MAGIC, pack_head, read_head_of
 from ..messages import ExportSession, ImportSession, ReleaseSession, Reply, SessionReply, failure_of
 from ..messages.session_calls import MAX_SESSION_BYTES
 from ..scheduling.session_pins import SessionPins
+from ..types import MAX_SESSION_NAME
 from .prefix_transfer import PrefixTransfer
 
 _VERSION = 1
+# Names of sessions are clients', and any text.
+_NAME = re.compile(rf"[^\ud800-\udfff]{{0,{MAX_SESSION_NAME}}}")
 
 
 class SessionTransfer:
@@ -128,11 +132,13 @@ class SessionTransfer:
 
 
 def _fields_of(head: bytes | None) -> dict[str, str] | None:
-    """Return what a head says; None for another version, or none."""
+    """Return what a head says; None for another version, for names that are none, or none."""
     try:
         fields: Any = json.loads(head or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     names = ("base", "adapter_digest", "tenant", "cache_tenant", "session")
     is_whole = isinstance(fields, dict) and fields.get("version") == _VERSION
-    return fields if is_whole and all(isinstance(fields.get(name), str) for name in names) else None
+    values = [fields.get(name) for name in names] if is_whole else []
+    is_named = all(isinstance(value, str) and _NAME.fullmatch(value) for value in values)
+    return fields if is_whole and is_named and fields["session"] else None

@@ -29,6 +29,7 @@ Buffer = bytes | bytearray | memoryview
 MAGIC = b"RGKVPAGE"
 ALIGNMENT = 4096
 SEAL_BYTES = 16
+MOST_HEADER_BYTES = 1 << 20
 _PREAMBLE = Struct("<8sHHIL12x")
 PREAMBLE_BYTES = 32
 _NONCE = slice(20, 32)
@@ -80,10 +81,10 @@ class BlockCodec:
         header = self.header(block)
         if self.key:
             nonce = os.urandom(12)
-            preamble = _preamble(_SEALED, len(header), len(payload), nonce)
+            preamble = block_preamble(_SEALED, len(header), len(payload), nonce)
             return [preamble, self._cipher(block.origin.namespace.tenant).encrypt(nonce, header + payload, preamble)]
-        preamble = _preamble(0, len(header), len(payload), bytes(12))
-        return [preamble + header, payload, _checksum(preamble, header, payload)]
+        preamble = block_preamble(0, len(header), len(payload), bytes(12))
+        return [preamble + header, payload, block_checksum(preamble, header, payload)]
 
     def decode(self, block: BlockId, data: Buffer) -> memoryview:
         """Return the payload of an encoded block, if that is the one that is wanted. Raises NotABlock."""
@@ -102,10 +103,17 @@ class BlockCodec:
             tenant: whose key opens it.
         """
         header, payload = self._open(data, tenant)
-        block = _block_of(json.loads(bytes(header)))
-        if bytes(header) != self.header(block):
+        if len(header) > MOST_HEADER_BYTES:
+            raise NotABlock("its header is too long")
+        try:
+            # Whoever made the file may have made all of it up, and its checksum too.
+            block = _block_of(json.loads(bytes(header)))
+            is_ours, is_named = bytes(header) == self.header(block), self.scheme.names(block)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise NotABlock("its header is not readable") from error
+        if not is_ours:
             raise NotABlock("it is of another form of KV")
-        if not self.scheme.names(block):
+        if not is_named:
             raise NotABlock("its name does not follow from its content")
         self._check_size(block, payload)
         return block, payload
@@ -123,7 +131,7 @@ class BlockCodec:
             raise NotABlock("it is cut or too long")
         if self.key:
             body = self._decrypt(tenant, preamble, body)
-        elif body[-SEAL_BYTES:] != _checksum(preamble, body[:header_bytes], body[header_bytes:-SEAL_BYTES]):
+        elif body[-SEAL_BYTES:] != block_checksum(preamble, body[:header_bytes], body[header_bytes:-SEAL_BYTES]):
             raise NotABlock("its checksum is another one")
         return body[:header_bytes], body[header_bytes : header_bytes + payload_bytes]
 
@@ -173,8 +181,8 @@ def describe(read: Callable[[int], bytes]) -> dict[str, Any] | None:
         check_preamble(preamble, sealed=True)
         return None
     try:
-        fields: dict[str, Any] = json.loads(read(min(header_bytes, 1 << 20)))
-    except ValueError as error:
+        fields: dict[str, Any] = json.loads(read(min(header_bytes, MOST_HEADER_BYTES)))
+    except (ValueError, RecursionError) as error:
         raise NotABlock("its header is not readable") from error
     return fields
 
@@ -189,11 +197,13 @@ def block_size(preamble: Buffer) -> int:
     return PREAMBLE_BYTES + header_bytes + payload_bytes + SEAL_BYTES
 
 
-def _preamble(flags: int, header_bytes: int, payload_bytes: int, nonce: bytes) -> bytes:
+def block_preamble(flags: int, header_bytes: int, payload_bytes: int, nonce: bytes) -> bytes:
+    """Return what a block begins with."""
     return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, flags, header_bytes, payload_bytes)[:20] + nonce
 
 
-def _checksum(*parts: Buffer) -> bytes:
+def block_checksum(*parts: Buffer) -> bytes:
+    """Return what a plain block ends with, of its other parts in order."""
     value = 0
     for part in parts:
         value = crc32(part, value)
@@ -216,20 +226,22 @@ def _namespace_fields(namespace: Namespace) -> dict[str, Any]:
 
 
 def _namespace(fields: dict[str, Any]) -> Namespace:
-    return Namespace(fields["base"], fields["adapter"], fields["salt"], fields["tenant"], fields["is_long"])
+    """Return a namespace. Raises LookupError or TypeError for fields that are none of one."""
+    found = Namespace(fields["base"], fields["adapter"], fields["salt"], fields["tenant"], fields["is_long"])
+    texts = (found.base, "" if found.adapter is None else found.adapter, found.salt, found.tenant)
+    if not (all(isinstance(each, str) for each in texts) and isinstance(found.is_long, bool)):
+        raise TypeError("a field has another type")
+    return found
 
 
 def _block_of(fields: dict[str, Any]) -> BlockId:
-    """Return the page of a header. Raises NotABlock."""
-    try:
-        before = _namespace(fields["before"]) if "before" in fields else None
-        return BlockId(
-            bytes.fromhex(fields["key"]),
-            bytes.fromhex(fields["parent"]),
-            Origin(_namespace(fields), fields.get("switch", 0), before),
-            fields["position"],
-            array("i", fields["tokens"]).tobytes(),
-            fields.get("kind") == _STATE,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise NotABlock("its header lacks fields") from error
+    """Return the page of a header. Raises an error of lookups, types or values for what is no header."""
+    before = _namespace(fields["before"]) if "before" in fields else None
+    return BlockId(
+        bytes.fromhex(fields["key"]),
+        bytes.fromhex(fields["parent"]),
+        Origin(_namespace(fields), int(fields.get("switch", 0)), before),
+        int(fields["position"]),
+        array("i", fields["tokens"]).tobytes(),
+        fields.get("kind") == _STATE,
+    )

@@ -5,7 +5,6 @@ In a model with recurrent states the state after the last page is the last block
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import BinaryIO
 
 from ...radix.namespace import Namespace, Path
+from ..whole_file import open_private
 from .block_codec import PREAMBLE_BYTES, BlockCodec, Buffer, NotABlock, block_size
 from .block_keys import BlockId
 
@@ -53,7 +53,7 @@ def write_prefix(
     """
     unfinished = file.with_name(file.name + _UNFINISHED)
     try:
-        with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        with open(unfinished, "wb", opener=open_private) as out:
             write_blocks(out, codec, blocks, payload_of, head)
         unfinished.rename(file)
     except BaseException:

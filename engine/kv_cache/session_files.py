@@ -15,6 +15,8 @@ PAUSED_MAGIC = b"RGSESS01"
 """Of a request that was paused."""
 KEPT_MAGIC = b"RGKEPT01"
 """Of a session between two calls."""
+MOST_KEPT_HEAD = 1 << 14
+"""Bytes of the head of one: a few names."""
 _MOST_HEAD_BYTES = 1 << 28
 
 
@@ -36,11 +38,12 @@ def read_head(file: FilePath) -> tuple[bytes, int] | None:
 
 def read_head_of(source: BinaryIO, magic: bytes) -> bytes | None:
     """Read the head of a session file up to its blocks; None for another or a damaged file."""
+    most = MOST_KEPT_HEAD if magic == KEPT_MAGIC else _MOST_HEAD_BYTES
     start = source.read(_START.size)
     if len(start) < _START.size:
         return None
     found, length, checksum = _START.unpack(start)
-    if found != magic or length > _MOST_HEAD_BYTES:
+    if found != magic or length > most:
         return None
     head = source.read(length)
     return head if len(head) == length and crc32(head) == checksum else None

@@ -8,13 +8,10 @@ it leaves to others: programs that take all of their time keep nobody else waiti
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import os
 from collections.abc import Callable
-from contextvars import copy_context
-from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeVar
 
@@ -82,11 +79,9 @@ class ProgramPool:
             CapacityError: as many calls of the current tenant wait as may, or no thread can be started.
         """
         try:
-            made = self._threads.submit(CURRENT_TENANT.get(), partial(copy_context().run, call))
+            return await self._threads.call(CURRENT_TENANT.get(), call)
         except ShareFull:
             raise CapacityError("Too many requests wait for their templates or tokenizers to be run.") from None
-        try:
-            return await asyncio.wrap_future(made)
         except NoThread:
             raise CapacityError("No thread for the programs of requests can be started now: ask again.") from None
 

@@ -19,6 +19,7 @@ from .adapter_tokenizers import ServedTokenizer
 from .engine_like import SequenceEngine
 from .output_processor import OutputProcessor, TextDelta
 from .request import RequestLimits, TextRequest
+from .request_threads import on_request_thread
 from .sequence_table import SequenceTable
 
 _NEUTRAL = SamplingDefaults()
@@ -101,11 +102,11 @@ class AsyncEngine:
         if self.tokenizer.waits:
             return await POOL.off_loop(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         if len(text) > _LONGEST_CUT:
-            return await asyncio.to_thread(lambda: self._encoding(text, add_special_tokens, owner)[0]())
+            return await on_request_thread(lambda: self._encoding(text, add_special_tokens, owner)[0]())
         await asyncio.sleep(0)
         encode, num_new = self._encoding(text, add_special_tokens, owner)
         if num_new >= _LONG_TEXT:
-            return await asyncio.to_thread(encode)
+            return await on_request_thread(encode)
         tokens = encode()
         await asyncio.sleep(0)
         return tokens

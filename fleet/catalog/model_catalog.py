@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Self
 
 from ...engine.errors import ConfigError, RequestError, UnknownModel, quoted
+from ...engine.whole_file import open_private
 from ..errors import CatalogUnavailable
 from .traffic_split import FULL_WEIGHT, shares
 
@@ -119,11 +121,14 @@ class ModelCatalog:
             ConfigError: it cannot be opened, another process writes it, or it is no catalogue.
         """
         try:
-            lock = path.with_name(f"{path.name}.lock").open("ab")
+            lock = os.fdopen(open_private(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         except OSError as error:
             raise _unusable(path, error.strerror or str(error)) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # SQLite gives its journal files the same mode.
+            with suppress(OSError):
+                os.close(open_private(str(path), os.O_CREAT | os.O_EXCL))
             db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             _check_owner(db)
             db.execute("PRAGMA journal_mode = WAL")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .child_command import ending_with_parent
+
 SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
 NATIVE = ("-march=native",)
@@ -203,7 +205,13 @@ def _started(command: list[str]) -> Iterator[_RunningCompiler]:
     """Run a command within the block, in a process group of its own: the compiler's own children end with it."""
     with (
         tempfile.TemporaryFile() as output,
-        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process,
+        subprocess.Popen(
+            ending_with_parent(command),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
     ):
         try:
             yield _RunningCompiler(process, output)

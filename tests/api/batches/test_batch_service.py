@@ -16,7 +16,7 @@ from support.api.api_live import Live, make_state, serve
 from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.batches import batch_service as desk_module
-from rootgraft.api.batches.batch_files import BatchOutput
+from rootgraft.api.batches.batch_files import MAX_CUSTOM_ID, BatchOutput
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.batches.fair_slots import FairSlots
 from rootgraft.api.config import ServerConfig
@@ -33,6 +33,18 @@ CHAT = "/v1/chat/completions"
 def line(number: int, url: str = CHAT, **body: Any) -> str:
     asked = {"messages": [{"role": "user", "content": str(number)}]} if url == CHAT else {}
     return json.dumps({"custom_id": f"r{number}", "method": "POST", "url": url, "body": asked | body})
+
+
+MAX_LINE = 4 << 20
+
+
+def padded(text: str, size: int) -> str:
+    """A line with as many spaces as it lacks."""
+    return text[:-1] + " " * (size - len(text)) + text[-1]
+
+
+def named(custom_id: str) -> str:
+    return json.dumps({**json.loads(line(0)), "custom_id": custom_id})
 
 
 @contextmanager
@@ -167,6 +179,8 @@ def test_files_expire(live: Live, client: openai.OpenAI) -> None:
         ([line(0), line(0)], "duplicate_custom_id", 2, "used twice"),
         ([line(0, "/v1/completions", prompt="x")], "invalid_request", 1, "url /v1/chat/completions"),
         ([line(0, stream=True)], "invalid_request", 1, "does not ask for a stream"),
+        ([line(0), padded(line(1), MAX_LINE + 1)], "invalid_request", 2, f"longer than the {MAX_LINE} bytes"),
+        ([named("x" * (MAX_CUSTOM_ID + 1))], "invalid_request", 1, f"at most {MAX_CUSTOM_ID} characters"),
     ],
 )
 def test_an_input_that_is_no_batch(
@@ -176,6 +190,24 @@ def test_an_input_that_is_no_batch(
     [error] = done.errors.data
     assert (done.status, error.code, error.line) == ("failed", code, number) and said in error.message
     assert done.output_file_id is done.error_file_id is None and not live.async_engine.seen
+
+
+def test_lines_and_ids_may_be_as_long_as_that(live: Live, client: openai.OpenAI) -> None:
+    done = ended(client, begin(client, padded(line(0), MAX_LINE), named("x" * MAX_CUSTOM_ID)))
+    assert done.status == "completed" and done.request_counts.completed == 2
+
+
+def test_files_of_clients_are_the_owners_alone(live: Live, client: openai.OpenAI) -> None:
+    """Other users of the machine read neither questions nor answers."""
+    hold(live)
+    batch = begin(client, line(0))
+    folder = Path(live.state.options.batch_dir)
+    wait_until(lambda: any(folder.rglob("*.answers")))
+    found = [folder, *folder.rglob("*")]
+    release(live)
+    found += [path for path in folder.rglob("*") if ended(client, batch) and path not in found]
+    modes = [(path.is_dir(), path.stat().st_mode & 0o777) for path in found if path.exists()]
+    assert len(modes) > 8 and set(modes) == {(True, 0o700), (False, 0o600)}
 
 
 def hold(live: Live) -> None:

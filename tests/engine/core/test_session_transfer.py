@@ -14,8 +14,16 @@ from support.engine.adapter_engine import Engine, write
 from support.engine.core_hooks import session_keys
 
 from rootgraft.engine.errors import RequestError
-from rootgraft.engine.kv_cache.session_files import KEPT_MAGIC, pack_head, read_head_of
+from rootgraft.engine.kv_cache.block_codec import (
+    PREAMBLE_BYTES,
+    block_checksum,
+    block_preamble,
+    block_size,
+    check_preamble,
+)
+from rootgraft.engine.kv_cache.session_files import KEPT_MAGIC, MOST_KEPT_HEAD, pack_head, read_head_of
 from rootgraft.engine.messages import Done, ExportSession, ImportSession, ReleaseSession, Reply, SessionReply
+from rootgraft.engine.types import MAX_SESSION_NAME
 
 T = TypeVar("T")
 PROMPT = [random.Random(f"9 {each}").randrange(11) for each in range(42)]
@@ -195,5 +203,85 @@ def test_a_session_too_large_for_a_file_is_refused_by_name(monkeypatch: pytest.M
         engine.core.handle([ExportSession(7, "team", "chat")])
         [reply] = [message for message in engine.core.step() if isinstance(message, Reply)]
         assert reply.failure is not None and reply.failure.param == "prompt_cache_key"
+
+    with_engine(run)
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 2**31, 2**63, 2**70, 1e308, "", "x" * 300, "\ud800", "zz", [], {}, [[]], {"a": []}, [None]),
+    *(
+        [2**70],
+        [-1] * 16,
+        ["x"],
+        "00" * 32,
+        "f" * 63,
+        {"base": 1, "adapter": None, "salt": "", "tenant": "", "is_long": 0},
+    ),
+)
+"""Values that no file of ours has at some field."""
+DEEP = b"[" * 100_000
+
+
+def with_header(block: bytes, header: bytes) -> bytes:
+    """A block of another header, whose checksum is right."""
+    head_bytes, payload_bytes = check_preamble(memoryview(block), sealed=False)
+    payload = block[PREAMBLE_BYTES + head_bytes :][:payload_bytes]
+    preamble = block_preamble(0, len(header), payload_bytes, bytes(12))
+    return preamble + header + payload + block_checksum(preamble, header, payload)
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(60, marks=pytest.mark.sample), pytest.param(2000, marks=pytest.mark.heavy)]
+)
+def test_files_that_are_almost_right_are_misses(count: int) -> None:
+    """Heads and blocks whose checksums are right and whose fields are not: seeded, nested deep, of any length."""
+    data, rng = exported(), random.Random(49)
+    fields, blocks = head_of(data), blocks_of(data)
+    size = block_size(blocks[:PREAMBLE_BYTES])
+    first, rest = blocks[:size], blocks[size:]
+    whole = len(blocks) // size * 4
+    header_bytes, _ = check_preamble(memoryview(first), sealed=False)
+    header = json.loads(first[PREAMBLE_BYTES:][:header_bytes])
+
+    def changed(good: dict[str, Any]) -> bytes:
+        if rng.random() < 0.1:
+            return rng.choice((b"", b"[]", b"null", b"3", DEEP, b'{"a":' * 50_000, b"\xff", b"1" * 5000))
+        odd = dict(good)
+        for _ in range(rng.randint(1, 2)):
+            odd[rng.choice([*good, "before", "switch", "kind"])] = rng.choice(ODD)
+        return json.dumps(odd).encode()
+
+    def run(engine: Engine) -> None:
+        for _ in range(count):
+            if rng.random() < 0.5:
+                # What it says beside its fields is not read, and another name is as good as its own.
+                assert taken(engine, pack_head(changed(fields), KEPT_MAGIC) + blocks) in (0, whole)
+            else:
+                file = pack_head(json.dumps(fields).encode(), KEPT_MAGIC) + with_header(first, changed(header)) + rest
+                assert taken(engine, file) == 0
+        engine.core.handle([ImportSession(1, pack_head(DEEP, KEPT_MAGIC))])
+        [reply] = [message for message in engine.core.step() if isinstance(message, SessionReply)]
+        assert reply.count == 0
+        engine.core.check()
+        say(engine, **FIELDS)
+
+    with_engine(run)
+
+
+def test_a_head_and_its_names_have_lengths() -> None:
+    data = exported()
+    fields, blocks = head_of(data), blocks_of(data)
+
+    def run(engine: Engine) -> None:
+        def load(**changes: Any) -> int:
+            return taken(engine, pack_head(json.dumps({**fields, **changes}).encode(), KEPT_MAGIC) + blocks)
+
+        assert load(session="x" * MAX_SESSION_NAME) >= WHOLE
+        for changes in ({"session": "x" * (MAX_SESSION_NAME + 1)}, {"tenant": "x" * (MAX_SESSION_NAME + 1)}):
+            assert load(**changes) == 0
+        assert load(session="") == 0
+        spare = MOST_KEPT_HEAD - len(json.dumps({**fields, "more": ""}).encode())
+        assert load(more="x" * spare) >= WHOLE
+        assert load(more="x" * (spare + 1)) == 0
 
     with_engine(run)

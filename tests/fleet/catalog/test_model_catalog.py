@@ -39,6 +39,11 @@ def add(catalog: ModelCatalog, name: str, *digests: str) -> None:
         catalog.finish(name, digest, verified=True)
 
 
+def test_the_files_are_the_owner_s_alone(catalog: ModelCatalog, tmp_path: Path) -> None:
+    add(catalog, "sql", A)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
 class CatalogMachine(RuleBasedStateMachine):
     """Random changes of two names, with a reopened file now and then, against dictionaries."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.api.api_live import Live
 from support.api.reply_checks import check_error
+from support.machine.import_graph import ROOT
 
 from rootgraft.api.generate import build_request
 from rootgraft.api.large_bodies import LARGE_BODY, beside_loop, note_body
@@ -123,6 +124,27 @@ def test_the_format_of_a_large_body_is_checked_on_another_thread(
 async def test_what_is_proportional_to_a_large_body_runs_on_another_thread(num_bytes: int, is_on_loop: bool) -> None:
     note_body(num_bytes)
     assert (await beside_loop(threading.get_ident) == threading.get_ident()) == is_on_loop
+
+
+# Modules that use the threads of the event loop: for the server's own work, and once for an adapter or a model.
+OWN_WORK = """
+    api/gateways/main_supervisor.py api/generate/model_engine.py api/generate/remote_adapters.py
+    api/http/gateway_process.py api/http/model_service.py api/http/model_services.py api/http/server.py
+    api/observe/gpu_usage.py api/observe/usage_ledger.py engine/adapter_sources/hub_client.py
+    engine/adapter_sources/object_store_client.py engine/serving/engine_client.py fleet/catalog/model_versions.py
+    fleet/on_ray/ray_cluster.py fleet/on_ray/ray_launcher.py fleet/on_ray/ray_replica.py
+"""
+
+
+def test_requests_use_threads_of_which_tenants_have_shares() -> None:
+    """Those of the event loop are a handful for all, without shares: ``on_request_thread`` and the like have them."""
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("api", "engine", "fleet")
+        for path in (ROOT / folder).rglob("*.py")
+        if "asyncio.to_thread(" in (text := path.read_text()) or ".run_in_executor(None" in text
+    }
+    assert found == set(OWN_WORK.split())
 
 
 def test_faults_of_a_body_are_named_up_to_a_number(live: Live) -> None:

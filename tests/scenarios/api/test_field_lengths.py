@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -102,3 +103,62 @@ def test_every_field_without_a_length_is_limited_elsewhere(without_limits: set[s
 
 def test_nothing_is_listed_that_has_a_length(without_limits: set[str]) -> None:
     assert not LISTED - without_limits
+
+
+def nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """The alternatives of a field's JSON schema."""
+    if isinstance(node, dict):
+        yield node
+        for part in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+            yield from nodes(part)
+
+
+BEYOND: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], str]] = {
+    "maxLength": (lambda most, _: "x" * most, lambda most, _: "x" * (most + 1), "string_too_long"),
+    "maxItems": (lambda most, item: [item] * most, lambda most, item: [item] * (most + 1), "too_long"),
+    "maximum": (lambda most, _: most, lambda most, _: most + 1, "less_than_equal"),
+    "minimum": (lambda least, _: least, lambda least, _: least - 1, "greater_than_equal"),
+    "exclusiveMinimum": (lambda least, _: least + 1e-9, lambda least, _: least, "greater_than"),
+    "exclusiveMaximum": (lambda most, _: most - 1e-9, lambda most, _: most, "less_than"),
+}
+"""By keyword: the last value that is taken, one beyond it, and what the fault of that is called, if not "rejected"."""
+ITEMS = {"string": "x", "integer": 1, "array": [1]}
+
+
+def bounds() -> Iterator[tuple[str, type[StrictModel], str, str, Any, Any]]:
+    """Each bound that a field declares: the field, its model and name, the keyword, the last value, one beyond."""
+    seen: set[str] = set()
+    for model in models():
+        if not model.__module__.startswith("rootgraft."):
+            continue
+        properties = model.model_json_schema().get("properties", {})
+        for name, field in model.model_fields.items():
+            if (own := owner(model, name)) in seen:
+                continue
+            seen.add(own)
+            for node in nodes(properties.get(field.alias or name)):
+                item = ITEMS.get(node.get("items", {}).get("type"))
+                for keyword, (last, beyond, _) in BEYOND.items():
+                    if keyword in node:
+                        number = node[keyword]
+                        yield own, model, field.alias or name, keyword, last(number, item), beyond(number, item)
+
+
+def fault_types(model: type[StrictModel], field: str, value: Any) -> set[str]:
+    try:
+        model.model_validate({field: value})
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_url=False)
+        return {fault["type"] for fault in faults if field in fault["loc"][:2]}
+    return set()
+
+
+def test_every_bound_holds_on_both_sides() -> None:
+    """What is declared is what is checked, wherever validators, unions and aliases stand before it."""
+    checked, wrong = 0, []
+    for own, model, field, keyword, last, beyond in bounds():
+        name = BEYOND[keyword][2]
+        checked += 1
+        if name in fault_types(model, field, last) or fault_types(model, field, beyond).isdisjoint((name, "rejected")):
+            wrong.append((own, keyword))
+    assert checked > 200 and not wrong

@@ -131,7 +131,7 @@ def manifests() -> dict[str, dict[str, Any]]:
 
 def test_the_kubernetes_manifests() -> None:
     found = manifests()
-    assert set(found) == {"PersistentVolumeClaim", "Deployment", "Service"}
+    assert set(found) == {"PersistentVolumeClaim", "Deployment", "Service", "NetworkPolicy"}
     spec = found["Deployment"]["spec"]
     pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
     assert spec["selector"]["matchLabels"] == labels == found["Service"]["spec"]["selector"]
@@ -155,6 +155,19 @@ def test_the_kubernetes_manifests() -> None:
     assert mounts[last(target, "VOLUME")] == "models" and mounts["/tmp"] == "tmp"
     assert server.api_key_file is not None and mounts[str(Path(server.api_key_file).parent)] == "keys"
     assert {each["name"] for each in pod["volumes"]} == set(mounts.values())
+    check_that_little_is_taken(pod)
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels and policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": server.port}]}]
+
+
+def check_that_little_is_taken(pod: dict[str, Any]) -> None:
+    """A pod has no token of a service account, and what it writes to the node's disk is bounded."""
+    assert pod["automountServiceAccountToken"] is False and pod["securityContext"]["runAsNonRoot"] is True
+    assert all(each["emptyDir"]["sizeLimit"] for each in pod["volumes"] if "emptyDir" in each)
+    for container in pod["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["resources"]["limits"]["memory"]
 
 
 def test_kubernetes_takes_the_manifests() -> None:
@@ -201,7 +214,8 @@ def test_the_manifest_for_kuberay() -> None:
     # Ray takes commands from who has the token, from pods of the cluster alone, and no pod has a service account.
     assert {"name": "RAY_AUTH_MODE", "value": "token"} in ray["env"] and ray["env"] == server["env"] == worker["env"]
     pods = [group["template"] for group in (head, workers)]
-    assert all(pod["spec"]["automountServiceAccountToken"] is False for pod in pods)
+    for pod in pods:
+        check_that_little_is_taken(pod["spec"])
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     assert all(chosen.items() <= pod["metadata"]["labels"].items() for pod in pods)
     among, http = policy["spec"]["ingress"]

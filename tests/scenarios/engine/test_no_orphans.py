@@ -10,7 +10,10 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from support.machine.import_graph import ROOT
 from support.machine.waits import HANG_SECONDS
+
+from rootgraft.kernels.cpu.child_command import ending_with_parent
 
 HANGS = {
     "Python": "while True: pass",
@@ -33,6 +36,31 @@ assert child.stdout.readline() == "ready\\n"
 print(child.pid, flush=True)
 child.wait()
 """
+
+PARENT_OF_A_COMMAND = """
+import subprocess, sys
+from rootgraft.kernels.cpu.child_command import ending_with_parent
+script = "import subprocess, sys\\n" \
+    "child = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\\n" \
+    "print(child.pid, flush=True)\\nchild.wait()"
+command = ending_with_parent([sys.executable, "-c", script, sys.argv[1]])
+process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+print(process.pid, flush=True)
+process.wait()
+"""
+
+STARTERS = {
+    "api/cli/chat/run_command.py": "end_with_parent",
+    "api/cli/run_batch.py": "end_with_parent",
+    "api/gateways/main_spawn.py": "end_with_parent of api/http/gateway_process.py",
+    "engine/checkpoint/locate.py": "ending_with_parent",
+    "engine/executor/followers.py": "end_with_parent of engine/executor/follower_process.py",
+    "engine/serving/engine_spawn.py": "end_with_parent of engine/core/engine_process.py",
+    "engine/serving/fork_server.py": "end_with_parent of engine/core/engine_template.py",
+    "grammar/compile/worker_handle.py": "end_with_parent of grammar/compile/compile_worker.py",
+    "kernels/cpu/build.py": "ending_with_parent",
+}
+"""What starts processes that live on, and what ends these with it: a call there, or of another module."""
 
 TEMPLATE = """
 import socket, sys, os
@@ -99,6 +127,38 @@ def test_a_child_is_killed_with_its_parent(hang: str) -> None:
         child = int(parent.stdout.readline())
         parent.kill()
         wait_for_the_end_of(child)
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+def test_a_command_and_what_it_has_started_are_killed_with_their_parent(hang: str) -> None:
+    command = [sys.executable, "-P", "-c", PARENT_OF_A_COMMAND, hang]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+        wait_for_the_end_of(*pids)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_ends_with_its_own_code(code: int) -> None:
+    script = f"import sys; print(sys.argv[1]); sys.exit({code})"
+    command = ending_with_parent([sys.executable, "-c", script, "a 'b\" c"])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None and process.stdout.read() == b"a 'b\" c\n"
+        assert process.wait(HANG_SECONDS) == code
+
+
+def test_whatever_starts_a_process_has_it_end_with_itself() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("api", "engine", "fleet", "grammar", "kernels", "lora", "tenancy")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(word in path.read_text() for word in ("subprocess.Popen(", ").Process(", "os.fork()", "posix_spawn"))
+    }
+    assert found == STARTERS.keys()
+    for starter, how in STARTERS.items():
+        call, _, module = how.partition(" of ")
+        assert f"{call}(" in (ROOT / (module or starter)).read_text() or f"={call}" in (ROOT / starter).read_text()
 
 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
