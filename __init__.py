@@ -14,28 +14,62 @@ if TYPE_CHECKING:
     from .engine.offline.inputs import PromptType, TextPrompt, TokensPrompt
     from .engine.offline.llm import LLM
     from .engine.offline.llm_engine import EngineArgs, LLMEngine
+    from .engine.offline.pooling_params import PoolingParams
     from .engine.offline.request_output import CompletionOutput, RequestOutput
     from .engine.offline.sampling_params import SamplingParams
+    from .outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
 
 __all__ = [
     "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineError",
     "LLMEngine",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "TextPrompt",
     "TokensPrompt",
 ]
 
 _MODULES = {
+    **dict.fromkeys(
+        (
+            "ClassificationOutput",
+            "ClassificationRequestOutput",
+            "EmbeddingOutput",
+            "EmbeddingRequestOutput",
+            "PoolingOutput",
+            "PoolingRequestOutput",
+            "ScoringOutput",
+            "ScoringRequestOutput",
+        ),
+        ".outputs",
+    ),
     "CompletionOutput": ".engine.offline.request_output",
     "EngineArgs": ".engine.offline.llm_engine",
     "EngineError": ".engine.errors",
     "LLM": ".engine.offline.llm",
     "LLMEngine": ".engine.offline.llm_engine",
+    "PoolingParams": ".engine.offline.pooling_params",
     "PromptType": ".engine.offline.inputs",
     "RequestOutput": ".engine.offline.request_output",
     "SamplingParams": ".engine.offline.sampling_params",
@@ -45,7 +79,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of the names in ``__all__`` on first access."""
+    """Import one of the names in ``__all__`` on first access; say what to do instead of a name that vLLM's has."""
     if name not in _MODULES:
+        if row := import_module(".engine.offline.vllm_table", __name__).peer_names("vllm").get(name):
+            raise ImportError(f"rootgraft has no {name}: {row.words}.")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name], __name__), name)

@@ -191,6 +191,11 @@ def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     return complete(given), notes
 
 
+def engine_option_names() -> list[str]:
+    """Return the keywords that ``engine_keywords`` knows: options of ``EngineConfig``, and vLLM's."""
+    return sorted({spec.name for spec in fields(EngineConfig)} | {name.replace("-", "_") for name in peer_options()})
+
+
 def complete(given: dict[str, Any]) -> dict[str, Any]:
     """Leave out what is so anyway: the model's own tokenizer."""
     if given.get("tokenizer") is not None and given["tokenizer"] == given.get("model"):

@@ -23,6 +23,8 @@ _EFFECTIVE = frozenset(
      "minProperties", "maxProperties", "dependentRequired")
 )  # fmt: skip
 EFFECTIVE = SUBSCHEMA | SUBSCHEMAS | _EFFECTIVE
+# Keywords whose null is a value, or, as that of `type`, may have been meant for one.
+_NULL_IS_MEANT = frozenset(("const", "default", "example", "type"))
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
@@ -48,19 +50,34 @@ def tag_without_annotations(tag: Any) -> Any:
     }
 
 
-def _cut(schema: Any, kept: frozenset[str]) -> Any:
+def without_nulls(schema: Any) -> Any:
+    """Return a schema without keywords whose value is null, for templates and other readers of its parts.
+
+    Go writes a list or a map that was not made as null, and other languages a field without a value. No keyword but
+    those of values knows a null, so one is taken as an absent keyword, as everywhere in a request.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    return _cut(schema, None)
+
+
+def _cut(schema: Any, kept: frozenset[str] | None) -> Any:
+    """Return a schema without nulls, and without annotations other than those named, or with all of them."""
     if isinstance(schema, list):
         return [_cut(item, kept) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {}
     for keyword, value in schema.items():
+        if value is None and keyword not in _NULL_IS_MEANT:
+            continue
         if keyword in SUBSCHEMA:
             found[keyword] = _cut(value, kept)
         elif keyword in SUBSCHEMAS and isinstance(value, dict):
             # A list of names, in `dependencies`, holds no subschema.
             found[keyword] = {name: _cut(item, kept) for name, item in value.items()}
-        elif keyword in EFFECTIVE or keyword in kept:
+        elif kept is None or keyword in EFFECTIVE or keyword in kept:
             found[keyword] = value
     return found
 

@@ -185,7 +185,7 @@ def _parse(path: Path) -> Any:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"--api-key-file is larger than {_MAX_FILE_BYTES} bytes.")
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         quoted = shlex.quote(str(path))

@@ -94,7 +94,7 @@ def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool =
                 document["keys"] = tomlkit.aot() if is_toml else []
             else:
                 read_entries(path)
-                text = path.read_text("utf-8")
+                text = path.read_text("utf-8-sig")
                 document = tomlkit.parse(text) if is_toml else orjson.loads(text)
             change(document["keys"])
             check_entries(document.unwrap() if is_toml else document)

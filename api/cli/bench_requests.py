@@ -129,7 +129,7 @@ def body_for(text: str, max_tokens: int, options: BenchOptions) -> dict[str, Any
 def dataset_requests(options: BenchOptions, path: Path) -> list[BenchRequest]:
     """Read the first ``num_prompts`` requests of a file of JSON lines. Raises ``ConfigError`` for an invalid line."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--dataset: {path} cannot be read as a text file.") from error
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.num_requests]

@@ -109,7 +109,7 @@ def _lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"--data: {path} has more than {_MOST_BYTES >> 20} MiB.")
-        return [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        return [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data: {path} cannot be read: {error}.") from error
 
@@ -117,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 def _object(option: str, path: Path) -> dict[str, Any]:
     """Return the question in a file. Raises ConfigError."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--question: {option} cannot be read as JSON: {error}.") from error
     if not isinstance(found, dict) or found.get("type") not in ("predicate", "choice", "score"):

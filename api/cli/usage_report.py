@@ -122,7 +122,7 @@ def _cell(value: object) -> str:
 
 def _read_prices(path: Path) -> Mapping[str, ModelPrices]:
     try:
-        return PriceFile.model_validate(tomllib.loads(path.read_text("utf-8"))).models
+        return PriceFile.model_validate(tomllib.loads(path.read_text("utf-8-sig"))).models
     except OSError as error:
         raise ConfigError(f"--prices: {path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:

@@ -10,6 +10,7 @@ alone, is passed through.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,7 +105,7 @@ class ModelFallback:
     def _asked(self, data: bytes) -> _Asked | None:
         """Return what a body asks for; None if only the model itself can answer or refuse it."""
         try:
-            body = loads_exact(data)
+            body = loads_exact(data.removeprefix(codecs.BOM_UTF8))
         except orjson.JSONDecodeError:
             return None
         if not isinstance(body, dict) or any(body.get(name) for name in _OF_ONE_VOCABULARY):

@@ -22,6 +22,7 @@ from pydantic import (
 from ..config import RESERVED_TEMPLATE_KWARGS
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
+from .exact_json import dumps_exact
 from .foreign_fields import foreign_rules
 from .tools import CUSTOM_INPUT
 
@@ -74,11 +75,23 @@ Content = Annotated[
 ]
 
 
+def _written(value: Any) -> Any:
+    """Return the text of arguments that a client has parsed before it sent them back."""
+    try:
+        return dumps_exact(value).decode() if isinstance(value, dict) else value
+    except RecursionError:
+        raise rejected("is nested too deeply") from None
+
+
+Arguments = Annotated[str, BeforeValidator(_written)]
+"""Arguments of a call: the generated text, or the object that it is."""
+
+
 class FunctionCall(StrictModel):
-    """A function call of an earlier turn. ``arguments`` is the generated text."""
+    """A function call of an earlier turn."""
 
     name: Name
-    arguments: str = ""
+    arguments: Arguments = ""
 
     def for_template(self) -> dict[str, Any]:
         """Arguments as an object for the chat template; as text if they are not a JSON object."""

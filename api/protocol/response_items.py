@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from .base import Id, StrictModel, rejected, string_or_list
-from .chat_messages import MAX_PARTS, CacheBreakpoint, arguments_of_input
+from .chat_messages import MAX_PARTS, Arguments, CacheBreakpoint, arguments_of_input
 
 MAX_ITEMS = 4096
 
@@ -84,7 +84,7 @@ class CallItem(StrictModel):
     type: Literal["function_call"]
     call_id: Id
     name: Id
-    arguments: str
+    arguments: Arguments
     id: Id | None = None
     status: Status | None = None
 

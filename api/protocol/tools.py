@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from ...grammar.annotations import without_nulls
 from .base import Id, Refusal, StrictModel, rejected
 from .cache_control import CacheControl
 from .foreign_fields import foreign_rules
@@ -29,7 +30,10 @@ def _check_name(name: str) -> str:
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise rejected("must have the type 'object': arguments are one", "type")
-    return schema
+    try:
+        return cast(dict[str, Any], without_nulls(schema))
+    except RecursionError:
+        return schema  # refused by its depth, where grammars are made
 
 
 class OtherTool(BaseModel):

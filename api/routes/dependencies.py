@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -113,11 +114,12 @@ class _StrictRequest(Request):
     async def json(self) -> Any:
         """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
 
-        Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere.
+        Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere. A byte order mark before the
+        body, as some writers of files put it, is passed over (RFC 8259, 8.1).
         """
         if self._pruned is not None:
             return self._pruned
-        body = await self.body()
+        body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         note_body(len(body))
         return await beside_loop(partial(_loads, body))
 

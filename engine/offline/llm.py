@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
@@ -41,6 +41,7 @@ from .pooled_output import (
     embedding_reader,
     prompt_tokens,
 )
+from .pooling_params import PoolingParams, read_pooling_params
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import ProgressBar, RunningRequest
@@ -84,6 +85,11 @@ class LLM:
         self._requests = RequestMaker.of(config, files.path)
         self._engine = OfflineEngine(config, files.path, self.tokenizer)
         self._faces: dict[Tokenizer, TokenizerFace] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: object) -> Self:
+        """Make an ``LLM`` of ``EngineArgs``. Raises as the constructor."""
+        return cls(**vars(engine_args))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of requests without any: what the model's ``generation_config.json`` recommends.
@@ -189,16 +195,19 @@ class LLM:
         lora_request: Loras = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        **others: Any,
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest answers to each prompt, as vLLM does.
 
         Args:
             use_tqdm: show a progress bar of the steps.
             concurrency_limit: vLLM's, without effect.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
             RequestError: a prompt or parameter out of bounds.
         """
+        check_values("LLM.beam_search", others)
         given = self._engine.adapters.inputs(prompts, lora_request=lora_request)
         adapters = [each.adapter for each in given]
         tokenizers = [self.get_tokenizer(each.asked or each.name) for each in adapters]
@@ -260,6 +269,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        **others: Any,
     ) -> list[list[float]] | list[PooledRequestOutput[ScoringOutput]]:
         """Return the probabilities of tokens behind a query with each of several items, as SGLang does.
 
@@ -272,10 +282,12 @@ class LLM:
             label_token_ids: the tokens.
             apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
             item_first: the item stands before the query.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
             RequestError: one of them is out of bounds.
         """
+        check_values("LLM.score", others)
         if label_token_ids is None:
             return self._score_pairs(text_pairs(query, items), lora_request, adapter, bool(use_tqdm))
         prompts = score_prompts(query, items, item_first=item_first)
@@ -301,6 +313,7 @@ class LLM:
     def encode(
         self,
         prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
@@ -319,6 +332,7 @@ class LLM:
         """
         check_values("LLM.encode", others)
         chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
+        chosen["pooling_params"] = pooling_params
         match pooling_task or ("classify" if self._engine.pooler.labels else "embed"):
             case "embed":
                 return [as_array(each, each.outputs.embedding) for each in self.embed(prompts, **chosen)]
@@ -331,6 +345,7 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: Loras = None,
         adapter: str | None = None,
         dimensions: int | None = None,
@@ -341,6 +356,7 @@ class LLM:
         """Return the embeddings of texts: their hidden states, pooled as the checkpoint says.
 
         Args:
+            pooling_params: ``dimensions`` and ``normalize`` in vLLM's form.
             dimensions: the first so many values, which have length 1 again.
             normalize: whether embeddings have length 1; by default as the checkpoint says.
             prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
@@ -351,8 +367,10 @@ class LLM:
         """
         check_values("LLM.embed", others)
         pooler = self._engine.pooler
-        read = embedding_reader(pooler, dimensions, normalize)
         listed = embedding_prompts(pooler, prompts, prompt_name)
+        params = read_pooling_params(pooling_params, len(listed))
+        dimensions = params.dimensions if dimensions is None else dimensions
+        read = embedding_reader(pooler, dimensions, params.normalize if normalize is None else normalize)
         inputs = self._engine.adapters.inputs(listed, lora_request=lora_request, adapter=adapter)
         left_out = [prompt_tokens(pooler, prompt_name, *each) for each in zip(listed, inputs, strict=True)]
         return self._pool(inputs, "embed", read, bool(use_tqdm), left_out)
@@ -360,6 +378,7 @@ class LLM:
     def classify(
         self,
         prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Loras = None,
@@ -376,6 +395,7 @@ class LLM:
         """
         check_values("LLM.classify", others)
         inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
+        read_pooling_params(pooling_params, len(inputs))
         return self._pool(inputs, "classify", class_reader(self._engine.pooler), bool(use_tqdm))
 
     def begin(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable
 from typing import Any
 
 from ...lora.request import LoRARequest
 from ..errors import RequestError
+from ..peer_options import engine_option_names
 from .inputs import PromptType
 from .llm import LLM
 from .request_output import RequestOutput
@@ -20,6 +23,28 @@ class EngineArgs:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.__dict__.update({"model": model} | options)
+
+    @staticmethod
+    def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
+        """Add the options of ``LLM`` to a parser; those that are not given are no attributes of what it returns."""
+        group = parser.add_argument_group("options of the engine")
+        for name in engine_option_names():
+            flags = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+            group.add_argument(*flags, dest=name, nargs="?", const=True, default=SUPPRESS, type=_value, help=SUPPRESS)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: Namespace) -> EngineArgs:
+        """Take the options of ``add_cli_args`` from what a parser returned."""
+        return cls(**{name: value for name, value in vars(args).items() if name in engine_option_names()})
+
+
+def _value(text: str) -> Any:
+    """Return JSON as a value, and any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class LLMEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class PooledRequestOutput(Generic[T]):
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool = True
+    error: ClassVar[None] = None
+    late_chunking: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ...lora.request import LoRARequest
 from ..serving.output_processor import SequenceOutput, TextDelta, TokenLogprob
@@ -50,8 +51,11 @@ class CompletionOutput:
     stop_reason: str | int | None
     lora_request: LoRARequest | None = None
     field_probabilities: list[FieldProbability] | None = None
-    routed_experts: None = None
-    kv_transfer_params: None = None
+    routed_experts: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
         return True
@@ -101,9 +105,12 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     lora_request: LoRARequest | None = None
-    encoder_prompt: None = None
-    encoder_prompt_token_ids: None = None
-    kv_transfer_params: None = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
 
 
 class OutputBuilder:

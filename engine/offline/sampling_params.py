@@ -146,6 +146,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     logits_processors: Sequence[Any] | None = None
     thinking_token_budget: int | None = None
+    watermarking: Any = None
     repetition_detection: Any = None
     logprob_token_ids: Sequence[int] | None = None
     flat_logprobs: bool = False
@@ -249,6 +250,9 @@ class BeamSearchParams:
         beam_width: sequences that are kept, at most half of the likeliest tokens that a position tells.
         temperature: of no effect on scores, which are those of the model's own distribution.
         length_penalty: a sequence's sum of log-probabilities is divided by its length to this power.
+
+    Raises:
+        RequestError: another field, of vLLM's, asks for something.
     """
 
     beam_width: int
@@ -257,6 +261,13 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: Any = None
+    skip_special_tokens: bool = True
+    watermarking: Any = None
+    allowed_token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        check_values("BeamSearchParams", vars(self), {"skip_special_tokens": True})
 
 
 def _count(value: int | None) -> int | None:

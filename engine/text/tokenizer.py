@@ -355,7 +355,7 @@ def _read_template(chat_template: str) -> str:
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     try:
-        return Path(chat_template).read_text(encoding="utf-8")
+        return Path(chat_template).read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(f"--chat-template: {chat_template} cannot be read: {reason}.") from error

@@ -210,4 +210,4 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     files = {path.stem: path for path in sorted((folder / FURTHER_TEMPLATES).glob("*.jinja")) if path.is_file()}
     if (usual := folder / "chat_template.jinja").is_file():
         files["default"] = usual
-    return templates | {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return templates | {name: path.read_text("utf-8-sig") for name, path in files.items()}

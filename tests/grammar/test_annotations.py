@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.random_schemas import SCHEMAS, VALUES
 
-from rootgraft.grammar.annotations import EFFECTIVE, without_annotations
+from rootgraft.grammar.annotations import EFFECTIVE, without_annotations, without_nulls
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.schema.keywords import KEYWORDS, Treatment
 from rootgraft.grammar.schema.static_limits import check_limits
@@ -79,6 +79,18 @@ def test_what_a_reference_leads_to_is_kept(grammars):
     assert kept == {key: value for key, value in schema.items() if key != "x-other"}
     compiled = grammars.schema(schema)
     assert grammars.admits(compiled, '{"a":1,"b":2,"c":5}') and not grammars.admits(compiled, '{"a":1,"b":2,"c":6}')
+
+
+def test_a_null_is_an_absent_keyword_where_it_is_no_value(grammars):
+    nulls = dict.fromkeys(EFFECTIVE - {"const", "type"} | {"title"})
+    plain = {"type": "object", "properties": {"a": {"const": None}, "b": {"enum": [None]}}, "required": ["a"]}
+    noted = nulls | plain | {"properties": {"a": nulls | {"const": None}, "b": nulls | {"enum": [None]}}}
+    assert GrammarSpec.json_schema(noted).value() == plain
+    assert without_nulls(noted | {"default": None}) == plain | {"default": None}
+    for kept in ({"type": None}, {"properties": {"a": None}}, {"anyOf": [None]}):
+        assert GrammarSpec.json_schema(kept).value() == kept == without_nulls(kept)
+        with pytest.raises(GrammarError):
+            grammars.schema(kept)
 
 
 NAMES = st.sampled_from(["title", "default", "x-a", "examples", "deprecated", "unheard"])

@@ -96,7 +96,7 @@ def read_text(path: Path) -> str:
             raw = file.read(MOST_FILE_BYTES + 1)
         if len(raw) > MOST_FILE_BYTES:
             raise ConfigError(f"{path} is longer than {MOST_FILE_BYTES >> 20} MiB.")
-        return raw.decode()
+        return raw.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

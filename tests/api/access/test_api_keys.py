@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import logging
 from array import array
@@ -66,6 +67,11 @@ def test_a_file_in_either_format(tmp_path: Path) -> None:
     assert (second.priority, second.requests_per_minute) == (Priority.INTERACTIVE, None)
     write(tmp_path / "keys.json", entry("a"))
     assert [key.name for key in read_keys(tmp_path / "keys.json")] == ["a"]
+    for name in ("keys.toml", "keys.json"):
+        path = tmp_path / name
+        before = read_keys(path)
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+        assert read_keys(path) == before
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rootgraft import LLM, SamplingParams
+import rootgraft
+from rootgraft import LLM, EngineArgs, PoolingParams, SamplingParams
 from rootgraft.engine.errors import RequestError
 from rootgraft.engine.offline.llm import NotOffered
+from rootgraft.engine.offline.offline_engine import read_config
 from rootgraft.engine.offline.vllm_table import PeerName, check_values, peer_names
 from rootgraft.engine.serving.request import RequestLimits
 from rootgraft.lora.request import LoRARequest
@@ -29,6 +33,11 @@ ASKING: dict[str, Any] = {
     "prompt_adapter_request": 5, "guided_options_request": {"regex": "a"},
     "detokenize": False, "spaces_between_special_tokens": False, "stream_interval": 5, "skip_clone": True,
     "skip_reading_prefix_cache": True, "routed_experts_prompt_start": 4, "extra_args": {"a": 1}, "priority": [1],
+    "watermarking": {"key": 1}, "structured_outputs": {"regex": "a"}, "skip_special_tokens": False,
+    "use_activation": False, "pooling_params": PoolingParams(dimensions=1),
+    "softmax": False, "activation": False, "truncate_prompt_tokens": 5, "step_tag_id": 1, "returned_token_ids": [1],
+    "late_interaction_params": {"a": 1}, "late_chunking_params": {"a": 1}, "extra_kwargs": {"a": 1},
+    "media_io_kwargs": {"image": {}}, "chat_template": "x",
     "output_text_buffer_length": 3, "chat_template_content_format": "openai",
 }  # fmt: skip
 CALLED = [owner for owner, names in SIGNATURES.items() if isinstance(names, dict)]
@@ -63,6 +72,25 @@ def call(llm: LLM, owner: str, name: str, value: Any) -> None:
         case "LLM.generate":
             own: dict[str, Any] = {} if name in ("prompts", "prompt_token_ids") else {"prompts": "a"}
             llm.generate(**{**own, "use_tqdm": False, name: value})
+        case "PoolingParams":
+            llm.embed(["a"], pooling_params=PoolingParams(**{name: value}), use_tqdm=False)
+        case "LLM.beam_search":
+            beams = BeamSearchParams(beam_width=2, max_tokens=1)
+            llm.beam_search(**{"prompts": ["a"], **({} if name == "params" else {name: value}), "params": beams})
+        case "LLM.embed" | "LLM.encode":
+            getattr(llm, owner.removeprefix("LLM."))(**{"prompts": ["a"], "use_tqdm": False, name: value})
+        case "LLM.classify":
+            with pytest.raises(RequestError) as found:
+                llm.classify(**{"prompts": ["a"], "use_tqdm": False, name: value})
+            if found.value.param == name:
+                raise found.value
+            assert "classif" in str(found.value)  # the tiny model has no head
+        case "LLM.score":
+            texts = ["a", "a"]
+            if name.startswith("data_"):
+                assert llm.score(*texts, use_tqdm=False)
+            else:
+                llm.score(*texts, **{"use_tqdm": False, name: value})
         case "LLM.chat":
             llm.chat(**{"messages": MESSAGES, "use_tqdm": False, name: value})
 
@@ -120,10 +148,53 @@ def test_outputs_have_all_fields_of_vllm(llm: LLM) -> None:
         getattr(output, name)
     for name in peer_names("CompletionOutput"):
         getattr(output.outputs[0], name)
+    [pooled] = llm.embed("the fox", pooling_params=PoolingParams(dimensions=3), use_tqdm=False)
+    for name in peer_names("PoolingRequestOutput"):
+        getattr(pooled, name)
+    assert pooled.outputs.hidden_size == 3
     assert output.outputs[0].logprobs is not None
     score = next(iter(output.outputs[0].logprobs[0].values()))
     for name in peer_names("Logprob"):
         getattr(score, name)
+
+
+def test_the_package_has_the_names_of_vllms() -> None:
+    for name, row in named("vllm", "done"):
+        assert getattr(rootgraft, name), row
+        assert name in rootgraft.__all__
+    for name, row in named("vllm", "refuse"):
+        with pytest.raises(ImportError, match=re.escape(f"rootgraft has no {name}: {row.words}.")):
+            exec(f"from rootgraft import {name}")
+
+
+def test_parameters_of_pooling_differ_in_no_call(llm: LLM) -> None:
+    texts = ["a", "b"]
+    same = [PoolingParams(dimensions=2), PoolingParams(dimensions=2)]
+    assert [each.outputs.hidden_size for each in llm.embed(texts, pooling_params=same, use_tqdm=False)] == [2, 2]
+    [array] = llm.encode("a", PoolingParams(dimensions=2, normalize=True), use_tqdm=False)
+    assert array.outputs.data.shape == (2,) and abs(float((array.outputs.data**2).sum()) - 1) < 1e-5
+    for wrong in ([PoolingParams(dimensions=1), PoolingParams()], [PoolingParams()] * 3, [], {"dimensions": 2}):
+        with pytest.raises(RequestError, match="pooling_params must be"):
+            llm.embed(texts, pooling_params=wrong, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_options_of_the_engine_on_a_command_line(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = EngineArgs.add_cli_args(ArgumentParser())
+    parser.set_defaults(model=str(tiny_model), runner="auto")
+    parser.add_argument("--max-tokens", type=int)
+    line = ["--max-model-len", "64", "--enforce-eager", "--max_num_seqs", "2", "--dtype", "float32"]
+    args = parser.parse_args(line)
+    found = vars(EngineArgs.from_cli_args(args))
+    assert found == {
+        "model": str(tiny_model), "runner": "auto", "max_model_len": 64, "enforce_eager": True, "max_num_seqs": 2,
+        "dtype": "float32",
+    }  # fmt: skip
+    config = read_config(found.pop("model"), found)
+    assert (config.max_model_len, config.max_num_seqs, config.dtype) == (64, 2, "float32")
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(LLM, "__init__", lambda self, **options: made.append(options))
+    LLM.from_engine_args(EngineArgs.from_cli_args(args))
+    assert made == [found | {"model": str(tiny_model)}]
 
 
 def test_a_name_that_vllm_does_not_have_is_a_type_error(llm: LLM) -> None:

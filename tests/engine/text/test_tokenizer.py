@@ -224,9 +224,9 @@ def test_templates_of_a_folder(tmp_path: Path, tiny_folder: Path) -> None:
     assert tokenizer.render_chat(message, tools=[{"type": "function"}]) == "with tools"
     (folder / "chat_template.json").write_text('{"chat_template": "from json"}')
     assert Tokenizer.load(folder).render_chat(message) == "from json"
-    (folder / "chat_template.jinja").write_text("from jinja")
+    (folder / "chat_template.jinja").write_text("\ufefffrom jinja", "utf-8")
     assert Tokenizer.load(folder).render_chat(message) == "from jinja"
-    (tmp_path / "mine.jinja").write_text("mine")
+    (tmp_path / "mine.jinja").write_text("\ufeffmine", "utf-8")
     assert Tokenizer.load(folder, chat_template=str(tmp_path / "mine.jinja")).render_chat(message) == "mine"
     assert Tokenizer.load(folder, chat_template="{{ 'given' }}").render_chat(message) == "given"
     assert Tokenizer.load(folder, tokenizer_path=tiny_folder).render_chat(message).startswith("<|im_start|>")

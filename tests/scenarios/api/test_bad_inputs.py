@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_only_json_is_read(live: Live, kind: str) -> None:
 def test_json_with_a_charset_is_json(live: Live) -> None:
     with live.http(headers={"content-type": "application/json; charset=utf-8"}) as http:
         assert http.post(COMPLETIONS, content=b'{"prompt": "x"}').status_code == 200
+
+
+def test_a_byte_order_mark_before_a_body_is_passed_over(live: Live) -> None:
+    """Windows' editors and PowerShell write one before the JSON of a file that a client then sends."""
+    with live.http(headers={"content-type": "application/json"}) as http:
+        for path in GOOD:
+            plain, marked = (
+                http.post(path, content=mark + orjson.dumps(GOOD[path])) for mark in (b"", codecs.BOM_UTF8)
+            )
+            assert marked.status_code == plain.status_code, path
+            assert "invalid_json" not in marked.text, path
 
 
 GOOD_TEXTS = ["\x00", "\ufeff", "שלום", "e" + "\u0301" * 500, "<|im_end|><s></s>", "\u2028", "𝄞", "\x7f\x1b[0m", " "]

@@ -253,6 +253,29 @@ def test_templates_get_tools_as_they_know_them(live: Live) -> None:
     assert live.async_engine.tokenizer.rendered[-1]["tools"] is None and live.async_engine.seen[-1].grammar is None
 
 
+def test_nulls_in_a_tools_schema_are_absent_keywords(live: Live) -> None:
+    """Go writes a list or map that was never made as null."""
+    say(live, "x")
+    city = {"type": "string", "description": None, "enum": None, "default": None}
+    nulls = {"type": "object", "properties": {"city": city}, "required": None, "$defs": None}
+    tools = [
+        {"type": "function", "function": {"name": "weather", "parameters": nulls}},
+        {"type": "function", "function": {"name": "ping", "parameters": {"type": "object", "properties": None}}},
+    ]
+    for choice in ("auto", "required"):
+        post(live, tools=tools, tool_choice=choice)
+    assert [tool["function"]["parameters"] for tool in live.async_engine.tokenizer.rendered[-1]["tools"]] == [
+        {"type": "object", "properties": {"city": {"type": "string", "default": None}}},
+        {"type": "object"},
+    ]
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": nulls}}
+    post(live, tools=None, response_format=form)
+    assert live.async_engine.seen[-1].grammar.value() == {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+    }
+
+
 HISTORY: Any = [
     {"role": "user", "content": "And now?"},
     {
@@ -437,3 +460,19 @@ def test_an_answer_with_calls_can_be_sent_back(live: Live) -> None:
         client.chat.completions.create(model="tiny", messages=history, tools=TOOLS)  # type: ignore[arg-type]
     calls = live.async_engine.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == [{"city": "Ulm"}, {}]
+
+
+def test_arguments_may_come_back_as_the_object_that_they_are(live: Live) -> None:
+    """As clients send them that have parsed them, and as some templates' own examples have them."""
+    say(live, "x")
+    for function in ({"arguments": {"city": "Ulm", "n": 2**70}}, {"arguments": {}}):
+        call = {"id": "a", "type": "function", "function": {"name": "weather", **function}}
+        history = [*HI, {"role": "assistant", "tool_calls": [call]}]
+        with live.http() as http:
+            assert http.post("/v1/chat/completions", json={"messages": history}).status_code == 200
+            [message] = live.async_engine.tokenizer.rendered[-1]["messages"][-1:]
+            assert message["tool_calls"][0]["function"] == call["function"]
+            item = {"type": "function_call", "call_id": "a", **call["function"]}
+            assert http.post("/v1/responses", json={"input": [*HI, item]}).status_code == 200
+            [message] = live.async_engine.tokenizer.rendered[-1]["messages"][-1:]
+            assert message["tool_calls"][0]["function"] == call["function"]

@@ -143,7 +143,7 @@ OTHERS: list[Case] = [
     ),
     (
         CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]},
         "messages[0].tool_calls[0].function.arguments",
         "invalid_type",
     ),
@@ -312,7 +312,8 @@ RAW: list[tuple[bytes, str | None]] = [
     (b"[]", "invalid_type"),
     (b"null", "invalid_type"),
     (b"\xff\xfe", "invalid_json"),
-    (b"\xef\xbb\xbf{}", "invalid_json"),
+    (b"\xef\xbb\xbf", "invalid_json"),
+    (b"\xef\xbb\xbf\xef\xbb\xbf{}", "invalid_json"),
     (b'{"prompt": "\xff"}', "invalid_json"),
     (b'{"prompt": "\xed\xa0\x80"}', "invalid_json"),
     (b'{"prompt": "\\ud800"}', "invalid_json"),

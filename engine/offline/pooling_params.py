@@ -1,0 +1,63 @@
+"""``PoolingParams``: how embeddings and classes are read, by vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RequestError
+from .sampling_params import RequestOutputKind
+from .vllm_table import check_values
+
+
+@dataclass
+class PoolingParams:
+    """Parameters of pooled outputs; ``vllm_classes.toml`` says what becomes of each.
+
+    Attributes:
+        dimensions: the first so many values of an embedding, which has length 1 again.
+        normalize: whether embeddings have length 1; by default as the checkpoint says.
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    softmax: bool | None = None
+    activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: Sequence[int] | None = None
+    task: str | None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: Any = None
+    late_chunking_params: Any = None
+    extra_kwargs: dict[str, Any] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+
+    def check(self) -> None:
+        """Check what this engine does not compute. Raises RequestError, which names the field."""
+        check_values("PoolingParams", vars(self), dict.fromkeys(("use_activation", "softmax", "activation"), True))
+
+
+def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
+    """Return the parameters of a call's prompts.
+
+    Args:
+        params: one, one for each prompt, or None.
+
+    Raises:
+        RequestError: it is something else, the prompts have several, or one is refused.
+    """
+    given = [PoolingParams()] if params is None else [params] if isinstance(params, PoolingParams) else params
+    if not isinstance(given, Sequence) or not given or not all(isinstance(each, PoolingParams) for each in given):
+        right = "PoolingParams, or a list with one for each prompt"
+        raise RequestError(f"pooling_params must be {right}, not {type(params).__name__}.", param="pooling_params")
+    if len(given) not in (1, num_prompts) or any(each != given[0] for each in given):
+        raise RequestError(
+            f"pooling_params must be the same for all {num_prompts} prompts: call once for each kind.",
+            param="pooling_params",
+        )
+    given[0].check()
+    return given[0]
