@@ -80,9 +80,7 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
         )
     if spec.kind is GrammarKind.LARK:
         found = lark_ends(spec.text, lambda text: vocabulary.fewest_counts(text.encode())[0])
-        artifact = replace(
-            artifact, texts=found.ends, ends=found.ends, detour=max(found.ends, key=len, default="")
-        )
+        artifact = replace(artifact, texts=found.ends, ends=found.ends, detour=max(found.ends, key=len, default=""))
     automata = sum(each.num_bytes for each in artifact.strings) + sum(each.num_bytes for each in artifact.entries)
     automata += 16 * sum(map(len, artifact.options)) + (artifact.language.num_bytes if artifact.language else 0)
     num_bytes = 20 * len(artifact.source) + (64 << 10) + automata

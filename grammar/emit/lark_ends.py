@@ -1,4 +1,4 @@
-"""Short ends of the texts of a Lark grammar: the shortest text to the end from each place between parts of its rules."""
+"""Short ends of the texts of a Lark grammar, from each place between parts of its rules."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ class _Ends:
         short = sorted((end for end in ends if len(end) <= MAX_END), key=lambda end: (self._cost(end), end))
         return LarkEnds(self._wholes["start"][1], tuple(short[:MAX_ENDS]))
 
-    def _improve(
-        self, best: dict[str, tuple[int, str]], texts: Callable[[], Iterator[tuple[str, str | None]]]
-    ) -> None:
+    def _improve(self, best: dict[str, tuple[int, str]], texts: Callable[[], Iterator[tuple[str, str | None]]]) -> None:
         """Keep each text that costs less than the one that is known of its rule, until there is none."""
         for _ in range(MAX_ROUNDS):
             improved = False
