@@ -59,6 +59,7 @@ class _Ends:
         self._rests: dict[str, tuple[int, str]] = {}
 
     def found(self) -> LarkEnds:
+        """Return the ends of the rules that ``start`` comes to."""
         self._improve(self._wholes, lambda: ((name, self._shortest(part)) for name, part in self._rules.items()))
         if "start" not in self._wholes:
             return LarkEnds()
@@ -117,6 +118,7 @@ class _Ends:
             yield from self._uses(self._rules[name], rest)
 
     def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str | None]]:
+        """Yield the rules within a part, behind which a rest follows, and what follows each of them."""
         if isinstance(part, RuleRef):
             yield part.name, rest
         elif isinstance(part, OneOf):
