@@ -31,7 +31,14 @@ class OneOf:
     parts: tuple[RulePart, ...] = ()
 
 
-RulePart: TypeAlias = RuleRef | AllOf | OneOf
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A terminal as the grammar has it, which derives some text."""
+
+    text: str
+
+
+RulePart: TypeAlias = RuleRef | AllOf | OneOf | Terminal
 TEXT = AllOf()
 
 
@@ -94,8 +101,8 @@ def _finite(rules: Mapping[str, RulePart], used: Mapping[str, list[str]]) -> set
 
 def _derives(part: RulePart, finite: set[str]) -> bool:
     """Return whether a part derives a text in which no rule but the finite ones is used."""
-    if isinstance(part, RuleRef):
-        return part.name in finite
+    if isinstance(part, RuleRef | Terminal):
+        return isinstance(part, Terminal) or part.name in finite
     derived = (_derives(each, finite) for each in part.parts)
     return all(derived) if isinstance(part, AllOf) else any(derived)
 
@@ -103,6 +110,6 @@ def _derives(part: RulePart, finite: set[str]) -> bool:
 def _refs(part: RulePart) -> Iterator[str]:
     if isinstance(part, RuleRef):
         yield part.name
-    else:
+    elif not isinstance(part, Terminal):
         for each in part.parts:
             yield from _refs(each)

@@ -1,6 +1,6 @@
 """Sampled calls of Codex's ``apply_patch`` on the real model: each input must be a patch of its grammar.
 
-A call that ends with ``max_output_tokens`` must be the beginning of one.
+All of it must be there: as soon as no more fits, ``max_output_tokens`` ends a patch, and does not cut it.
 
     PYTHONPATH=tests python -m benchmarks.grammar.patch_calls [--calls 200] [--output FILE.json]
 
@@ -65,16 +65,16 @@ def body_of(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call in an answer; a whole one has not ended with the budget."""
+    """A call in an answer."""
 
     name: str
     text: str
-    is_whole: bool
+    is_ended: bool  # by the limit of tokens
 
     def is_right(self) -> bool:
-        """Return whether its input is of its tool's form, or begins one."""
+        """Return whether its input is of its tool's form."""
         pattern = PATCH if self.name == "apply_patch" else regex.compile(OTHER["format"]["definition"])
-        return pattern.fullmatch(self.text, partial=not self.is_whole) is not None
+        return pattern.fullmatch(self.text) is not None
 
 
 async def called(client: openai.AsyncOpenAI, number: int) -> list[Call]:
@@ -88,8 +88,8 @@ async def called(client: openai.AsyncOpenAI, number: int) -> list[Call]:
         answer = event.response
         assert {each.id: each.input for each in answer.output} == texts, texts
     last = len(answer.output) - 1
-    is_cut = answer.status != "completed"
-    return [Call(each.name, each.input, not is_cut or at < last) for at, each in enumerate(answer.output)]
+    is_ended = answer.status != "completed"
+    return [Call(each.name, each.input, is_ended and at == last) for at, each in enumerate(answer.output)]
 
 
 async def measure(options: argparse.Namespace) -> int:
@@ -112,7 +112,7 @@ async def measure(options: argparse.Namespace) -> int:
         Figure.exactly("answers without a call", sum(not answer for answer in answers), 0),
         Figure.exactly("calls that are not of their grammar", len(wrong), 0),
     ]
-    counts = Counter(f"{call.name}, {'whole' if call.is_whole else 'cut'}" for call in calls)
+    counts = Counter(f"{call.name}{', ended by the limit' if call.is_ended else ''}" for call in calls)
     return finish(options, figures, {"calls": counts, "answers": len(answers)})
 
 

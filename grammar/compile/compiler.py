@@ -12,6 +12,7 @@ from typing import Any
 from ..emit import plain_grammars
 from ..emit.ebnf_rules import check_ebnf
 from ..emit.grammar_artifact import Backend, GrammarArtifact
+from ..emit.lark_ends import lark_ends
 from ..emit.lark_writer import to_lark
 from ..emit.structural_tags import structural_tag_grammar
 from ..errors import GrammarError
@@ -77,6 +78,9 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
         artifact = GrammarArtifact(
             Backend.LLGUIDANCE, plain.source, values=plain.answers, options=plain.options, language=plain.language
         )
+    if spec.kind is GrammarKind.LARK:
+        found = lark_ends(spec.text, lambda text: vocabulary.fewest_counts(text.encode())[0])
+        artifact = replace(artifact, texts=found.ends, ends=found.ends, detour=max(found.ends, key=len, default=""))
     automata = sum(each.num_bytes for each in artifact.strings) + sum(each.num_bytes for each in artifact.entries)
     automata += 16 * sum(map(len, artifact.options)) + (artifact.language.num_bytes if artifact.language else 0)
     num_bytes = 20 * len(artifact.source) + (64 << 10) + automata

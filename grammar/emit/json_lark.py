@@ -14,7 +14,8 @@ from ..errors import GrammarError
 from ..regex.char_classes import code_ranges
 from ..regex.charset import ESCAPED, json_spelling, rust_literal
 from ..regex.ecma_regex import to_json
-from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat, parse_nodes
+from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat
+from .lark_text import COMMON, lark_expression, lark_literal
 from .plain_grammars import check_source
 
 _TOKEN = re.compile(
@@ -29,28 +30,6 @@ _TOKEN = re.compile(
     |(?P<other>->\s*\w+|~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*,?\s*\d*\s*\}|\w[\w-]*|[|()\[\]?*+])""",
     re.VERBOSE,
 )
-# Of Lark's library, the terminals that grammars of texts use.
-_COMMON = {
-    "DIGIT": "[0-9]",
-    "HEXDIGIT": "[a-fA-F0-9]",
-    "INT": "[0-9]+",
-    "SIGNED_INT": "[+-]?[0-9]+",
-    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
-    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
-    "NUMBER": r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?",
-    "SIGNED_NUMBER": r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)",
-    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
-    "LCASE_LETTER": "[a-z]",
-    "UCASE_LETTER": "[A-Z]",
-    "LETTER": "[a-zA-Z]",
-    "WORD": "[a-zA-Z]+",
-    "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*",
-    "WS_INLINE": "[ \\t]+",
-    "WS": r"[ \t\f\r\n]+",
-    "CR": r"\r",
-    "LF": r"\n",
-    "NEWLINE": r"(?:\r?\n)+",
-}
 
 
 def in_json_string(text: str) -> str:
@@ -129,10 +108,10 @@ def _pieces(text: str) -> Iterator[_Piece]:
 def _written(match: re.Match[str], within: str) -> _Piece:
     """Return a part of a definition in its new form."""
     if match["low"]:
-        low, high = (re.escape(_unquoted(match[each])) for each in ("low", "high"))
+        low, high = (re.escape(lark_literal(match[each])) for each in ("low", "high"))
         return _expression(f"[{low}-{high}]", within=within)
     if match["text"]:
-        plain = _unquoted(match["text"])
+        plain = lark_literal(match["text"])
         return _expression(re.escape(plain), "i" if match["fold"] else "", within) if plain else _Piece('""')
     if match["regex"]:
         return _expression(match["regex"].replace("\\/", "/"), match["flags"], within)
@@ -145,25 +124,19 @@ def _written(match: re.Match[str], within: str) -> _Piece:
 
 
 def _imported(name: str, alias: str) -> Iterator[_Piece]:
-    if name not in _COMMON:
-        raise GrammarError("lark", "", f"'common.{name}' is not one of {', '.join(_COMMON)}")
+    if name not in COMMON:
+        raise GrammarError("lark", "", f"'common.{name}' is not one of {', '.join(COMMON)}")
     yield _Piece(f"\n{alias}:", alias, alias)
-    yield _expression(_COMMON[name], within=alias)
+    yield _expression(COMMON[name], within=alias)
     yield _Piece("\n")
-
-
-_DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
 
 
 def _expression(pattern: str, flags: str = "", within: str = "") -> _Piece:
     """Return the form of a regular expression's JSON spellings."""
     if not set(flags) <= set("isu"):
         raise GrammarError("lark", "", f"the flags {flags!r} of a regular expression: 'i' and 's' are supported")
-    # In Lark a dot is any character but a line feed.
-    dot = r"[\s\S]" if "s" in flags else r"[^\n]"
-    pattern = _DOT.sub(lambda part: dot if part[0] == "." else part[0], pattern)
     try:
-        node = parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
+        node = lark_expression(pattern, flags)
     except RegexError as error:
         raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: {error}") from None
     if any(isinstance(each, Anchor | Lookahead) for each in _walk(node)):
@@ -205,15 +178,3 @@ def _rule(node: RegexNode) -> str:
 
 _ONE_ESCAPE = ((0x22, 0x22), (0x5C, 0x5C))
 _NAME = re.compile(r"\w+")
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
-
-
-def _unquoted(literal: str) -> str:
-    """Return the text of a string literal with its quotes."""
-
-    def plain(match: re.Match[str]) -> str:
-        code = match["code"] or match["short"]
-        return chr(int(code, 16)) if code else _ESCAPES.get(match["char"], match["char"])
-
-    pattern = r"\\(?:u(?P<code>[0-9a-fA-F]{4})|x(?P<short>[0-9a-fA-F]{2})|(?P<char>.))"
-    return re.sub(pattern, plain, literal[1:-1])

@@ -1,10 +1,11 @@
-"""Rules of a Lark grammar's text, read far enough to tell which of them derive no finite text."""
+"""Rules of a Lark grammar's text, read far enough to tell which of them derive no finite text, and which short ones."""
 
 from __future__ import annotations
 
 import re
 
-from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, check_ends, optional
+from ..regex.regex_parser import RegexNode, parse_nodes
+from ..rule_ends import TEXT, AllOf, OneOf, RulePart, RuleRef, Terminal, check_ends, optional
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r\n]+|(?://|\#)[^\n]*|%[^\n]*|^[!?]+(?=\w))
@@ -17,11 +18,37 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-# Kind and text. The flags are those of a repeat: whether it may be empty, and whether it must be.
-_Token = tuple[str, str, bool, bool]
+# Repeats up to which each one is a part of its own.
+_MOST_REPEATS = 20
+# Kind, text, and of a repeat its least and most counts; -1 for no limit.
+_Token = tuple[str, str, int, int]
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
+_DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
+# Of Lark's library, the terminals that grammars of texts use.
+COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
+    "NUMBER": r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?",
+    "SIGNED_NUMBER": r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+",
+    "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*",
+    "WS_INLINE": "[ \\t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+}
 
 
-class _Unread(Exception):
+class LarkUnread(Exception):
     """The text has something that is not read here; the compiler tells what is wrong, if anything is."""
 
 
@@ -31,10 +58,34 @@ def check_lark(text: str) -> None:
     A grammar with parts that are not read here is left to the compiler.
     """
     try:
-        rules = _Reader(text).rules()
-    except _Unread:
+        rules = lark_rules(text)
+    except LarkUnread:
         return
     check_ends("lark", rules, "start", frozenset(rules))
+
+
+def lark_rules(text: str) -> dict[str, RulePart]:
+    """Return all rules and terminals by name. Raises LarkUnread."""
+    return _Reader(text).rules()
+
+
+def lark_expression(pattern: str, flags: str) -> RegexNode:
+    """Read a regular expression of a grammar, whose slashes are plain. Raises RegexError."""
+    # In Lark a dot is any character but a line feed.
+    dot = r"[\s\S]" if "s" in flags else r"[^\n]"
+    pattern = _DOT.sub(lambda part: dot if part[0] == "." else part[0], pattern)
+    return parse_nodes(("(?i)" if "i" in flags else "") + pattern, wide=False)
+
+
+def lark_literal(literal: str) -> str:
+    """Return the text of a string literal with its quotes."""
+
+    def plain(match: re.Match[str]) -> str:
+        code = match["code"] or match["short"]
+        return chr(int(code, 16)) if code else _ESCAPES.get(match["char"], match["char"])
+
+    pattern = r"\\(?:u(?P<code>[0-9a-fA-F]{4})|x(?P<short>[0-9a-fA-F]{2})|(?P<char>.))"
+    return re.sub(pattern, plain, literal[1:-1])
 
 
 class _Reader:
@@ -45,17 +96,17 @@ class _Reader:
         self._at = 0
 
     def rules(self) -> dict[str, RulePart]:
-        """Return all rules by name. Raises _Unread."""
+        """Return all rules by name. Raises LarkUnread."""
         rules: dict[str, RulePart] = {}
         while self._at < len(self._tokens):
             name = self._tokens[self._at][1]
             if not self._begins_rule() or name in rules:
-                raise _Unread
+                raise LarkUnread
             self._at += 2
             rules[name] = self._choices(0)
         used = {each[1] for each in self._tokens if each[0] == "name"}
         if "start" not in rules or any(name not in rules for name in used if _is_rule(name)):
-            raise _Unread
+            raise LarkUnread
         return rules
 
     def _begins_rule(self) -> bool:
@@ -69,7 +120,7 @@ class _Reader:
 
     def _choices(self, depth: int) -> RulePart:
         if depth > _MOST_NESTED:
-            raise _Unread
+            raise LarkUnread
         parts = [self._sequence(depth)]
         while self._take("|"):
             parts.append(self._sequence(depth))
@@ -78,29 +129,29 @@ class _Reader:
     def _sequence(self, depth: int) -> RulePart:
         parts: list[RulePart] = []
         while self._at < len(self._tokens) and not self._begins_rule():
-            kind, text, may_skip, must_skip = self._tokens[self._at]
+            kind, text, least, most = self._tokens[self._at]
             if kind == "sign" and text in "|)]":
                 break
             self._at += 1
             if kind == "name":
-                parts.append(RuleRef(text) if _is_rule(text) else TEXT)
+                parts.append(RuleRef(text) if _is_rule(text) else Terminal(text))
             elif kind == "text":
-                parts.append(TEXT)
+                parts.append(Terminal(text))
             elif (kind, text) in (("sign", "("), ("sign", "[")):
                 inner = self._choices(depth + 1)
                 if not self._take(")" if text == "(" else "]"):
-                    raise _Unread
+                    raise LarkUnread
                 parts.append(inner if text == "(" else optional(inner))
             elif (kind, text) == ("sign", "..") and parts:
-                # The sign stands between the two texts of a range, which are parts already.
-                continue
-            elif parts and (kind == "repeat" or (kind == "sign" and text in "?*+")):
-                if must_skip:
+                # The first character of a range stands for all of it.
+                self._at += 1
+            elif parts and kind == "repeat":
+                if most == 0:
                     parts[-1] = TEXT
-                elif may_skip or text in ("?", "*"):
-                    parts[-1] = optional(parts[-1])
+                else:
+                    parts[-1] = AllOf((parts[-1],) * min(least, _MOST_REPEATS)) if least else optional(parts[-1])
             elif kind != "alias":
-                raise _Unread
+                raise LarkUnread
         return AllOf(tuple(parts))
 
 
@@ -110,20 +161,21 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _Unread
+            raise LarkUnread
         at = match.end()
         kind = match.lastgroup if match.lastgroup in ("text", "name", "alias", "sign") else None
         if match["name"]:
-            found.append(("name", match["name"], False, False))
+            found.append(("name", match["name"], 1, 1))
         elif match["count"]:
             least = int(match["low"] or 0)
             most = match["high"] if match["comma"] else match["low"]
-            found.append(("repeat", "", least == 0, most != "" and int(most) == 0))
+            found.append(("repeat", "", least, int(most) if most else -1))
         elif match["tilde"]:
-            most = match["most"] or match["least"]
-            found.append(("repeat", "", int(match["least"]) == 0, int(most) == 0))
+            found.append(("repeat", "", int(match["least"]), int(match["most"] or match["least"])))
+        elif match["sign"] in ("?", "*", "+"):
+            found.append(("repeat", "", int(match[0] == "+"), 1 if match[0] == "?" else -1))
         elif kind is not None:
-            found.append((kind, match[0], False, False))
+            found.append((kind, match[0], 1, 1))
     return found
 
 

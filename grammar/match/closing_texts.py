@@ -207,7 +207,7 @@ class ClosingTexts:
         detour = self.vocabulary.tokenize_named(self._artifact.detour)
         texts = self.listed if self.is_json else self.tails
         # A completion is put together from parts, which takes more tokens than a text tokenized as a whole.
-        return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts else DEFAULT_JUMP
+        return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts or detour else DEFAULT_JUMP
 
     def recuts(self, tokens: list[int], lexical: int) -> list[list[int]]:
         """Return the same text in as few tokens as possible, first with blanks that make them fewer, if any do.

@@ -265,6 +265,8 @@ class CompletionSearch:
             if len(frontier) > MAX_SEARCH:
                 return None
             node.fill(row)
+            if not path and (rest := self._character_rest(row)) is not None:
+                return rest if advance(state, rest) else None
             for token in self._candidates(row):
                 found = [*path, token]
                 text = b"".join(self._texts.vocabulary.tokens[t] for t in found)
@@ -276,6 +278,14 @@ class CompletionSearch:
                     return found if advance(state, found) else None
                 frontier.append((after, found))
         return None
+
+    def _character_rest(self, row: Row) -> list[int] | None:
+        """Return the next byte of a character if the text ends in the middle of one; no other search can end there."""
+        tokens = self._texts.vocabulary.tokens
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        if any(not 0x80 <= next(iter(tokens[token]), 0) < 0xC0 for token in allowed):
+            return None
+        return [min(allowed, key=lambda token: len(tokens[token]))] if allowed else None
 
     def _candidates(self, row: Row) -> list[int]:
         """Return the best allowed token of each kind."""

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from support.grammar.patch_grammar import PATCH
 from support.grammar.schema_cases import CASES
 
 from benchmarks.grammar.limited_walk import draw_within
@@ -217,6 +218,28 @@ def test_forms_that_are_no_free_text_have_a_shortest_answer(grammars, vocabulary
 )
 def test_the_shortest_answer_of_each_kind(vocabulary, spec, shortest):
     assert compile(spec, vocabulary).matcher().num_shortest == shortest
+
+
+EXPRESSION = 'start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]{3,}/\n'
+
+
+@pytest.mark.parametrize("lark", [PATCH, EXPRESSION], ids=["patch", "recursive"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_text_of_a_lark_grammar_ends_within_every_budget_that_it_fits(grammars, vocabulary, lark, inside):
+    """The text itself, and as what a JSON string holds, beside a call whose arguments are of a schema."""
+    spec = GrammarSpec.lark(lark)
+    if inside:
+        text = {"type": "json_lark", "grammar": lark}
+        fixed = [{"type": "const_string", "value": mark} for mark in ('{"input": "', '"}')]
+        form: Any = {"type": "sequence", "elements": [fixed[0], text, fixed[1]]}
+        form = {"type": "or", "elements": [form, call(["f"], [{"type": "boolean"}], "hermes")]}
+        spec = GrammarSpec.structural_tag({"format": form})
+    compiled = compile(spec, vocabulary)
+    shortest = compiled.matcher().num_shortest
+    assert shortest
+    for seed, more in enumerate((0, 1, 2, 5, 9, 20, 40, 60)):
+        text, whole = drawn(grammars, compiled.matcher(), random.Random(seed), shortest + more)
+        assert whole is not None, (more, text)
 
 
 def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabulary, monkeypatch):

@@ -1,0 +1,148 @@
+"""Short ends of the texts of a Lark grammar, from each place between parts of its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..regex.ecma_regex import shortest
+from ..regex.regex_parser import RegexError
+from ..rule_ends import OneOf, RulePart, RuleRef, Terminal
+from .lark_text import COMMON, LarkUnread, lark_expression, lark_literal, lark_rules
+
+# Bytes of one end, and ends of a grammar, beyond which they are left out: a search tries each of them.
+MAX_END = 400
+MAX_ENDS = 120
+# Rules of a grammar beyond which none are looked for, rounds over all of them, and texts whose costs are kept.
+MAX_RULES = 1_000
+MAX_ROUNDS = 30
+MAX_COSTS = 4_096
+
+
+class LarkEnds(NamedTuple):
+    """The short ends of one grammar.
+
+    Attributes:
+        shortest: a short text of the grammar; "" if none is known.
+        ends: what leads to the end of a text from a place between two parts of it, of the least cost first.
+    """
+
+    shortest: str = ""
+    ends: tuple[str, ...] = ()
+
+
+def lark_ends(text: str, cost: Callable[[str], int], spell: Callable[[str], str] = str) -> LarkEnds:
+    """Return the ends of a grammar; none of one that is not read here, for which a search has to do without.
+
+    Args:
+        text: the grammar.
+        cost: of a text, in tokens; that of a sum is about the sum of the costs.
+        spell: gives a terminal's text the form that it has in answers.
+    """
+    try:
+        rules = lark_rules(text)
+    except LarkUnread:
+        return LarkEnds()
+    return _Ends(rules, cost, spell).found() if len(rules) <= MAX_RULES else LarkEnds()
+
+
+class _Ends:
+    """Ends of rules by name; what is not known is missing."""
+
+    def __init__(self, rules: Mapping[str, RulePart], cost: Callable[[str], int], spell: Callable[[str], str]) -> None:
+        self._rules = rules
+        self._cost = lru_cache(MAX_COSTS)(cost)
+        self._spell = spell
+        self._text_of = lru_cache(MAX_COSTS)(self._terminal)
+        self._wholes: dict[str, tuple[int, str]] = {}
+        self._rests: dict[str, tuple[int, str]] = {}
+
+    def found(self) -> LarkEnds:
+        """Return the ends of the rules that ``start`` comes to."""
+        self._improve(self._wholes, lambda: ((name, self._shortest(part)) for name, part in self._rules.items()))
+        if "start" not in self._wholes:
+            return LarkEnds()
+        self._rests["start"] = (0, "")
+        self._improve(self._rests, self._behind)
+        ends: dict[str, None] = {}
+        for name, (_, rest) in self._rests.items():
+            ends |= dict.fromkeys(self._between(self._rules[name], rest))
+        ends.pop("", None)
+        short = sorted((end for end in ends if len(end) <= MAX_END), key=lambda end: (self._cost(end), end))
+        return LarkEnds(self._wholes["start"][1], tuple(short[:MAX_ENDS]))
+
+    def _improve(self, best: dict[str, tuple[int, str]], texts: Callable[[], Iterator[tuple[str, str | None]]]) -> None:
+        """Keep each text that costs less than the one that is known of its rule, until there is none."""
+        for _ in range(MAX_ROUNDS):
+            improved = False
+            for name, text in list(texts()):
+                cost = None if text is None or len(text) > MAX_END else self._cost(text)
+                if cost is not None and text is not None and (name not in best or cost < best[name][0]):
+                    best[name] = cost, text
+                    improved = True
+            if not improved:
+                return
+
+    def _shortest(self, part: RulePart) -> str | None:
+        """Return a short text of a part by what is known of the rules; None if there is none yet."""
+        name = part.name if isinstance(part, RuleRef) else part.text if isinstance(part, Terminal) else ""
+        if name in self._rules:
+            return self._wholes[name][1] if name in self._wholes else None
+        if isinstance(part, RuleRef | Terminal):
+            return self._text_of(name)
+        texts = [self._shortest(each) for each in part.parts]
+        known = [text for text in texts if text is not None]
+        if isinstance(part, OneOf):
+            return min(known, key=self._cost, default=None)
+        return "".join(known) if len(known) == len(texts) else None
+
+    def _terminal(self, text: str) -> str | None:
+        """Return a short text of a terminal that is no rule; None if it is not read here."""
+        if text[:1] == '"':
+            return self._spell(lark_literal(text.removesuffix("i")))
+        if text[:1] == "/":
+            pattern, _, flags = text[1:].rpartition("/")
+        elif text in COMMON:
+            pattern, flags = COMMON[text], ""
+        else:
+            return None
+        try:
+            return self._spell(shortest(lark_expression(pattern.replace("\\/", "/"), flags)))
+        except RegexError:
+            return None
+
+    def _behind(self) -> Iterator[tuple[str, str | None]]:
+        """Yield what may follow each rule where another one uses it."""
+        for name, (_, rest) in list(self._rests.items()):
+            yield from self._uses(self._rules[name], rest)
+
+    def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str | None]]:
+        """Yield the rules within a part, behind which a rest follows, and what follows each of them."""
+        if isinstance(part, RuleRef):
+            yield part.name, rest
+        elif isinstance(part, OneOf):
+            for each in part.parts:
+                yield from self._uses(each, rest)
+        elif not isinstance(part, Terminal):
+            for each in reversed(part.parts):
+                yield from self._uses(each, rest)
+                text = self._shortest(each)
+                if text is None:
+                    return
+                rest = text + rest
+
+    def _between(self, part: RulePart, rest: str) -> Iterator[str]:
+        """Yield the ends before, between and behind the parts of a part, behind which a rest follows."""
+        yield rest
+        text = self._shortest(part)
+        if text is not None:
+            yield text + rest
+        if isinstance(part, RuleRef | Terminal):
+            return
+        for each in reversed(part.parts):
+            yield from self._between(each, rest)
+            text = "" if isinstance(part, OneOf) else self._shortest(each)
+            if text is None:
+                return
+            rest = text + rest

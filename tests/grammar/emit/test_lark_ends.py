@@ -1,0 +1,45 @@
+"""Short ends of Lark grammars."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.grammar.patch_grammar import PATCH
+
+from rootgraft.grammar.emit.lark_ends import MAX_ENDS, lark_ends
+
+
+def test_the_ends_of_a_patch_lead_from_each_of_its_parts():
+    found = lark_ends(PATCH, len)
+    assert found.shortest.startswith("*** Begin Patch\n*** Add File: ") and found.shortest in found.ends
+    assert {"\n", "*** End Patch", "+\n*** End Patch", "*** End of File\n*** End Patch"} <= set(found.ends)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "shortest"),
+    [
+        ('start: "a" x{2,4} | y ~ 3\nx: "b" ".."?\ny: "long"', "abb"),
+        ('start: x "c"\nx: "(" x ")" | D+\nD: "0".."9"', "0c"),
+        ("start: A\nA: B B\nB: /[x-z]{2}/", "xxxx"),
+        ("start: ESC\n%import common.ESCAPED_STRING -> ESC\n", ""),
+        ("start: INT\n%import common.INT\n", "0"),
+        ('start: "a" UNKNOWN', ""),
+        ('start: x\nx: "a" x', ""),
+        ("start: ???", ""),
+    ],
+)
+def test_a_shortest_text(grammar, shortest):
+    assert lark_ends(grammar, len).shortest == shortest
+
+
+def test_texts_are_spelled_as_in_answers_and_the_cheapest_one_is_taken():
+    grammar = 'start: (SHORT | "long one") LF\nSHORT: "q"\nLF: "\\n"\n'
+    found = lark_ends(grammar, lambda text: text.count("q"), lambda text: json.dumps(text)[1:-1])
+    assert found.shortest == "long one\\n"
+
+
+def test_ends_are_bounded():
+    rules = "\n".join(f'r{number}: "{number}" r{number + 1}' for number in range(400))
+    found = lark_ends(f'start: r0\n{rules}\nr400: "z"', len)
+    assert len(found.ends) <= MAX_ENDS
