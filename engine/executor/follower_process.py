@@ -1,9 +1,9 @@
 """The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
 
-    python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT
+    python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT ENGINE
 
 FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
-PARENT: the process of rank 0.
+PARENT: the process of rank 0. ENGINE: the same if that is nothing but an engine's process, which this one may end, else 0.
 
 It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
 rank 0 is gone, 70 after an error.
@@ -37,14 +37,15 @@ EXIT_SOFTWARE = 70
 def main(arguments: list[str]) -> int:
     """Run a follower. Returns its exit code."""
     end_with_parent()
-    *links, parent = map(int, arguments)
+    *links, parent, engine = map(int, arguments)
     if os.getppid() != parent:  # it has ended before
         return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link, life = (socket.socket(fileno=each) for each in links)
+    signs = SignsOfLife({0: life}, lambda _, reason: _end_all(engine, reason))
     try:
-        return _run(link, life)
+        return _run(link, signs)
     except ConnectionError:
         return 0
     except Exception:
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_SOFTWARE
 
 
-def _run(link: socket.socket, life: socket.socket) -> int:
+def _run(link: socket.socket, signs: SignsOfLife) -> int:
     hello: dict[str, Any] = json.loads(read_line(link))
     from ...kernels.collectives import ProcessGroup
     from .followers import COLLECTIVE_SECONDS
@@ -68,7 +69,7 @@ def _run(link: socket.socket, life: socket.socket) -> int:
     link.sendall(f"{difference or 'ready'}\n".encode())
     if difference:
         return 0
-    SignsOfLife({0: life}, lambda _, reason: _end_all(hello["engine"], reason))
+    signs.started()
     group = ProcessGroup(hello["rank"], hello["size"], Path(hello["store"]), device, COLLECTIVE_SECONDS)
     try:
         worker = FollowWorker(config_of_json(hello["config"]), path, group)

@@ -29,7 +29,7 @@ from ..batch import Batch
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDead
 from .adapter_messages import pack_adapter
-from .rank_link import SignsOfLife, read_line
+from .rank_link import ENDED, SignsOfLife, read_line
 from .rank_messages import Kind, RankMessage, pack_batch, pack_numbers
 
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class Followers:
         self._reason = ""
         self._on_lost = lost
         self._is_started = False
+        self._all_heard = threading.Event()
         self._start_ended = threading.Event()
         self._number = 0
         self._option = config.ranks_option.partition(" ")[0]
@@ -85,21 +86,23 @@ class Followers:
         try:
             for rank in range(1, len(devices)):
                 self._start(rank)
+            self._signs = SignsOfLife(self._life, self._lose)
             for rank, device in enumerate(devices):
                 if rank:
                     self._greet(rank, config, model_path, identity, store, device, len(devices))
             for rank in self._links:
                 self._hear(rank)
-            self._signs = SignsOfLife(self._life, self._lose)
+            self._all_heard.set()
+            self._signs.started()
             self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
             if devices[0].type == "cpu":
                 # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
                 shutil.rmtree(self._folder, ignore_errors=True)
         except RuntimeError as error:
-            self.kill()
+            self.fail("The ranks cannot reach one another.")
             raise ConfigError(f"{self._option}: the ranks cannot reach one another: {_line(error)}") from error
         except BaseException:
-            self.kill()
+            self.fail("A rank could not start.")
             raise
 
     @property
@@ -153,6 +156,7 @@ class Followers:
     def fail(self, reason: str) -> None:
         """End the followers: rank 0 has left the common order, and no further step can be computed."""
         self._reason = self._reason or reason
+        self._all_heard.set()
         self._start_ended.set()
         if self._signs is not None:
             self._signs.close()
@@ -189,9 +193,10 @@ class Followers:
         pairs = [socket.socketpair() for _ in range(2)]
         (self._links[rank], link), (self._life[rank], life) = pairs
         command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process"]
+        engine = os.getpid() if self._on_lost else 0
         try:
             self._processes[rank] = subprocess.Popen(
-                [*command, str(link.fileno()), str(life.fileno()), str(os.getpid())],
+                [*command, *map(str, (link.fileno(), life.fileno(), os.getpid(), engine))],
                 pass_fds=(link.fileno(), life.fileno()),
                 stdin=subprocess.DEVNULL,
             )
@@ -215,7 +220,6 @@ class Followers:
         hello = {
             "rank": rank,
             "size": size,
-            "engine": os.getpid() if self._on_lost else 0,
             "store": str(store),
             "device": str(device),
             "path": str(model_path),
@@ -237,6 +241,8 @@ class Followers:
         except OSError:
             answer = f"has ended with code {self._processes[rank].wait()}"
         link.settimeout(None)
+        if self._reason:
+            raise ConfigError(f"{self._option}: {self._reason}")
         if answer != "ready":
             raise ConfigError(f"{self._option}: rank {rank} {answer}.")
 
@@ -252,14 +258,17 @@ class Followers:
         try:
             self._links[rank].sendall(message.to_bytes())
         except OSError as error:
-            self._lose(rank, "has ended")
+            self._lose(rank, ENDED)
             raise EngineDead(self._reason) from error
 
     def _lose(self, rank: int, reason: str) -> None:
         """End all, as one rank has gone."""
+        if reason == ENDED:
+            # Until then the thread that starts the ranks reads what each says, its last words too.
+            self._all_heard.wait()
         if self._reason:
             return
-        words = self._last_words(rank)
+        words = self._last_words(rank) if self._all_heard.is_set() else ""
         self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: all ranks end."
         for process in self._processes.values():
             process.kill()

@@ -1,7 +1,7 @@
 """Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
 
-Each side writes a byte every quarter of a second and counts its own quarters without one of the other's, from the first
-one on: a machine that stands still, or is busy, makes nobody silent.
+Each side writes a byte every quarter of a second and counts its own quarters without one of the other's: a machine that
+stands still, or is busy, makes nobody silent. While a rank imports its libraries it may be silent for longer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ PERIOD = 0.25
 """Seconds between two signs of life."""
 SILENT_PERIODS = 14
 """So many without a sign, and the other side counts as hanging."""
+START_PERIODS = 120
+"""The same while ranks start: the import of a library holds the interpreter, for seconds where its file is cold."""
+ENDED = "has ended"
 
 
 def receive(link: socket.socket, after: int) -> RankMessage:
@@ -57,6 +60,8 @@ def read_line(link: socket.socket) -> str:
 class SignsOfLife:
     """Exchanges signs of life with other ranks on a thread of its own, until one of them is gone or silent.
 
+    Until ``started`` is called, they may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``.
+
     Args:
         links: sockets by rank, for signs alone.
         lost: called once, on the thread, with the rank and what is wrong with it.
@@ -66,10 +71,15 @@ class SignsOfLife:
         self._links = dict(links)
         self._lost = lost
         self._closed = threading.Event()
+        self._most_silent = START_PERIODS
         for link in links.values():
             link.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rank-signs", daemon=True)
         self._thread.start()
+
+    def started(self) -> None:
+        """Note that no rank imports anything any more."""
+        self._most_silent = SILENT_PERIODS
 
     def close(self) -> None:
         """End the thread; nobody is lost from now on."""
@@ -78,7 +88,7 @@ class SignsOfLife:
             self._thread.join()
 
     def _run(self) -> None:
-        silent: dict[int, int] = {}
+        silent = dict.fromkeys(self._links, 0)
         while not self._closed.wait(PERIOD):
             for rank in self._links:
                 if reason := self._look(rank, silent):
@@ -94,14 +104,13 @@ class SignsOfLife:
             # It reads nothing, which the silence will show.
             pass
         except OSError:
-            return "has ended"
+            return ENDED
         try:
             signs = link.recv(4096)
         except BlockingIOError:
-            if rank in silent:
-                silent[rank] += 1
-            return "" if silent.get(rank, 0) < SILENT_PERIODS else f"has been silent for {SILENT_PERIODS * PERIOD:g} s"
+            silent[rank] += 1
+            return "" if silent[rank] < self._most_silent else f"has been silent for {silent[rank] * PERIOD:g} s"
         except OSError:
-            return "has ended"
+            return ENDED
         silent[rank] = 0
-        return "" if signs else "has ended"
+        return "" if signs else ENDED

@@ -51,6 +51,7 @@ def test_a_length_that_no_message_has_is_refused(pair: tuple[socket.socket, sock
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_link, "PERIOD", 0.01)
+    monkeypatch.setattr(rank_link, "START_PERIODS", 3 * rank_link.SILENT_PERIODS)
 
 
 def test_a_rank_that_ends_is_lost_and_told_once(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
@@ -63,20 +64,21 @@ def test_a_rank_that_ends_is_lost_and_told_once(pair: tuple[socket.socket, socke
     assert lost.empty()
 
 
-def test_a_rank_that_falls_silent_is_lost_but_not_one_that_has_not_begun(
-    pair: tuple[socket.socket, socket.socket], quick: None
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_rank_that_falls_silent_is_lost_and_later_while_ranks_start(
+    is_started: bool, pair: tuple[socket.socket, socket.socket], quick: None
 ) -> None:
+    """Also one that has never given a sign."""
     ours, theirs = pair
     lost: queue.Queue[tuple[int, str]] = queue.Queue()
     signs = SignsOfLife({1: ours}, lambda rank, reason: lost.put((rank, reason)))
-    theirs.recv(1 << 10)
-    for _ in range(3 * rank_link.SILENT_PERIODS):  # so many signs of ours, and it has not begun
-        theirs.recv(1)
-    assert lost.empty()
-    theirs.send(b"+")
+    if is_started:
+        signs.started()
     rank, reason = lost.get(timeout=HANG_SECONDS)
-    assert rank == 1 and reason.startswith("has been silent for")
     signs.close()
+    periods = rank_link.SILENT_PERIODS if is_started else rank_link.START_PERIODS
+    assert (rank, reason) == (1, f"has been silent for {periods * rank_link.PERIOD:g} s")
+    assert len(theirs.recv(1 << 10)) == periods  # our own signs: the other side may have read none
 
 
 def test_a_rank_that_is_closed_is_not_lost(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
