@@ -73,8 +73,8 @@ def strike(folder: Path, draw: random.Random) -> dict[str, Any]:
             else:
                 wait_until_ready(url, server)
                 streams = [Stream(url) for _ in range(STREAMS)]
-                for stream in streams:
-                    stream.begun.wait(60)
+                while not all(stream.begun.is_set() or stream.ended for stream in streams):
+                    time.sleep(0.02)
                 time.sleep(moment)
             is_ready = bool(streams) or is_up(url)
             seen = fall(server, (engine, follower)[rank], signal.Signals[name], streams, is_ready)

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link, life = (socket.socket(fileno=each) for each in links)
-    signs = SignsOfLife({0: life}, lambda _, reason: _end_all(engine, reason))
+    signs = SignsOfLife({0: life}, {0: parent}, lambda _, reason: _end_all(engine, reason))
     try:
         return _run(link, signs)
     except ConnectionError:

@@ -86,7 +86,9 @@ class Followers:
         try:
             for rank in range(1, len(devices)):
                 self._start(rank)
-            self._signs = SignsOfLife(self._life, self._lose)
+            self._signs = SignsOfLife(
+                self._life, {rank: each.pid for rank, each in self._processes.items()}, self._lose
+            )
             for rank, device in enumerate(devices):
                 if rank:
                     self._greet(rank, config, model_path, identity, store, device, len(devices))

@@ -1,7 +1,8 @@
 """Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
 
 Each side writes a byte every quarter of a second and counts its own quarters without one of the other's: a machine that
-stands still, or is busy, makes nobody silent. While a rank imports its libraries it may be silent for longer.
+stands still, or is busy, makes nobody silent. Nor does a rank that computes: native code may hold the interpreter, for
+long where many processes share the processors. While a rank imports its libraries it may be silent for longer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
+
+import psutil
 
 from .rank_messages import HEADER, MOST_BYTES, Kind, RankMessage
 
@@ -19,6 +22,8 @@ SILENT_PERIODS = 14
 START_PERIODS = 120
 """The same while ranks start: the import of a library holds the interpreter, for seconds where its file is cold."""
 ENDED = "has ended"
+_LEAST_PROCESSOR_SECONDS = 0.01
+"""One tick of the kernel's clock, in half of the periods: a rank that has used as much is not stopped."""
 
 
 def receive(link: socket.socket, after: int) -> RankMessage:
@@ -64,11 +69,18 @@ class SignsOfLife:
 
     Args:
         links: sockets by rank, for signs alone.
+        processes: their numbers by rank.
         lost: called once, on the thread, with the rank and what is wrong with it.
     """
 
-    def __init__(self, links: Mapping[int, socket.socket], lost: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        links: Mapping[int, socket.socket],
+        processes: Mapping[int, int],
+        lost: Callable[[int, str], None],
+    ) -> None:
         self._links = dict(links)
+        self._processes = dict(processes)
         self._lost = lost
         self._closed = threading.Event()
         self._most_silent = START_PERIODS
@@ -88,14 +100,14 @@ class SignsOfLife:
             self._thread.join()
 
     def _run(self) -> None:
-        silent = dict.fromkeys(self._links, 0)
+        silences = {rank: _Silence(number) for rank, number in self._processes.items()}
         while not self._closed.wait(PERIOD):
             for rank in self._links:
-                if reason := self._look(rank, silent):
+                if reason := self._look(rank, silences[rank]):
                     self._lost(rank, reason)
                     return
 
-    def _look(self, rank: int, silent: dict[int, int]) -> str:
+    def _look(self, rank: int, silence: _Silence) -> str:
         """Exchange signs with a rank. Returns what is wrong with it, "" for nothing."""
         link = self._links[rank]
         try:
@@ -108,9 +120,41 @@ class SignsOfLife:
         try:
             signs = link.recv(4096)
         except BlockingIOError:
-            silent[rank] += 1
-            return "" if silent[rank] < self._most_silent else f"has been silent for {silent[rank] * PERIOD:g} s"
+            return silence.last(self._most_silent)
         except OSError:
             return ENDED
-        silent[rank] = 0
+        silence.periods = 0
         return "" if signs else ENDED
+
+
+class _Silence:
+    """Periods for which a process has given no sign of life and has used no processor time.
+
+    Attributes:
+        periods: so many.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.periods = 0
+        self._process = process
+        self._used = 0.0  # processor seconds at half of the periods
+
+    def last(self, most: int) -> str:
+        """Note one more. Returns what is wrong with the process, "" for nothing."""
+        self.periods += 1
+        half = most // 2
+        if self.periods == half:
+            self._used = self._processor_seconds()
+        if self.periods < most:
+            return ""
+        if (used := self._processor_seconds()) - self._used < _LEAST_PROCESSOR_SECONDS:
+            return f"has been silent for {self.periods * PERIOD:g} s"
+        self.periods, self._used = half, used
+        return ""
+
+    def _processor_seconds(self) -> float:
+        try:
+            times = psutil.Process(self._process).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
