@@ -7,7 +7,7 @@ moment are drawn: while the ranks start, or while four streams run. Told are the
 processes of the server have ended, and how many strikes took more than 5 seconds, or for a stopped rank 5 seconds more
 than the silence after which it counts as hanging. Exit code 1 if a process is left or a stream has not ended.
 
-While ranks import their libraries, they wait for one that is stopped for longer (``START_PERIODS``), and the run says so.
+While ranks import their libraries, they wait longer for one that is stopped (``START_PERIODS``), and the run says so.
 """
 
 from __future__ import annotations

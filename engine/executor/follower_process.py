@@ -3,7 +3,7 @@
     python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT ENGINE
 
 FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
-PARENT: the process of rank 0. ENGINE: the same if that is nothing but an engine's process, which this one may end, else 0.
+PARENT: the process of rank 0. ENGINE: the same if that is an engine's process, which this one may end, else 0.
 
 It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
 rank 0 is gone, 70 after an error.

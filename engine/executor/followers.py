@@ -74,7 +74,7 @@ class Followers:
         self._start_ended = threading.Event()
         self._number = 0
         self._option = config.ranks_option.partition(" ")[0]
-        self._has_heads = config.pipeline_parallel_size == 1
+        self._has_heads = config.tensor_parallel_size > 1
         self._signs: SignsOfLife | None = None
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
@@ -119,7 +119,7 @@ class Followers:
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
         """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead.
 
-        Of a pipeline rank 0 alone has the head.
+        Of a pipeline the ranks of the last layers alone have the head.
         """
         if not self._has_heads:
             return

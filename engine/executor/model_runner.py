@@ -254,9 +254,11 @@ class ModelRunner:
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
         hidden, inputs = step.hidden, step.inputs
-        if self._mirror is not None:
-            self._mirror.head(tokens.tolist(), best=head == self._model.best)
         adapters = self._of_head(inputs.slots, tokens)
+        own = adapters[1]
+        # Of heads that adapters bring the other ranks have nothing: they compute the model's, where a row needs it.
+        if self._mirror is not None and (own is None or own.needs_head):
+            self._mirror.head(tokens.tolist(), best=head == self._model.best and own is None)
         if len(tokens) != len(hidden):
             hidden = hidden[to_device(inputs.hidden_index(tokens), hidden.device)]
         return head(hidden, *adapters)

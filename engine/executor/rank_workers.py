@@ -8,6 +8,7 @@ from pathlib import Path
 from ...kernels.collectives import Ranks
 from ..batch import Batch, Masks, StepResult
 from ..config import EngineConfig
+from ..models.pipeline_stage import PipelineStage
 from .adapter_messages import unpack_adapter
 from .followers import Followers
 from .model_runner import RunnerStep
@@ -45,6 +46,8 @@ class FollowWorker(Worker):
     def follow_head(self, tokens: Sequence[int], *, best: bool) -> None:
         """Compute this shard's part of logits of the last step, or of the largest of each."""
         assert self._step is not None
+        if isinstance(self.model, PipelineStage) and not self.model.has_head:
+            return
         self._runner.follow_head(self._step, tokens, best=best)
 
     def follow_install(self, content: bytes) -> None:
