@@ -357,9 +357,6 @@ class EngineConfig:
         found = {
             f"--quantization {self.quantization}": weights and self.tensor_parallel_size > 1,
             "--model-impl transformers": self.model_impl == "transformers",
-            "--kv-disk": self.kv_disk is not None,
-            "--kv-host-gib": self.kv_host_gib is not None,
-            "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
             f"method {drafts.method} of --speculative-config": drafts.method == "mtp" or has_draft_in_stages,
         }

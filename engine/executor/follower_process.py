@@ -1,8 +1,9 @@
 """The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
 
-    python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT ENGINE
+    python -P -m rootgraft.engine.executor.follower_process FD LIFE PAGES PARENT ENGINE
 
 FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
+PAGES: the link on which rank 0 reads this rank's parts of pages of KV.
 PARENT: the process of rank 0. ENGINE: the same if that is an engine's process, which this one may end, else 0.
 
 It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
@@ -29,6 +30,7 @@ from .rank_link import SignsOfLife, read_line, receive
 from .rank_messages import Kind, RankMessage, unpack_batch, unpack_numbers
 
 if TYPE_CHECKING:
+    from .rank_pages import PageServer
     from .rank_workers import FollowWorker
 
 EXIT_SOFTWARE = 70
@@ -42,10 +44,10 @@ def main(arguments: list[str]) -> int:
         return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    link, life = (socket.socket(fileno=each) for each in links)
+    link, life, pages = (socket.socket(fileno=each) for each in links)
     signs = SignsOfLife({0: life}, {0: parent}, lambda _, reason: _end_all(engine, reason))
     try:
-        return _run(link, signs)
+        return _run(link, signs, pages)
     except ConnectionError:
         return 0
     except Exception:
@@ -53,10 +55,11 @@ def main(arguments: list[str]) -> int:
         return EXIT_SOFTWARE
 
 
-def _run(link: socket.socket, signs: SignsOfLife) -> int:
+def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
     hello: dict[str, Any] = json.loads(read_line(link))
     from ...kernels.collectives import ProcessGroup
     from .followers import COLLECTIVE_SECONDS
+    from .rank_pages import PageServer
     from .rank_workers import FollowWorker
     from .tensor_parallel import identity, rank_device
 
@@ -76,11 +79,11 @@ def _run(link: socket.socket, signs: SignsOfLife) -> int:
     except EngineError as error:
         link.sendall(f"Rank {hello['rank']} of {hello['size']}: {' '.join(str(error).split())}\n".encode())
         return EXIT_SOFTWARE
-    serve(worker, link)
+    serve(worker, link, PageServer(pages, worker.kv_pages))
     os._exit(0)  # nothing is left to do, and an orderly end of the interpreter takes a second
 
 
-def serve(worker: FollowWorker, link: socket.socket) -> None:
+def serve(worker: FollowWorker, link: socket.socket, pages: PageServer) -> None:
     """Do what rank 0 tells, in its order, until END.
 
     Raises:
@@ -94,6 +97,7 @@ def serve(worker: FollowWorker, link: socket.socket) -> None:
         if message.kind is Kind.END:
             return
         _do(worker, message)
+        pages.done(number)
 
 
 def _do(worker: FollowWorker, message: RankMessage) -> None:
@@ -105,6 +109,8 @@ def _do(worker: FollowWorker, message: RankMessage) -> None:
         worker.follow_install(message.content)
     elif message.kind is Kind.CLEAR:
         worker.follow_clear(*unpack_numbers(message.content))
+    elif message.kind is Kind.LOAD:
+        worker.follow_load(unpack_batch(message.content))
 
 
 def _difference(expected: list[str], found: list[str]) -> str:

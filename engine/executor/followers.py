@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,12 +25,13 @@ import torch
 
 from ...kernels.collectives import ProcessGroup
 from ...lora.prepare_factors import PreparedAdapter
-from ..batch import Batch
+from ..batch import Batch, PageCopy, PageLoad, StateLoad
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDead
 from .adapter_messages import pack_adapter
 from .rank_link import ENDED, SignsOfLife, read_line
 from .rank_messages import Kind, RankMessage, pack_batch, pack_numbers
+from .rank_pages import RankPages
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class Followers:
 
     Attributes:
         group: this process's rank in the group.
+        pages: of all ranks, once the model is loaded.
 
     Raises:
         ConfigError: a follower cannot start, or has another program or other files.
@@ -78,6 +80,8 @@ class Followers:
         self._signs: SignsOfLife | None = None
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
+        self._page_links: dict[int, socket.socket] = {}
+        self.pages: RankPages | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         # Without it a process at its end and its followers would wait for each other.
         atexit.register(self.close)
@@ -112,9 +116,31 @@ class Followers:
         """Why the ranks have ended; "" while they compute."""
         return self._reason
 
-    def step(self, batch: Batch) -> None:
-        """Have the followers run the forward pass of a batch. Raises EngineDead."""
-        self._send(Kind.STEP, pack_batch(batch))
+    @property
+    def num_sent(self) -> int:
+        """Messages so far."""
+        return self._number
+
+    @property
+    def page_links(self) -> Mapping[int, socket.socket]:
+        """The links for pages by rank."""
+        return self._page_links
+
+    def step(self, batch: Batch) -> Batch:
+        """Have the followers run the forward pass of a batch; return rank 0's part of it. Raises EngineDead."""
+        if all(isinstance(each, PageCopy) for each in batch.copies):
+            self._send(Kind.STEP, pack_batch(batch))
+            return batch
+        assert self.pages is not None
+        parts = [replace(batch, copies=self.pages.part(batch.copies, rank)) for rank in range(len(self._links) + 1)]
+        self._send_parts(Kind.STEP, [pack_batch(part) for part in parts[1:]])
+        return parts[0]
+
+    def load(self, loads: Sequence[PageLoad | StateLoad]) -> None:
+        """Have the followers fill their parts of pages and slots, between two steps. Raises EngineDead."""
+        assert self.pages is not None
+        parts = [Batch((), (), self.pages.part(loads, rank)) for rank in self._links]
+        self._send_parts(Kind.LOAD, [pack_batch(part) for part in parts])
 
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
         """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead.
@@ -127,9 +153,7 @@ class Followers:
 
     def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:
         """Write shards of an adapter, in the order of the followers, into their slots. Raises EngineDead."""
-        self._number += 1
-        for rank, shard in enumerate(shards, 1):
-            self._write(rank, RankMessage(self._number, Kind.INSTALL, pack_adapter(slot, shard)))
+        self._send_parts(Kind.INSTALL, (pack_adapter(slot, shard) for shard in shards))
 
     def clear(self, slot: int) -> None:
         """Empty a slot, where there are followers yet. Raises EngineDead."""
@@ -187,26 +211,30 @@ class Followers:
                 process.kill()
         for process in self._processes.values():
             process.wait()
-        for link in (*self._links.values(), *self._life.values()):
+        for link in (*self._links.values(), *self._life.values(), *self._page_links.values()):
             link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, rank: int) -> None:
-        pairs = [socket.socketpair() for _ in range(2)]
-        (self._links[rank], link), (self._life[rank], life) = pairs
+        kinds = self._links, self._life, self._page_links
+        theirs = []
+        for links in kinds:
+            links[rank], end = socket.socketpair()
+            theirs.append(end)
+        numbers = [end.fileno() for end in theirs]
         command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process"]
         engine = os.getpid() if self._on_lost else 0
         try:
             self._processes[rank] = subprocess.Popen(
-                [*command, *map(str, (link.fileno(), life.fileno(), os.getpid(), engine))],
-                pass_fds=(link.fileno(), life.fileno()),
+                [*command, *map(str, (*numbers, os.getpid(), engine))],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
             raise ConfigError(f"{self._option}: no process for rank {rank}: {error.strerror}.") from error
         finally:
-            link.close()
-            life.close()
+            for end in theirs:
+                end.close()
 
     def _greet(
         self,
@@ -253,6 +281,12 @@ class Followers:
         message = RankMessage(self._number, kind, content)
         for rank in self._links:
             self._write(rank, message)
+
+    def _send_parts(self, kind: Kind, contents: Iterable[bytes]) -> None:
+        """Send each follower a message of its own, in their order."""
+        self._number += 1
+        for rank, content in zip(self._links, contents, strict=True):
+            self._write(rank, RankMessage(self._number, kind, content))
 
     def _write(self, rank: int, message: RankMessage) -> None:
         if self._reason:

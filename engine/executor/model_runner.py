@@ -37,8 +37,8 @@ _PROMPT_SLICE = 64
 class StepMirror(Protocol):
     """Has other ranks compute what this runner does, before it does it."""
 
-    def step(self, batch: Batch, /) -> None:
-        """The forward pass of a batch."""
+    def step(self, batch: Batch, /) -> Batch:
+        """The forward pass of a batch. Returns it with what this rank loads."""
 
     def head(self, tokens: Seq[int], /, *, best: bool) -> None:
         """Logits of some tokens of the last step, or the largest of each."""
@@ -127,7 +127,7 @@ class ModelRunner:
         """
         step_timer = self._step_timer()
         if self._mirror is not None:
-            self._mirror.step(batch)
+            batch = self._mirror.step(batch)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch, self._drawn)
         step_timer.end("inputs")

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...kernels.collectives import Ranks
-from ..batch import Batch, Masks, StepResult
+from ..batch import Batch, Masks, PageCopy, StepResult
 from ..config import EngineConfig
 from ..models.pipeline_stage import PipelineStage
 from .adapter_messages import unpack_adapter
 from .followers import Followers
 from .model_runner import RunnerStep
+from .rank_pages import RankPages
 from .worker import Worker
 
 
@@ -21,6 +22,7 @@ class LeadWorker(Worker):
     def __init__(self, config: EngineConfig, model_path: Path, followers: Followers) -> None:
         self._followers = followers
         super().__init__(config, model_path, ranks=followers.group, mirror=followers)
+        self.kv_pages = followers.pages = RankPages(self._own_pages, followers)
 
     def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step by all ranks; raises as ``Followers.together``."""
@@ -40,8 +42,12 @@ class FollowWorker(Worker):
 
     def follow_step(self, batch: Batch) -> None:
         """Compute this shard's part of a step."""
-        self.kv_pages.reach(batch)
+        self._own_pages.reach(batch)
         self._step = self._runner.launch(batch)
+
+    def follow_load(self, batch: Batch) -> None:
+        """Fill this rank's parts of pages and slots, between two steps."""
+        self._own_pages.load([each for each in batch.copies if not isinstance(each, PageCopy)])
 
     def follow_head(self, tokens: Sequence[int], *, best: bool) -> None:
         """Compute this shard's part of logits of the last step, or of the largest of each."""

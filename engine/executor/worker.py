@@ -24,6 +24,7 @@ from .make_runner import make_kv_pool, make_runner
 from .pool_pages import PoolPages
 from .prompt_pooling import PromptPooling
 from .rank_adapters import RankMirror
+from .rank_pages import RankPages
 from .worker_plan import plan_worker
 from .worker_summary import summary_lines
 
@@ -111,7 +112,8 @@ class Worker:
         if weights.draft:
             self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = make_kv_pool(config, model, plan, hidden)
-        self.kv_pages = PoolPages(config, model, kv)
+        self._own_pages = PoolPages(config, model, kv)
+        self.kv_pages: PoolPages | RankPages = self._own_pages
         self._runner = make_runner(
             config,
             model,
@@ -125,13 +127,13 @@ class Worker:
         )
         if ranks.rank == 0:
             self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
-        self.kv_pages.populate_ahead()
+        self._own_pages.populate_ahead()
         seconds = loaded - started, time.monotonic() - loaded
         self.summary = summary_lines(config, model, plan, kv, self.draft.summary if self.draft else None, seconds)
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step: see ``ModelRunner.launch``."""
-        self.kv_pages.reach(batch)
+        self._own_pages.reach(batch)
         return self._runner.launch(batch) if self.overlaps else DeferredStep(self.compute, batch)
 
     def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
