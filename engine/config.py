@@ -106,7 +106,7 @@ class EngineConfig:
     )
     pipeline_parallel_size: int = option(
         1,
-        "Processes that compute one model together, each some of its layers, on a CPU alone so far. "
+        "Groups of devices that compute one model together, each some of its layers; on a CPU processes. "
         "See docs/guide/pipeline-parallel.md.",
         low=1,
         high=64,
