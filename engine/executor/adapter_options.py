@@ -74,15 +74,12 @@ def make_adapters(
     if not config.enable_lora:
         return None, 0
     own = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
-    layout, bank = own, None  # which the pool makes
+    layout, bank = own, AdapterBank(own, config.max_loras)
     if ranks.size > 1:
         layout = planned_layout(checkpoint, model.dtype, model.device, dummy=config.load_format == "dummy")
     if mirror is not None:
         sizes = config.tensor_parallel_size, config.pipeline_parallel_size
-        parts = AdapterParts(read_model_config(checkpoint), layout, *sizes)
-        bank = SplitBank(parts, mirror, own, config.max_loras)
-    elif ranks.size > 1:
-        bank = AdapterBank(own, config.max_loras)
+        bank = SplitBank(AdapterParts(read_model_config(checkpoint), layout, *sizes), mirror, own, config.max_loras)
     pool = AdapterPool(
         _adapter_reader(config, layout),
         max_loras=config.max_loras,

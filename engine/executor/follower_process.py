@@ -59,7 +59,6 @@ def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
     hello: dict[str, Any] = json.loads(read_line(link))
     from ...kernels.collectives import ProcessGroup
     from .followers import COLLECTIVE_SECONDS
-    from .rank_pages import PageServer
     from .rank_workers import FollowWorker
     from .tensor_parallel import identity, rank_device
 
@@ -79,7 +78,7 @@ def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
     except EngineError as error:
         link.sendall(f"Rank {hello['rank']} of {hello['size']}: {' '.join(str(error).split())}\n".encode())
         return EXIT_SOFTWARE
-    serve(worker, link, PageServer(pages, worker.kv_pages))
+    serve(worker, link, worker.serve_pages(pages))
     os._exit(0)  # nothing is left to do, and an orderly end of the interpreter takes a second
 
 

@@ -190,6 +190,7 @@ class Followers:
 
     def close(self) -> None:
         """End the followers, between two steps or after the last, and leave the group, so that another may begin."""
+        self._all_heard.set()
         if self._signs is not None:
             self._signs.close()
         if not self._reason:

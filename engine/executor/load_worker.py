@@ -41,7 +41,7 @@ def load_worker(
     except BaseException as error:
         followers.fail(f"Rank 0 could not start: {error}")
         followers.close()
-        if isinstance(error, RuntimeError | EngineDead | ConnectionError):
+        if isinstance(error, RuntimeError | EngineDead):
             raise ConfigError(followers.reason) from error
         raise
     followers.started()

@@ -10,12 +10,14 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Protocol
 
 from ..batch import PageCopy, PageLoad, PoolWrite, StateLoad
+from ..errors import EngineDead
 from .pool_pages import PoolPages
 from .rank_link import read_line, receive_exactly
 
@@ -48,14 +50,15 @@ class RankPages:
         others: whose pools have been made.
 
     Raises:
-        ConnectionError: another rank is gone.
+        EngineDead: another rank is gone.
     """
 
     def __init__(self, own: PoolPages, others: PagesOfRanks) -> None:
         self._own = own
         self._others = others
         self._lock = threading.Lock()
-        told = [json.loads(read_line(link)) for link in others.page_links.values()]
+        with _all_there():
+            told = [json.loads(read_line(link)) for link in others.page_links.values()]
         forms = own.form, *(form for form, _, _ in told)
         self._page_ends = list(accumulate((own.page_bytes, *(size for _, size, _ in told)), initial=0))
         self._state_ends = list(accumulate((own.state_bytes, *(size for _, _, size in told)), initial=0))
@@ -64,11 +67,11 @@ class RankPages:
         self.refusal, self.on_device = own.refusal, own.on_device
 
     def read_page(self, page: int) -> memoryview:
-        """Return a copy of a page's bytes. Raises ConnectionError."""
+        """Return a copy of a page's bytes. Raises EngineDead."""
         return self._read(False, page, self._own.read_page, self._page_ends)
 
     def read_state(self, slot: int) -> memoryview:
-        """Return a copy of a recurrent state's bytes. Raises ConnectionError."""
+        """Return a copy of a recurrent state's bytes. Raises EngineDead."""
         return self._read(True, slot, self._own.read_state, self._state_ends)
 
     def load(self, loads: Sequence[PageLoad | StateLoad]) -> None:
@@ -91,14 +94,20 @@ class RankPages:
     ) -> memoryview:
         links = self._others.page_links.values()
         sizes = [end - start for start, end in pairwise(ends)]
-        with self._lock:
+        with self._lock, _all_there():
             for link in links:
                 link.sendall(_ASK.pack(self._others.num_sent, is_state, number))
-            parts = [
-                read_own(number),
-                *(receive_exactly(link, size) for link, size in zip(links, sizes[1:], strict=True)),
-            ]
+            parts: list[memoryview | bytes] = [read_own(number)]
+            parts += [receive_exactly(link, size) for link, size in zip(links, sizes[1:], strict=True)]
         return memoryview(b"".join(parts))
+
+
+@contextmanager
+def _all_there() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineDead("Another rank has ended: all ranks end.") from error
 
 
 class PageServer:
@@ -132,8 +141,12 @@ class PageServer:
             self._link.sendall(json.dumps([pages.form, pages.page_bytes, pages.state_bytes]).encode() + b"\n")
             while True:
                 after, is_state, number = _ASK.unpack(receive_exactly(self._link, _ASK.size))
-                with self._progress:
-                    self._progress.wait_for(lambda after=after: self._done >= after)
+                self._wait(after)
                 self._link.sendall(pages.read_state(number) if is_state else pages.read_page(number))
         except OSError:
             return  # rank 0 is gone
+
+    def _wait(self, number: int) -> None:
+        """Wait until this rank has done what the messages up to a number say."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._done >= number)

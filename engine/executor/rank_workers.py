@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ..models.pipeline_stage import PipelineStage
 from .adapter_messages import unpack_adapter
 from .followers import Followers
 from .model_runner import RunnerStep
-from .rank_pages import RankPages
+from .rank_pages import PageServer, RankPages
 from .worker import Worker
 
 
@@ -44,6 +45,10 @@ class FollowWorker(Worker):
         """Compute this shard's part of a step."""
         self._own_pages.reach(batch)
         self._step = self._runner.launch(batch)
+
+    def serve_pages(self, link: socket.socket) -> PageServer:
+        """Answer rank 0, which reads this rank's parts of pages, on a thread."""
+        return PageServer(link, self._own_pages)
 
     def follow_load(self, batch: Batch) -> None:
         """Fill this rank's parts of pages and slots, between two steps."""
