@@ -35,10 +35,10 @@ from .rank_pages import RankPages
 
 T = TypeVar("T")
 
-COLLECTIVE_SECONDS = 300.0
-"""For which a rank waits for the others in a collective: the longest step, and the load of the slowest."""
-START_SECONDS = 300.0
-"""For which rank 0 waits until a follower has imported the engine."""
+COLLECTIVE_SECONDS = 1800.0
+"""For which a rank waits for the others in a collective: the load of the slowest. Signs of life tell of one that hangs."""
+START_SECONDS = 1800.0
+"""For which rank 0 waits until a follower has imported the engine. As long as it computes it is not given up before."""
 _END_SECONDS = 2.0
 _FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
 
