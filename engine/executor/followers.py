@@ -36,7 +36,7 @@ from .rank_pages import RankPages
 T = TypeVar("T")
 
 COLLECTIVE_SECONDS = 1800.0
-"""For which a rank waits for the others in a collective: the load of the slowest. Signs of life tell of one that hangs."""
+"""For which a rank waits for the others in a collective: the load of the slowest. Signs of life tell who hangs."""
 START_SECONDS = 1800.0
 """For which rank 0 waits until a follower has imported the engine. As long as it computes it is not given up before."""
 _END_SECONDS = 2.0

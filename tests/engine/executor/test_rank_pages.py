@@ -43,9 +43,11 @@ class Others:
         self.num_sent = 0
         self.page_links: dict[int, socket.socket] = {}
         self.servers: list[PageServer] = []
+        self.theirs: list[socket.socket] = []
         self.loads: list[PoolWrite] = []
         for rank in range(1, RANKS):
             self.page_links[rank], theirs = socket.socketpair()
+            self.theirs.append(theirs)
             pages: Any = Pool(rank)
             self.servers.append(PageServer(theirs, pages))
 
@@ -57,7 +59,7 @@ class Others:
 def others() -> Iterator[Others]:
     others = Others()
     yield others
-    for link in others.page_links.values():
+    for link in (*others.page_links.values(), *others.theirs):
         link.close()
 
 
