@@ -76,7 +76,6 @@ class Followers:
         self._start_ended = threading.Event()
         self._number = 0
         self._option = config.ranks_option.partition(" ")[0]
-        self._has_heads = config.tensor_parallel_size > 1
         self._signs: SignsOfLife | None = None
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
@@ -143,12 +142,7 @@ class Followers:
         self._send_parts(Kind.LOAD, [pack_batch(part) for part in parts])
 
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
-        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead.
-
-        Of a pipeline the ranks of the last layers alone have the head.
-        """
-        if not self._has_heads:
-            return
+        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead."""
         self._send(Kind.BEST if best else Kind.LOGITS, pack_numbers(tokens))
 
     def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-from ..batch import PageCopy, PageLoad, PoolWrite, StateLoad
+from ..batch import Batch, PageCopy, PageLoad, PoolWrite, StateLoad
 from ..errors import EngineDead
 from .pool_pages import PoolPages
 from .rank_link import read_line, receive_exactly
@@ -65,6 +65,14 @@ class RankPages:
         self.form = " | ".join(f"rank {rank} of {len(forms)}: {form}" for rank, form in enumerate(forms))
         self.page_bytes, self.state_bytes = self._page_ends[-1], self._state_ends[-1]
         self.refusal, self.on_device = own.refusal, own.on_device
+
+    def populate_ahead(self) -> None:
+        """Have rank 0's memory provided ahead of use; the others do so by themselves."""
+        self._own.populate_ahead()
+
+    def reach(self, batch: Batch) -> None:
+        """Note the pages that a step of rank 0 is about to write."""
+        self._own.reach(batch)
 
     def read_page(self, page: int) -> memoryview:
         """Return a copy of a page's bytes. Raises EngineDead."""

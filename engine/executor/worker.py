@@ -112,8 +112,7 @@ class Worker:
         if weights.draft:
             self.draft = DraftWorker(config, weights.draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = make_kv_pool(config, model, plan, hidden)
-        self._own_pages = PoolPages(config, model, kv)
-        self.kv_pages: PoolPages | RankPages = self._own_pages
+        self.kv_pages: PoolPages | RankPages = PoolPages(config, model, kv)
         self._runner = make_runner(
             config,
             model,
@@ -127,13 +126,13 @@ class Worker:
         )
         if ranks.rank == 0:
             self._runner.run(single_row(1, (0,)))  # the smallest step: no request waits for what first use sets up
-        self._own_pages.populate_ahead()
+        self.kv_pages.populate_ahead()
         seconds = loaded - started, time.monotonic() - loaded
         self.summary = summary_lines(config, model, plan, kv, self.draft.summary if self.draft else None, seconds)
 
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step: see ``ModelRunner.launch``."""
-        self._own_pages.reach(batch)
+        self.kv_pages.reach(batch)
         return self._runner.launch(batch) if self.overlaps else DeferredStep(self.compute, batch)
 
     def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
