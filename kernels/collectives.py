@@ -55,7 +55,7 @@ class Ranks(Protocol):
         """Wait for the next tensor that a rank sends, of this shape and type."""
 
     def split(self, size: int) -> Ranks:
-        """Return this rank's group where so many ranks after one another are a group each. All ranks call it."""
+        """Return this rank's group where so many ranks after one another are a group each."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -99,12 +99,15 @@ class ProcessGroup:
         store: a file that the ranks of this group alone know; it is made by the first one.
         device: of the tensors.
         seconds: for which a rank waits for the others in one call.
+        part_size: ranks after one another that are a part of the group. The store need not live once these are made.
 
     Raises:
         RuntimeError: the group does not come about.
     """
 
-    def __init__(self, rank: int, size: int, store: Path, device: torch.device, seconds: float) -> None:
+    def __init__(
+        self, rank: int, size: int, store: Path, device: torch.device, seconds: float, part_size: int = 1
+    ) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore
 
@@ -123,10 +126,18 @@ class ProcessGroup:
         )
         self._is_open = True
         try:
-            self.least(rank)  # a topology that cannot work fails here and not in the first step
+            self._part_size, self._part = part_size, self._make_parts(part_size)
+            # A topology that cannot work fails here and not in the first step. And all ranks are done with the store.
+            self.least(rank)
         except BaseException:
             self.close()
             raise
+
+    def _make_parts(self, size: int) -> DistributedGroup | None:
+        if size in (1, self.size):
+            return None
+        groups = [self._dist.new_group(range(first, first + size)) for first in range(0, self.size, size)]
+        return groups[self.rank // size]
 
     def add(self, part: Tensor) -> Tensor:
         """All-reduce in place: the sum over all ranks, on each of them."""
@@ -168,13 +179,13 @@ class ProcessGroup:
             self._dist.recv(out, source)
 
     def split(self, size: int) -> Ranks:
-        """Make groups of so many ranks after one another, and return this rank's. All ranks call it."""
+        """Return this rank's part of the group, of all ranks, one, or ``part_size``."""
         if size == self.size:
             return self
         if size == 1:
             return ALONE
-        groups = [self._dist.new_group(range(first, first + size)) for first in range(0, self.size, size)]
-        return PartGroup(self, size, groups[self.rank // size])
+        assert self._part is not None and size == self._part_size
+        return PartGroup(self, size, self._part)
 
     def close(self) -> None:
         """Leave the group. Has no effect the second time."""

@@ -72,9 +72,11 @@ def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
     if difference:
         return 0
     signs.started()
-    group = ProcessGroup(hello["rank"], hello["size"], Path(hello["store"]), device, COLLECTIVE_SECONDS)
+    config, store = config_of_json(hello["config"]), Path(hello["store"])
+    width = config.tensor_parallel_size
+    group = ProcessGroup(hello["rank"], hello["size"], store, device, COLLECTIVE_SECONDS, width)
     try:
-        worker = FollowWorker(config_of_json(hello["config"]), path, group)
+        worker = FollowWorker(config, path, group)
     except EngineError as error:
         link.sendall(f"Rank {hello['rank']} of {hello['size']}: {' '.join(str(error).split())}\n".encode())
         return EXIT_SOFTWARE

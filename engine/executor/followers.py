@@ -99,7 +99,8 @@ class Followers:
                 self._hear(rank)
             self._all_heard.set()
             self._signs.started()
-            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
+            width = config.tensor_parallel_size
+            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS, width)
             if devices[0].type == "cpu":
                 # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
                 shutil.rmtree(self._folder, ignore_errors=True)
