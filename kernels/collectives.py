@@ -136,8 +136,11 @@ class ProcessGroup:
     def _make_parts(self, size: int) -> DistributedGroup | None:
         if size in (1, self.size):
             return None
-        groups = [self._dist.new_group(range(first, first + size)) for first in range(0, self.size, size)]
-        return groups[self.rank // size]
+        found: DistributedGroup | None = None
+        for first in range(0, self.size, size):  # all ranks make all of them
+            group = self._dist.new_group(range(first, first + size))
+            found = group if first <= self.rank < first + size else found
+        return found
 
     def add(self, part: Tensor) -> Tensor:
         """All-reduce in place: the sum over all ranks, on each of them."""
