@@ -138,8 +138,6 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
     owners: dict[str, str] = {}
     for model, own in zip(models, names, strict=True):
         place = model.entry.place
-        if len(models) > 1 and model.server.ray_address is not None:
-            raise ConfigError("--ray-address places the replicas of one model: it cannot go with several models.")
         catalog = model.server.model_catalog
         for option, key, what in (
             *(("served-model-name", name, f"the name {name}") for name in own),

@@ -1,22 +1,37 @@
 """Do three ranks of the real model answer 200 mixed requests as one does?
 
     PYTHONPATH=tests python -m benchmarks.rank_answers [--requests 200] [--ranks 3] [--way tensor|pipeline]
+                                                      [--form gguf|widened|int8_dynamic] [--kv int8]
 
 The model is SmolLM2-135M-Instruct in Q4_1, whose 9 heads and 3 KV heads three ranks divide. Its blocks stay as they
-are, and numbers are float32. The requests share prefixes, draw, follow schemas, ask for logprobs and push one another
-out of a small pool; each rank has one thread. Exit code 1 if a token, an end or, by more than 0.01, a logprob differs.
+are, unless ``--form`` names another form of weights, and numbers are float32. The requests share prefixes, draw, follow
+schemas, expressions and formats of calls, ask for logprobs, use adapters of ranks 8 to 64, one with DoRA and one with a
+head of its own, and push one another out of a small pool; each rank has one thread. Exit code 1 if a token, an end or,
+by more than 0.01, a logprob differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from support.engine.mixed_answers import Answered, assert_same, mixed_answers
+from torch import Tensor
 
+from benchmarks.serve.make_adapters import RANKS, random_factors, write_adapter
 from rootgraft import LLM
+from rootgraft.engine.checkpoint.locate import resolve_model
+from rootgraft.engine.checkpoint.read_config import open_checkpoint, read_model_config
+from rootgraft.engine.loading.base_layout import planned_layout
 
+PREFIX = "base_model.model."
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "device": "cpu",
@@ -25,14 +40,55 @@ OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 40,
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
+    "enable_lora": True,
+    "max_loras": 3,
 }
 
 
-def answers(count: int, **ranks: int) -> list[Answered]:
+def write_adapters(folder: Path) -> list[str]:
+    """Write adapters of ranks 8 to 64, one with DoRA, and one with a head of its own; return their names."""
+    path = resolve_model(None).path
+    config, names = read_model_config(path), []
+    for number, rank in enumerate(sorted(set(RANKS))):
+        names.append(f"rank{rank}")
+        write_adapter(folder / names[-1], random_factors(config, rank, everywhere=number % 2 == 0, seed=number), rank)
+    layout = planned_layout(open_checkpoint(path), torch.float32)
+    generator = torch.Generator().manual_seed(9)
+
+    def with_dora(tensors: dict[str, Tensor], fields: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+            module = name.removesuffix(".lora_A.weight").removeprefix(PREFIX)
+            norms = torch.linalg.vector_norm(layout.read_weight(module), dim=1)
+            tensors[f"{PREFIX}{module}.lora_magnitude_vector"] = norms * (
+                1 + 0.05 * torch.randn(len(norms), generator=generator)
+            )
+        fields["use_dora"] = True
+
+    def with_head(tensors: dict[str, Tensor], fields: dict[str, Any]) -> None:
+        head = layout.read_weight("model.embed_tokens").float()
+        tensors[f"{PREFIX}lm_head.weight"] = head + 0.01 * torch.randn(head.shape, generator=generator)
+        fields["modules_to_save"] = ["lm_head"]
+
+    for name, change in (("dora", with_dora), ("head", with_head)):
+        write_adapter(folder / name, random_factors(config, 8, everywhere=True, seed=20), 8)
+        change_adapter(folder / name, change)
+    return [*names, "dora", "head"]
+
+
+def change_adapter(folder: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
+    """Change tensors and configuration of an adapter in its folder."""
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    tensors, fields = load_file(weights), json.loads(config.read_text())
+    change(tensors, fields)
+    save_file(tensors, weights)
+    config.write_text(json.dumps(fields))
+
+
+def answers(count: int, folder: Path, names: list[str], **options: Any) -> list[Answered]:
     """Answer the requests by a model of some ranks."""
-    llm = LLM(**OPTIONS, **ranks)
+    llm = LLM(**OPTIONS, lora_dir=str(folder), **options)
     try:
-        return mixed_answers(llm, count=count)
+        return mixed_answers(llm, names, count=count)
     finally:
         llm.close()
 
@@ -43,9 +99,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--way", choices=("tensor", "pipeline"), default="tensor")
+    parser.add_argument("--form", help="of weights, as --quantization of rootgraft serve")
+    parser.add_argument("--kv", default="auto", help="format of KV, as --kv-cache-dtype of rootgraft serve")
     args = parser.parse_args()
-    expected = answers(args.requests)
-    found = answers(args.requests, **{f"{args.way}_parallel_size": args.ranks})
+    options = {"quantization": args.form, "kv_cache_dtype": args.kv}
+    with tempfile.TemporaryDirectory() as folder:
+        names = write_adapters(Path(folder))
+        expected = answers(args.requests, Path(folder), names, **options)
+        ranks = {f"{args.way}_parallel_size": args.ranks}
+        found = answers(args.requests, Path(folder), names, **options, **ranks)
     same = sum(one[:2] == other[:2] for one, other in zip(found, expected, strict=True))
     print(f"{same} of {args.requests} answers of {args.ranks} ranks are those of one", flush=True)
     assert_same(found, expected)

@@ -7,8 +7,7 @@ moment are drawn: while the ranks start, or while four streams run. Told are the
 processes of the server have ended, and how many strikes took more than 5 seconds, or for a stopped rank 5 seconds more
 than the silence after which it counts as hanging. Exit code 1 if a process is left or a stream has not ended.
 
-A rank that is stopped before it has said that it is ready sends no signs of life yet: the others wait for it as long
-as for a slow one (``START_SECONDS``), and the run says so.
+While ranks import their libraries, they wait longer for one that is stopped (``START_PERIODS``), and the run says so.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from benchmarks.cache_timing import wait_until_ready
 from benchmarks.engine_death import Stream
 from benchmarks.serve.server import ROOT, free_port, machine
 from rootgraft.engine.checkpoint.locate import resolve_model
-from rootgraft.engine.executor.followers import START_SECONDS
-from rootgraft.engine.executor.rank_link import PERIOD, SILENT_PERIODS
+from rootgraft.engine.executor.rank_link import PERIOD, SILENT_PERIODS, START_PERIODS
 
 ALLOWED = 5.0
 HANG_SECONDS = 60.0
@@ -75,8 +73,8 @@ def strike(folder: Path, draw: random.Random) -> dict[str, Any]:
             else:
                 wait_until_ready(url, server)
                 streams = [Stream(url) for _ in range(STREAMS)]
-                for stream in streams:
-                    stream.begun.wait(60)
+                while not all(stream.begun.is_set() or stream.ended for stream in streams):
+                    time.sleep(0.02)
                 time.sleep(moment)
             is_ready = bool(streams) or is_up(url)
             seen = fall(server, (engine, follower)[rank], signal.Signals[name], streams, is_ready)
@@ -117,7 +115,7 @@ def fall(
     victim.send_signal(number)
     limit = ALLOWED
     if number is signal.SIGSTOP:
-        limit += SILENT_PERIODS * PERIOD if is_ready else START_SECONDS
+        limit += (SILENT_PERIODS if is_ready else START_PERIODS) * PERIOD
     left = psutil.wait_procs(processes, timeout=limit + HANG_SECONDS)[1]
     gone = time.perf_counter() - start
     for stream in streams:

@@ -106,7 +106,7 @@ class EngineConfig:
     )
     pipeline_parallel_size: int = option(
         1,
-        "Processes that compute one model together, each some of its layers, on a CPU alone so far. "
+        "Groups of devices that compute one model together, each some of its layers; on a CPU processes. "
         "See docs/guide/pipeline-parallel.md.",
         low=1,
         high=64,
@@ -324,10 +324,10 @@ class EngineConfig:
 
     @property
     def ranks_option(self) -> str:
-        """The option that asks for several ranks, with its value."""
-        if self.pipeline_parallel_size > 1:
-            return f"--pipeline-parallel-size {self.pipeline_parallel_size}"
-        return f"--tensor-parallel-size {self.tensor_parallel_size}"
+        """The option that asks for several ranks, with its value; both where both ask."""
+        sizes = {"tensor": self.tensor_parallel_size, "pipeline": self.pipeline_parallel_size}
+        options = [f"--{way}-parallel-size {size}" for way, size in sizes.items() if size > 1]
+        return " ".join(options) or f"--tensor-parallel-size {self.tensor_parallel_size}"
 
     @property
     def named_adapters(self) -> dict[str, str]:
@@ -355,15 +355,10 @@ class EngineConfig:
         has_draft_in_stages = in_stages and drafts.model is not None
         weights = self.quantization is not None and self.quantization.startswith("int8")  # with scales of whole rows
         found = {
-            f"--quantization {self.quantization}": weights and not in_stages,
+            f"--quantization {self.quantization}": weights and self.tensor_parallel_size > 1,
             "--model-impl transformers": self.model_impl == "transformers",
-            "--kv-disk": self.kv_disk is not None,
-            "--kv-host-gib": self.kv_host_gib is not None,
-            "--kv-peer-gib": bool(self.kv_peer_gib),
             "--batch-invariant": self.batch_invariant,
             f"method {drafts.method} of --speculative-config": drafts.method == "mtp" or has_draft_in_stages,
-            "--enable-lora": in_stages and self.enable_lora,
-            f"--tensor-parallel-size {self.tensor_parallel_size}": in_stages and self.tensor_parallel_size > 1,
         }
         for what, is_set in found.items():
             if is_set:

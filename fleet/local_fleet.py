@@ -95,17 +95,14 @@ def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
     """Return the options of a replica that copies KV from others, where there are others.
 
     Raises:
-        ConfigError: each of several replicas would publish KV events at one address, or replicas of several ranks have
-            roles, which is to copy KV.
+        ConfigError: each of several replicas would publish KV events at one address.
     """
-    if options.roles and config.num_ranks > 1:
-        raise ConfigError(f"--replica-roles copies KV, which {config.ranks_option} does not: leave one of them out.")
     if options.most_replicas > 1 and config.kv_events_config is not None:
         raise ConfigError(
             "--kv-events-config is of one engine, and a fleet routes by its replicas' caches itself. Leave it out, or "
             "start servers of one replica."
         )
-    if config.kv_peer_gib is not None or options.most_replicas < 2 or config.num_ranks > 1:
+    if config.kv_peer_gib is not None or options.most_replicas < 2:
         return config
     return replace(config, kv_peer_gib=PEER_GIB)
 

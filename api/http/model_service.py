@@ -238,7 +238,7 @@ def engine_of(
     if options.ray_address is not None:
         from ...fleet.on_ray.ray_fleet import ray_fleet
 
-        return ray_fleet(config, path, options.fleet_options)
+        return ray_fleet(config, path, options.fleet_options, num_engines)
     if options.is_fleet or num_engines > 1:
         from ...fleet.local_fleet import local_fleet
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,16 +10,18 @@ from ...kernels.collectives import ALONE, Ranks
 from ...lora.adapter_pool import AdapterPool
 from ...lora.base_projections import BaseLayout
 from ...lora.errors import AdapterError
+from ...lora.lora_step import AdapterBank
 from ...lora.read_adapter import AdapterReader
 from ...lora.safe_paths import check_name
 from ..adapter_sources.named_sources import looked_in
 from ..checkpoint.gguf import GgufFile
+from ..checkpoint.read_config import read_model_config
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.base_layout import adapter_bytes, matrix_bytes, planned_layout
 from ..loading.model_impl import layout_of
 from ..models.model import Model
-from .rank_adapters import RankMirror, make_split_bank
+from .rank_adapters import AdapterParts, RankMirror, SplitBank
 
 _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is closed for it
 
@@ -40,10 +41,7 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
     if not config.named_adapters:
         return
     dummy = config.load_format == "dummy"
-    layout = planned_layout(checkpoint, dtype, dummy=dummy)
-    if config.tensor_parallel_size > 1:
-        layout = _without_own(layout)
-    reader = _adapter_reader(config, layout)
+    reader = _adapter_reader(config, planned_layout(checkpoint, dtype, dummy=dummy))
     for name, folder in config.named_adapters.items():
         try:
             check_name(name)
@@ -71,15 +69,17 @@ def make_adapters(
 ) -> tuple[AdapterPool | None, int]:
     """Return the empty pool of adapters of a model, None without ``enable_lora``, and the bytes of its full slots.
 
-    Adapters are read as for the whole model; with several ranks each has its shard of them in its slots.
+    Adapters are read as for the whole model; with several ranks each has its part of them in its slots.
     """
     if not config.enable_lora:
         return None, 0
     own = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
-    layout, bank = own, None
+    layout, bank = own, AdapterBank(own, config.max_loras)
     if ranks.size > 1:
-        layout = _whole_layout(config, model, checkpoint)
-        bank = make_split_bank(ranks, mirror, checkpoint, layout, own, config.max_loras)
+        layout = planned_layout(checkpoint, model.dtype, model.device, dummy=config.load_format == "dummy")
+    if mirror is not None:
+        sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+        bank = SplitBank(AdapterParts(read_model_config(checkpoint), layout, *sizes), mirror, own, config.max_loras)
     pool = AdapterPool(
         _adapter_reader(config, layout),
         max_loras=config.max_loras,
@@ -89,17 +89,7 @@ def make_adapters(
         max_own=_most_own(config, layout),
         bank=bank,
     )
-    return pool, _slot_bytes(config, replace(own, takes_own=layout.takes_own))
-
-
-def _whole_layout(config: EngineConfig, model: Model, checkpoint: Path | GgufFile) -> BaseLayout:
-    """Return the layout of a model of which this rank has a shard."""
-    whole = planned_layout(checkpoint, model.dtype, model.device, dummy=config.load_format == "dummy")
-    return _without_own(whole)
-
-
-def _without_own(layout: BaseLayout) -> BaseLayout:
-    return replace(layout, takes_own=False, without_own="--tensor-parallel-size")
+    return pool, _slot_bytes(config, own)
 
 
 def _slot_bytes(config: EngineConfig, layout: BaseLayout) -> int:

@@ -51,7 +51,7 @@ def with_device_defaults(config: EngineConfig, model_path: Path) -> EngineConfig
     room = gpu_room(config, device)
     seqs = config.max_num_seqs
     if seqs is None:
-        weights = _weight_bytes(config, checkpoint, model, dtype) // config.tensor_parallel_size
+        weights = _weight_bytes(config, checkpoint, model, dtype) // config.num_ranks
         seqs = _sequences(config, model, device, dtype, room, room - weights)
         seqs = min(seqs, config.max_num_batched_tokens or seqs)
     tokens = config.max_num_batched_tokens or max(seqs, _tokens(room))
@@ -68,7 +68,7 @@ def _sequences(
         pool: of these, what weights leave.
     """
     page = bytes_per_page(model, config.block_size, choose_kv_dtype(config, model, device, dtype))
-    page //= min(config.tensor_parallel_size, model.num_kv_heads)
+    page //= min(config.tensor_parallel_size, model.num_kv_heads) * config.pipeline_parallel_size
     if config.kv_cache_memory is not None:
         pool = int(config.kv_cache_memory * 2**30)
     pages = config.num_gpu_blocks_override or max(0, pool) // page

@@ -1,9 +1,10 @@
 """The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
 
-    python -P -m rootgraft.engine.executor.follower_process FD LIFE PARENT
+    python -P -m rootgraft.engine.executor.follower_process FD LIFE PAGES PARENT ENGINE
 
 FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
-PARENT: the process of rank 0.
+PAGES: the link on which rank 0 reads this rank's parts of pages of KV.
+PARENT: the process of rank 0. ENGINE: the same if that is an engine's process, which this one may end, else 0.
 
 It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
 rank 0 is gone, 70 after an error.
@@ -29,6 +30,7 @@ from .rank_link import SignsOfLife, read_line, receive
 from .rank_messages import Kind, RankMessage, unpack_batch, unpack_numbers
 
 if TYPE_CHECKING:
+    from .rank_pages import PageServer
     from .rank_workers import FollowWorker
 
 EXIT_SOFTWARE = 70
@@ -37,14 +39,15 @@ EXIT_SOFTWARE = 70
 def main(arguments: list[str]) -> int:
     """Run a follower. Returns its exit code."""
     end_with_parent()
-    *links, parent = map(int, arguments)
+    *links, parent, engine = map(int, arguments)
     if os.getppid() != parent:  # it has ended before
         return 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    link, life = (socket.socket(fileno=each) for each in links)
+    link, life, pages = (socket.socket(fileno=each) for each in links)
+    signs = SignsOfLife({0: life}, {0: parent}, lambda _, reason: _end_all(engine, reason))
     try:
-        return _run(link, life)
+        return _run(link, signs, pages)
     except ConnectionError:
         return 0
     except Exception:
@@ -52,7 +55,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_SOFTWARE
 
 
-def _run(link: socket.socket, life: socket.socket) -> int:
+def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
     hello: dict[str, Any] = json.loads(read_line(link))
     from ...kernels.collectives import ProcessGroup
     from .followers import COLLECTIVE_SECONDS
@@ -68,18 +71,20 @@ def _run(link: socket.socket, life: socket.socket) -> int:
     link.sendall(f"{difference or 'ready'}\n".encode())
     if difference:
         return 0
-    SignsOfLife({0: life}, lambda _, reason: _end_all(hello["engine"], reason))
-    group = ProcessGroup(hello["rank"], hello["size"], Path(hello["store"]), device, COLLECTIVE_SECONDS)
+    signs.started()
+    config, store = config_of_json(hello["config"]), Path(hello["store"])
+    width = config.tensor_parallel_size
+    group = ProcessGroup(hello["rank"], hello["size"], store, device, COLLECTIVE_SECONDS, width)
     try:
-        worker = FollowWorker(config_of_json(hello["config"]), path, group)
+        worker = FollowWorker(config, path, group)
     except EngineError as error:
         link.sendall(f"Rank {hello['rank']} of {hello['size']}: {' '.join(str(error).split())}\n".encode())
         return EXIT_SOFTWARE
-    serve(worker, link)
+    serve(worker, link, worker.serve_pages(pages))
     os._exit(0)  # nothing is left to do, and an orderly end of the interpreter takes a second
 
 
-def serve(worker: FollowWorker, link: socket.socket) -> None:
+def serve(worker: FollowWorker, link: socket.socket, pages: PageServer) -> None:
     """Do what rank 0 tells, in its order, until END.
 
     Raises:
@@ -93,6 +98,7 @@ def serve(worker: FollowWorker, link: socket.socket) -> None:
         if message.kind is Kind.END:
             return
         _do(worker, message)
+        pages.done(number)
 
 
 def _do(worker: FollowWorker, message: RankMessage) -> None:
@@ -104,6 +110,8 @@ def _do(worker: FollowWorker, message: RankMessage) -> None:
         worker.follow_install(message.content)
     elif message.kind is Kind.CLEAR:
         worker.follow_clear(*unpack_numbers(message.content))
+    elif message.kind is Kind.LOAD:
+        worker.follow_load(unpack_batch(message.content))
 
 
 def _difference(expected: list[str], found: list[str]) -> str:

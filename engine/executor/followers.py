@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,19 +25,20 @@ import torch
 
 from ...kernels.collectives import ProcessGroup
 from ...lora.prepare_factors import PreparedAdapter
-from ..batch import Batch
+from ..batch import Batch, PageCopy, PageLoad, StateLoad
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDead
 from .adapter_messages import pack_adapter
-from .rank_link import SignsOfLife, read_line
+from .rank_link import ENDED, SignsOfLife, read_line
 from .rank_messages import Kind, RankMessage, pack_batch, pack_numbers
+from .rank_pages import RankPages
 
 T = TypeVar("T")
 
-COLLECTIVE_SECONDS = 300.0
-"""For which a rank waits for the others in a collective: the longest step, and the load of the slowest."""
-START_SECONDS = 300.0
-"""For which rank 0 waits until a follower has imported the engine."""
+COLLECTIVE_SECONDS = 1800.0
+"""For which a rank waits for the others in a collective: the load of the slowest. Signs of life tell who hangs."""
+START_SECONDS = 1800.0
+"""For which rank 0 waits until a follower has imported the engine. As long as it computes it is not given up before."""
 _END_SECONDS = 2.0
 _FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
 
@@ -54,6 +55,7 @@ class Followers:
 
     Attributes:
         group: this process's rank in the group.
+        pages: of all ranks, once the model is loaded.
 
     Raises:
         ConfigError: a follower cannot start, or has another program or other files.
@@ -70,13 +72,15 @@ class Followers:
         self._reason = ""
         self._on_lost = lost
         self._is_started = False
+        self._all_heard = threading.Event()
         self._start_ended = threading.Event()
         self._number = 0
         self._option = config.ranks_option.partition(" ")[0]
-        self._has_heads = config.pipeline_parallel_size == 1
         self._signs: SignsOfLife | None = None
         self._links: dict[int, socket.socket] = {}
         self._life: dict[int, socket.socket] = {}
+        self._page_links: dict[int, socket.socket] = {}
+        self.pages: RankPages | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         # Without it a process at its end and its followers would wait for each other.
         atexit.register(self.close)
@@ -85,21 +89,26 @@ class Followers:
         try:
             for rank in range(1, len(devices)):
                 self._start(rank)
+            self._signs = SignsOfLife(
+                self._life, {rank: each.pid for rank, each in self._processes.items()}, self._lose
+            )
             for rank, device in enumerate(devices):
                 if rank:
                     self._greet(rank, config, model_path, identity, store, device, len(devices))
             for rank in self._links:
                 self._hear(rank)
-            self._signs = SignsOfLife(self._life, self._lose)
-            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS)
+            self._all_heard.set()
+            self._signs.started()
+            width = config.tensor_parallel_size
+            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS, width)
             if devices[0].type == "cpu":
                 # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
                 shutil.rmtree(self._folder, ignore_errors=True)
         except RuntimeError as error:
-            self.kill()
+            self.fail("The ranks cannot reach one another.")
             raise ConfigError(f"{self._option}: the ranks cannot reach one another: {_line(error)}") from error
         except BaseException:
-            self.kill()
+            self.fail("A rank could not start.")
             raise
 
     @property
@@ -107,24 +116,39 @@ class Followers:
         """Why the ranks have ended; "" while they compute."""
         return self._reason
 
-    def step(self, batch: Batch) -> None:
-        """Have the followers run the forward pass of a batch. Raises EngineDead."""
-        self._send(Kind.STEP, pack_batch(batch))
+    @property
+    def num_sent(self) -> int:
+        """Messages so far."""
+        return self._number
+
+    @property
+    def page_links(self) -> Mapping[int, socket.socket]:
+        """The links for pages by rank."""
+        return self._page_links
+
+    def step(self, batch: Batch) -> Batch:
+        """Have the followers run the forward pass of a batch; return rank 0's part of it. Raises EngineDead."""
+        if all(isinstance(each, PageCopy) for each in batch.copies):
+            self._send(Kind.STEP, pack_batch(batch))
+            return batch
+        assert self.pages is not None
+        parts = [replace(batch, copies=self.pages.part(batch.copies, rank)) for rank in range(len(self._links) + 1)]
+        self._send_parts(Kind.STEP, [pack_batch(part) for part in parts[1:]])
+        return parts[0]
+
+    def load(self, loads: Sequence[PageLoad | StateLoad]) -> None:
+        """Have the followers fill their parts of pages and slots, between two steps. Raises EngineDead."""
+        assert self.pages is not None
+        parts = [Batch((), (), self.pages.part(loads, rank)) for rank in self._links]
+        self._send_parts(Kind.LOAD, [pack_batch(part) for part in parts])
 
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
-        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead.
-
-        Of a pipeline rank 0 alone has the head.
-        """
-        if not self._has_heads:
-            return
+        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead."""
         self._send(Kind.BEST if best else Kind.LOGITS, pack_numbers(tokens))
 
     def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:
         """Write shards of an adapter, in the order of the followers, into their slots. Raises EngineDead."""
-        self._number += 1
-        for rank, shard in enumerate(shards, 1):
-            self._write(rank, RankMessage(self._number, Kind.INSTALL, pack_adapter(slot, shard)))
+        self._send_parts(Kind.INSTALL, (pack_adapter(slot, shard) for shard in shards))
 
     def clear(self, slot: int) -> None:
         """Empty a slot, where there are followers yet. Raises EngineDead."""
@@ -153,6 +177,7 @@ class Followers:
     def fail(self, reason: str) -> None:
         """End the followers: rank 0 has left the common order, and no further step can be computed."""
         self._reason = self._reason or reason
+        self._all_heard.set()
         self._start_ended.set()
         if self._signs is not None:
             self._signs.close()
@@ -160,6 +185,7 @@ class Followers:
 
     def close(self) -> None:
         """End the followers, between two steps or after the last, and leave the group, so that another may begin."""
+        self._all_heard.set()
         if self._signs is not None:
             self._signs.close()
         if not self._reason:
@@ -181,25 +207,30 @@ class Followers:
                 process.kill()
         for process in self._processes.values():
             process.wait()
-        for link in (*self._links.values(), *self._life.values()):
+        for link in (*self._links.values(), *self._life.values(), *self._page_links.values()):
             link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, rank: int) -> None:
-        pairs = [socket.socketpair() for _ in range(2)]
-        (self._links[rank], link), (self._life[rank], life) = pairs
+        kinds = self._links, self._life, self._page_links
+        theirs = []
+        for links in kinds:
+            links[rank], end = socket.socketpair()
+            theirs.append(end)
+        numbers = [end.fileno() for end in theirs]
         command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process"]
+        engine = os.getpid() if self._on_lost else 0
         try:
             self._processes[rank] = subprocess.Popen(
-                [*command, str(link.fileno()), str(life.fileno()), str(os.getpid())],
-                pass_fds=(link.fileno(), life.fileno()),
+                [*command, *map(str, (*numbers, os.getpid(), engine))],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
             raise ConfigError(f"{self._option}: no process for rank {rank}: {error.strerror}.") from error
         finally:
-            link.close()
-            life.close()
+            for end in theirs:
+                end.close()
 
     def _greet(
         self,
@@ -215,7 +246,6 @@ class Followers:
         hello = {
             "rank": rank,
             "size": size,
-            "engine": os.getpid() if self._on_lost else 0,
             "store": str(store),
             "device": str(device),
             "path": str(model_path),
@@ -237,6 +267,8 @@ class Followers:
         except OSError:
             answer = f"has ended with code {self._processes[rank].wait()}"
         link.settimeout(None)
+        if self._reason:
+            raise ConfigError(f"{self._option}: {self._reason}")
         if answer != "ready":
             raise ConfigError(f"{self._option}: rank {rank} {answer}.")
 
@@ -246,20 +278,29 @@ class Followers:
         for rank in self._links:
             self._write(rank, message)
 
+    def _send_parts(self, kind: Kind, contents: Iterable[bytes]) -> None:
+        """Send each follower a message of its own, in their order."""
+        self._number += 1
+        for rank, content in zip(self._links, contents, strict=True):
+            self._write(rank, RankMessage(self._number, kind, content))
+
     def _write(self, rank: int, message: RankMessage) -> None:
         if self._reason:
             raise EngineDead(self._reason)
         try:
             self._links[rank].sendall(message.to_bytes())
         except OSError as error:
-            self._lose(rank, "has ended")
+            self._lose(rank, ENDED)
             raise EngineDead(self._reason) from error
 
     def _lose(self, rank: int, reason: str) -> None:
         """End all, as one rank has gone."""
+        if reason == ENDED:
+            # Until then the thread that starts the ranks reads what each says, its last words too.
+            self._all_heard.wait()
         if self._reason:
             return
-        words = self._last_words(rank)
+        words = self._last_words(rank) if self._all_heard.is_set() else ""
         self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: all ranks end."
         for process in self._processes.values():
             process.kill()

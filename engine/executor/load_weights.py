@@ -96,12 +96,13 @@ def load_weights(
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
     shard, stage = None, None
-    if shape is not None and config.pipeline_parallel_size > 1:
-        stage = Stage.of(shape, ranks)
-    elif shape is not None and ranks.size > 1:
-        shard = Shard.of(shape, ranks)
-    part = shape if shard is None else shard.config
-    part = part if stage is None else stage.config
+    part = shape
+    if part is not None and config.tensor_parallel_size > 1:
+        shard = Shard.of(part, ranks.split(config.tensor_parallel_size))
+        part = shard.config
+    if part is not None and config.pipeline_parallel_size > 1:
+        stage = Stage.of(part, ranks, config.tensor_parallel_size)
+        part = stage.config
     draft = None
     check_invariance(config, shape, device, dtype)
     if shape is not None and part is not None:

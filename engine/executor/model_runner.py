@@ -37,8 +37,8 @@ _PROMPT_SLICE = 64
 class StepMirror(Protocol):
     """Has other ranks compute what this runner does, before it does it."""
 
-    def step(self, batch: Batch, /) -> None:
-        """The forward pass of a batch."""
+    def step(self, batch: Batch, /) -> Batch:
+        """The forward pass of a batch. Returns it with what this rank loads."""
 
     def head(self, tokens: Seq[int], /, *, best: bool) -> None:
         """Logits of some tokens of the last step, or the largest of each."""
@@ -127,7 +127,7 @@ class ModelRunner:
         """
         step_timer = self._step_timer()
         if self._mirror is not None:
-            self._mirror.step(batch)
+            batch = self._mirror.step(batch)
         self._kv.copy(batch.copies)
         inputs = self._inputs.build(batch, self._drawn)
         step_timer.end("inputs")
@@ -254,9 +254,11 @@ class ModelRunner:
     def _logits(self, head: _Head, step: RunnerStep, tokens: NDArray[np.int64]) -> Tensor | Largest:
         """Return the logits [n, V] of n tokens of the step, or the largest of each."""
         hidden, inputs = step.hidden, step.inputs
-        if self._mirror is not None:
-            self._mirror.head(tokens.tolist(), best=head == self._model.best)
         adapters = self._of_head(inputs.slots, tokens)
+        own = adapters[1]
+        # Of heads that adapters bring the other ranks have nothing: they compute the model's, where a row needs it.
+        if self._mirror is not None and (own is None or own.needs_head):
+            self._mirror.head(tokens.tolist(), best=head == self._model.best and own is None)
         if len(tokens) != len(hidden):
             hidden = hidden[to_device(inputs.hidden_index(tokens), hidden.device)]
         return head(hidden, *adapters)

@@ -56,8 +56,6 @@ class PoolPages:
 
 
 def _refusal(config: EngineConfig, kv: KvPool) -> str:
-    if config.num_ranks > 1:
-        return "each of its ranks has a part of it"
     if kv.hidden is not None:
         return "its draft head reads hidden states beside the KV; take another --speculative-config"
     return ""

@@ -1,76 +1,139 @@
-"""Adapters of tensor-parallel ranks: rank 0 reads each one whole, and gives every rank its shard."""
+"""Adapters of several ranks: rank 0 reads each one whole, and gives every rank its part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ...kernels.collectives import Ranks
-from ...lora.base_projections import BaseLayout
+from ...lora.base_projections import EMBEDDING, BaseLayout
 from ...lora.lora_step import AdapterBank
+from ...lora.own.own_weights import OwnWeights
 from ...lora.prepare_factors import PreparedAdapter
-from ...lora.split_factors import split_adapter
-from ..checkpoint.gguf import GgufFile
-from ..checkpoint.read_config import read_model_config
-from ..loading.rank_splits import module_splits
+from ...lora.published.saved_modules import NormWeights
+from ...lora.split_factors import ModuleSplit, split_adapter
+from ..checkpoint.model_config import ModelConfig
+from ..loading.rank_splits import module_splits, tensor_splits
+from ..loading.stages import LAYERS, stage_layers, stage_name
 from .model_runner import StepMirror
+
+_WEIGHT = ".weight"
 
 
 class RankMirror(StepMirror, Protocol):
     """Has the other ranks do what rank 0 does."""
 
-    def install(self, slot: int, shards: Sequence[PreparedAdapter], /) -> None:
-        """Write shards of an adapter, in the order of the ranks from 1 on, into their slots."""
+    def install(self, slot: int, parts: Sequence[PreparedAdapter], /) -> None:
+        """Write parts of an adapter, in the order of the ranks from 1 on, into their slots."""
 
     def clear(self, slot: int, /) -> None:
         """Empty a slot."""
 
 
-def make_split_bank(
-    ranks: Ranks,
-    mirror: RankMirror | None,
-    checkpoint: Path | GgufFile,
-    whole: BaseLayout,
-    own: BaseLayout,
-    num_slots: int,
-) -> AdapterBank:
-    """Return the slots of a rank. On rank 0 they take whole adapters, and give each other rank its shard.
+class AdapterParts:
+    """What each rank has of an adapter: its shard of the factors of its layers.
+
+    Weights in place of the model's are whole: an embedding on the ranks that embed, a head on rank 0 alone, which
+    draws and has all hidden states, norms on the ranks of their layers. A norm over heads of a rank is cut.
 
     Args:
-        whole: layout of the whole model.
-        own: of this rank's shard.
+        model: the whole model.
+        layout: of it.
+        width: ranks that have the same layers, a shard of them each.
+        count: parts of the layers.
     """
-    if mirror is None:
-        return AdapterBank(own, num_slots)
-    return SplitBank(ranks, mirror, checkpoint, whole, own, num_slots)
+
+    def __init__(self, model: ModelConfig, layout: BaseLayout, width: int, count: int) -> None:
+        self._layout = layout
+        self._splits = [_splits(model, layout, rank, width) for rank in range(width)]
+        self._places = [
+            _Place(stage_layers(model.num_layers, stage, count), is_first=stage == count - 1, is_last=stage == 0)
+            for stage in range(count)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._splits) * len(self._places)
+
+    def of(self, adapter: PreparedAdapter, rank: int) -> PreparedAdapter:
+        """Return a rank's part of a whole adapter, under the rank's names of its layers."""
+        stage, shard = divmod(rank, len(self._splits))
+        place, splits = self._places[stage], self._splits[shard]
+        kept = {name: each for name, each in adapter.factors.items() if place.name(name) is not None}
+        part = split_adapter(replace(adapter, factors=kept), self._layout, splits, shard)
+        named = {place.name(name) or name: each for name, each in part.factors.items()}
+        own = None if adapter.own is None else _own(adapter.own, place, splits, has_head=rank == 0)
+        return replace(part, factors=named, own=own, num_bytes=part.num_bytes + (own.num_bytes if own else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The layers of a rank, and whether it has the model's first ones and its last ones."""
+
+    layers: range
+    is_first: bool
+    is_last: bool
+
+    def name(self, name: str) -> str | None:
+        """Return the rank's name of a product or norm of the whole model; None for another rank's."""
+        if name == EMBEDDING:
+            return name if self.is_first else None
+        if name.startswith(LAYERS):
+            return stage_name(name, self.layers)
+        return name if self.is_last else None
+
+
+def _splits(model: ModelConfig, layout: BaseLayout, rank: int, size: int) -> dict[str, ModuleSplit]:
+    """Return the runs of a rank by module, those of norms over its heads included."""
+    if size == 1:
+        return {}
+    norms = {
+        name.removesuffix(_WEIGHT): ModuleSplit("outputs", runs)
+        for name, dim, runs in tensor_splits(model, rank, size)
+        if dim == 0 and name.removesuffix(_WEIGHT) in layout.norms
+    }
+    return norms | dict(module_splits(model, rank, size))
+
+
+def _own(own: OwnWeights, place: _Place, splits: Mapping[str, ModuleSplit], *, has_head: bool) -> OwnWeights | None:
+    """Return a rank's part of weights in place of the model's; None for none of them."""
+    norms = {place.name(name): _cut(norm, splits.get(name)) for name, norm in own.norms.items()}
+    found = replace(
+        own,
+        embedding=own.embedding if place.is_first else None,
+        head=own.head if has_head else None,
+        score=own.score if has_head else None,
+        norms={name: norm for name, norm in norms.items() if name is not None},
+    )
+    return found if has_head or found.embedding is not None or found.norms else None
+
+
+def _cut(norm: NormWeights, split: ModuleSplit | None) -> NormWeights:
+    if split is None:
+        return norm
+    return NormWeights(*(None if each is None else split.take(each, 0) for each in (norm.weight, norm.bias)))
 
 
 class SplitBank(AdapterBank):
-    """The slots of rank 0, whose adapters are written in the slots of all ranks, each rank's shard."""
+    """The slots of rank 0, whose adapters are written in the slots of all ranks, each rank's part.
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        mirror: RankMirror,
-        checkpoint: Path | GgufFile,
-        whole: BaseLayout,
-        own: BaseLayout,
-        num_slots: int,
-    ) -> None:
+    Args:
+        own: layout of rank 0's part of the model.
+    """
+
+    def __init__(self, parts: AdapterParts, mirror: RankMirror, own: BaseLayout, num_slots: int) -> None:
         super().__init__(own, num_slots)
-        model = read_model_config(checkpoint)
         self._mirror = mirror
-        self._whole = whole
-        self._splits = [dict(module_splits(model, rank, ranks.size)) for rank in range(ranks.size)]
+        self._parts = parts
 
     def bring(self, adapter: PreparedAdapter) -> bool:
-        """Return true: shards are copied when they are put into a slot, on all ranks before the same step."""
+        """Return true: parts are copied when they are put into a slot, on all ranks before the same step."""
         return True
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
-        """Put an adapter into a slot: each rank gets the part of its shard."""
-        first, *others = (split_adapter(adapter, self._whole, splits, rank) for rank, splits in enumerate(self._splits))
+        """Put an adapter into a slot: each rank gets its part."""
+        first, *others = (self._parts.of(adapter, rank) for rank in range(self._parts.size))
         self._mirror.install(slot, others)
         super().install(slot, first)
 

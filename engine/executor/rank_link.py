@@ -1,7 +1,8 @@
 """Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
 
-Each side writes a byte every quarter of a second and counts its own quarters without one of the other's, from the first
-one on: a machine that stands still, or is busy, makes nobody silent.
+Each side writes a byte every quarter of a second and counts its own quarters without one of the other's: a machine that
+stands still, or is busy, makes nobody silent. Nor does a rank that computes: native code may hold the interpreter, for
+long where many processes share the processors. While a rank imports its libraries it may be silent for longer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
+import psutil
+
 from .rank_messages import HEADER, MOST_BYTES, Kind, RankMessage
 
 PERIOD = 0.25
 """Seconds between two signs of life."""
 SILENT_PERIODS = 14
 """So many without a sign, and the other side counts as hanging."""
+START_PERIODS = 120
+"""The same while ranks start: the import of a library holds the interpreter, for seconds where its file is cold."""
+ENDED = "has ended"
+_LEAST_PROCESSOR_SECONDS = 0.01
+"""One tick of the kernel's clock, in half of the periods: a rank that has used as much is not stopped."""
 
 
 def receive(link: socket.socket, after: int) -> RankMessage:
@@ -57,19 +65,33 @@ def read_line(link: socket.socket) -> str:
 class SignsOfLife:
     """Exchanges signs of life with other ranks on a thread of its own, until one of them is gone or silent.
 
+    Until ``started`` is called, they may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``.
+
     Args:
         links: sockets by rank, for signs alone.
+        processes: their numbers by rank.
         lost: called once, on the thread, with the rank and what is wrong with it.
     """
 
-    def __init__(self, links: Mapping[int, socket.socket], lost: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        links: Mapping[int, socket.socket],
+        processes: Mapping[int, int],
+        lost: Callable[[int, str], None],
+    ) -> None:
         self._links = dict(links)
+        self._processes = dict(processes)
         self._lost = lost
         self._closed = threading.Event()
+        self._most_silent = START_PERIODS
         for link in links.values():
             link.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="rank-signs", daemon=True)
         self._thread.start()
+
+    def started(self) -> None:
+        """Note that no rank imports anything any more."""
+        self._most_silent = SILENT_PERIODS
 
     def close(self) -> None:
         """End the thread; nobody is lost from now on."""
@@ -78,14 +100,14 @@ class SignsOfLife:
             self._thread.join()
 
     def _run(self) -> None:
-        silent: dict[int, int] = {}
+        silences = {rank: _Silence(number) for rank, number in self._processes.items()}
         while not self._closed.wait(PERIOD):
             for rank in self._links:
-                if reason := self._look(rank, silent):
+                if reason := self._look(rank, silences[rank]):
                     self._lost(rank, reason)
                     return
 
-    def _look(self, rank: int, silent: dict[int, int]) -> str:
+    def _look(self, rank: int, silence: _Silence) -> str:
         """Exchange signs with a rank. Returns what is wrong with it, "" for nothing."""
         link = self._links[rank]
         try:
@@ -94,14 +116,45 @@ class SignsOfLife:
             # It reads nothing, which the silence will show.
             pass
         except OSError:
-            return "has ended"
+            return ENDED
         try:
             signs = link.recv(4096)
         except BlockingIOError:
-            if rank in silent:
-                silent[rank] += 1
-            return "" if silent.get(rank, 0) < SILENT_PERIODS else f"has been silent for {SILENT_PERIODS * PERIOD:g} s"
+            return silence.last(self._most_silent)
         except OSError:
-            return "has ended"
-        silent[rank] = 0
-        return "" if signs else "has ended"
+            return ENDED
+        silence.periods = 0
+        return "" if signs else ENDED
+
+
+class _Silence:
+    """Periods for which a process has given no sign of life and has used no processor time.
+
+    Attributes:
+        periods: so many.
+    """
+
+    def __init__(self, process: int) -> None:
+        self.periods = 0
+        self._process = process
+        self._used = 0.0  # processor seconds at half of the periods
+
+    def last(self, most: int) -> str:
+        """Note one more. Returns what is wrong with the process, "" for nothing."""
+        self.periods += 1
+        half = most // 2
+        if self.periods == half:
+            self._used = self._processor_seconds()
+        if self.periods < most:
+            return ""
+        if (used := self._processor_seconds()) - self._used < _LEAST_PROCESSOR_SECONDS:
+            return f"has been silent for {self.periods * PERIOD:g} s"
+        self.periods, self._used = half, used
+        return ""
+
+    def _processor_seconds(self) -> float:
+        try:
+            times = psutil.Process(self._process).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)

@@ -1,8 +1,8 @@
 """Messages of rank 0 to its followers: the plan of a step, and the rows of the head.
 
 A message has a header of three 64-bit numbers: its place in the order, its kind, and the bytes of its content. All but
-adapters are lists of 64-bit numbers. Of a ``Batch`` the followers get what their forward pass reads: no text, no
-parameters of draws, and no tokens that are in the KV pool already.
+adapters are lists of 64-bit numbers, behind which a step has the bytes of pages that it loads. Of a ``Batch`` the
+followers get what their forward pass reads: no text, no parameters of draws, no tokens that are in the KV pool already.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from enum import IntEnum
 from itertools import chain
 from typing import NamedTuple
 
-from ..batch import Batch, PageCopy, Row, RowStart
+from ..batch import Batch, PageCopy, PageLoad, PoolWrite, Row, RowStart, StateLoad
 from ..types import SamplingParams
 
 HEADER = struct.Struct("<qqq")
 MOST_BYTES = 1 << 36  # bytes of an adapter's message: a longer one is malformed
 _NO_PARAMS = SamplingParams()
+_NUMBER = 8  # bytes of a number
+_COPY, _LOAD_PAGE, _LOAD_STATE = range(3)
 
 
 class Kind(IntEnum):
@@ -29,7 +31,8 @@ class Kind(IntEnum):
     BEST = 3
     INSTALL = 4
     CLEAR = 5
-    END = 6
+    LOAD = 6
+    END = 7
 
 
 class RankMessage(NamedTuple):
@@ -54,35 +57,51 @@ def unpack_numbers(content: bytes) -> tuple[int, ...]:
 
 
 def pack_batch(batch: Batch) -> bytes:
-    """Return what a forward pass reads of a batch.
-
-    Raises:
-        ValueError: it loads pages from elsewhere, of which rank 0 has its own part alone.
-    """
-    copies = [copy for copy in batch.copies if isinstance(copy, PageCopy)]
-    if len(copies) < len(batch.copies):
-        raise ValueError("pages that were kept elsewhere cannot be loaded by several ranks")
-    numbers = [len(batch.starts), len(copies), len(batch.rows)]
+    """Return what a forward pass reads of a batch."""
+    numbers = [len(batch.starts), len(batch.copies), len(batch.rows)]
     for start in batch.starts:
         numbers += start.row, start.slot, start.adapted_from, int(start.is_long), start.state
-    for copy in copies:
-        numbers += copy.source, copy.target, copy.num_tokens
+    for copy in batch.copies:
+        numbers += _write_numbers(copy)
     for row in batch.rows:
         counts = len(row.tokens), len(row.new_pages), len(row.prompt_targets), len(row.checkpoints)
         of_pass = row.row, row.start, row.first_new_page, int(row.draws), row.num_drafts, row.num_pooled, row.state
         numbers += *of_pass, *counts
     numbers += chain.from_iterable(chain(row.tokens, row.new_pages, *row.checkpoints) for row in batch.rows)
-    return pack_numbers(numbers)
+    loaded = (copy.payload for copy in batch.copies if not isinstance(copy, PageCopy))
+    return b"".join((pack_numbers([len(numbers), *numbers]), *loaded))
 
 
 def unpack_batch(content: bytes) -> Batch:
     """Invert ``pack_batch``."""
-    numbers = iter(unpack_numbers(content))
+    (count,) = unpack_numbers(content[:_NUMBER])
+    numbers = iter(unpack_numbers(content[_NUMBER : _NUMBER * (1 + count)]))
     num_starts, num_copies, num_rows = _take(numbers, 3)
     starts = tuple(_start(*_take(numbers, 5)) for _ in range(num_starts))
-    copies = tuple(PageCopy(*_take(numbers, 3)) for _ in range(num_copies))
+    fields = [_take(numbers, 4) for _ in range(num_copies)]
+    copies = tuple(_writes(fields, memoryview(content)[_NUMBER * (1 + count) :]))
     fields = [_take(numbers, 11) for _ in range(num_rows)]
     return Batch(tuple(_row(numbers, *each) for each in fields), starts, copies)
+
+
+def _write_numbers(write: PoolWrite) -> tuple[int, int, int, int]:
+    """What is written, in four numbers: a kind first, last the tokens that are copied or the bytes that are loaded."""
+    if isinstance(write, PageCopy):
+        return _COPY, write.source, write.target, write.num_tokens
+    if isinstance(write, PageLoad):
+        return _LOAD_PAGE, 0, write.page, len(write.payload)
+    return _LOAD_STATE, 0, write.slot, len(write.payload)
+
+
+def _writes(fields: Sequence[Sequence[int]], payloads: memoryview) -> Iterator[PoolWrite]:
+    begin = 0
+    for kind, source, target, size in fields:
+        if kind == _COPY:
+            yield PageCopy(source, target, size)
+            continue
+        payload = payloads[begin : begin + size]
+        begin += size
+        yield PageLoad(target, payload) if kind == _LOAD_PAGE else StateLoad(target, payload)
 
 
 def _start(row: int, slot: int, adapted_from: int, is_long: int, state: int) -> RowStart:

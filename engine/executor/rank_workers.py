@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...kernels.collectives import Ranks
-from ..batch import Batch, Masks, StepResult
+from ..batch import Batch, Masks, PageCopy, StepResult
 from ..config import EngineConfig
+from ..models.pipeline_stage import PipelineStage
 from .adapter_messages import unpack_adapter
 from .followers import Followers
 from .model_runner import RunnerStep
+from .pool_pages import PoolPages
+from .rank_pages import PageServer, RankPages
 from .worker import Worker
 
 
@@ -20,6 +24,8 @@ class LeadWorker(Worker):
     def __init__(self, config: EngineConfig, model_path: Path, followers: Followers) -> None:
         self._followers = followers
         super().__init__(config, model_path, ranks=followers.group, mirror=followers)
+        assert isinstance(self.kv_pages, PoolPages)
+        self.kv_pages = followers.pages = RankPages(self.kv_pages, followers)
 
     def compute(self, batch: Batch, masks: Callable[[], Masks] | None = None) -> StepResult:
         """Compute a step by all ranks; raises as ``Followers.together``."""
@@ -42,9 +48,20 @@ class FollowWorker(Worker):
         self.kv_pages.reach(batch)
         self._step = self._runner.launch(batch)
 
+    def serve_pages(self, link: socket.socket) -> PageServer:
+        """Answer rank 0, which reads this rank's parts of pages, on a thread."""
+        assert isinstance(self.kv_pages, PoolPages)
+        return PageServer(link, self.kv_pages)
+
+    def follow_load(self, batch: Batch) -> None:
+        """Fill this rank's parts of pages and slots, between two steps."""
+        self.kv_pages.load([each for each in batch.copies if not isinstance(each, PageCopy)])
+
     def follow_head(self, tokens: Sequence[int], *, best: bool) -> None:
         """Compute this shard's part of logits of the last step, or of the largest of each."""
         assert self._step is not None
+        if isinstance(self.model, PipelineStage) and not self.model.has_head:
+            return
         self._runner.follow_head(self._step, tokens, best=best)
 
     def follow_install(self, content: bytes) -> None:

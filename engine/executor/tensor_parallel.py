@@ -35,17 +35,19 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
             f"{config.ranks_option}: the transformers library computes this model, on one device. Leave it out."
         )
     device = choose_device(config)
-    if config.pipeline_parallel_size == 1:
-        check_split(model, size)
-    elif device.type == "cuda":
-        raise ConfigError(f"{config.ranks_option} is for --device cpu so far. Try: --tensor-parallel-size {size}")
-    else:
-        check_stages(model, size)
+    if config.tensor_parallel_size > 1:
+        check_split(model, config.tensor_parallel_size)
+    if config.pipeline_parallel_size > 1:
+        check_stages(model, config.pipeline_parallel_size)
     if device.type == "cuda":
+        if config.pipeline_parallel_size > 1 and config.kv_cache_memory is None:
+            raise ConfigError(
+                f"{config.ranks_option} on GPUs needs --kv-cache-memory, the GiB for the KV of each rank."
+            )
         count = torch.cuda.device_count()
         if count < size:
             raise ConfigError(
-                f"--tensor-parallel-size {size} needs as many GPUs, and {count} are visible. Try: rootgraft serve "
+                f"{config.ranks_option} needs {size} GPUs, and {count} are visible. Try: rootgraft serve "
                 f"--tensor-parallel-size {max(1, count)}"
             )
         return replace(config, enforce_eager=True), [torch.device("cuda", rank) for rank in range(size)]

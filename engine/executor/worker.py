@@ -24,6 +24,7 @@ from .make_runner import make_kv_pool, make_runner
 from .pool_pages import PoolPages
 from .prompt_pooling import PromptPooling
 from .rank_adapters import RankMirror
+from .rank_pages import RankPages
 from .worker_plan import plan_worker
 from .worker_summary import summary_lines
 
@@ -116,7 +117,7 @@ class Worker:
         if draft:
             self.draft = DraftWorker(config, draft, plan.num_draft_pages, self.vocab_size, hidden)
         kv = make_kv_pool(config, model, plan, hidden)
-        self.kv_pages = PoolPages(config, model, kv)
+        self.kv_pages: PoolPages | RankPages = PoolPages(config, model, kv)
         self._runner = make_runner(
             config,
             model,

@@ -62,11 +62,13 @@ def _kv_scales(model: DecoderModel, dtype: torch.dtype) -> str:
 
 
 def _ranks(config: EngineConfig, model: Model) -> str:
-    size = config.pipeline_parallel_size
-    if size > 1:
-        return f"Pipeline parallel: {size} ranks over gloo; layers and KV pool above are those of the last"
-    size, library = config.tensor_parallel_size, "NCCL" if model.device.type == "cuda" else "gloo"
-    return f"Tensor parallel: {size} ranks over {library}; heads and KV pool above are those of each"
+    library, width = "NCCL" if model.device.type == "cuda" else "gloo", config.tensor_parallel_size
+    if (stages := config.pipeline_parallel_size) > 1:
+        ranks = f"{stages} stages of {width} ranks" if width > 1 else f"{stages} ranks"
+        return (
+            f"Pipeline parallel: {ranks} over {library}; layers and KV pool above are those of the last layers' ranks"
+        )
+    return f"Tensor parallel: {width} ranks over {library}; heads and KV pool above are those of each"
 
 
 def _shape(config: ModelShape) -> str:

@@ -67,7 +67,9 @@ def scales_of_rank(
 
     def part(index: int, each: StaticScales) -> StaticScales:
         start = rank * each.values.shape[1] // size
-        return StaticScales(each.form, each.values[:, start : start + shard.config.heads_of(index).heads].contiguous())
+        return StaticScales(
+            each.form, each.values[:, start : start + shard.config.heads_of(first + index).heads].contiguous()
+        )
 
     return {index: part(index, each) for index, each in own.items()}
 

@@ -82,15 +82,17 @@ def load_model(
         shard = Shard.of(config, shard.ranks)  # of what was found: the head may be tied
         source, config = ShardSource(source, shard), shard.config
     if stage is not None:
-        check_stages(config, stage.ranks.size)
-        stage = Stage.of(config, stage.ranks)
+        check_stages(config, stage.count)
+        stage = Stage.of(config, stage.ranks, stage.width)
         source, config = StageSource(source, stage), stage.config
     if available is not None:
         weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
         most = max_positions or config.max_position_embeddings
-        loader = LayerLoader(config, reader, most, shard) if stage is None else StageLoader(config, reader, most, stage)
+        loader = LayerLoader(config, reader, most, shard)
+        if stage is not None:
+            loader = StageLoader(config, reader, most, stage, shard)
         loader.kv_scales = own_scales = scales_of_rank(kv_scales, shard, stage)
         model = loader.model(progress)
     end_uploads()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,8 @@ from ..models.norms import Norm
 from ..models.pipeline_stage import PipelineStage
 from .layer_loader import LayerLoader
 from .load_progress import LoadProgress
-from .stages import Stage
+from .shards import Shard
+from .stages import Stage, stage_name
 from .tensor_names import EMBEDDING, HEAD
 from .weight_forms import WeightReader
 from .weight_readers import RandomWeights
@@ -22,16 +25,19 @@ class StageLoader(LayerLoader):
     """Builds the layers of a stage. What another rank has of embedding, last norm and head is a shape alone.
 
     Args:
-        config: of the stage.
+        config: of the stage, of a shard of it where several ranks have the same layers.
+        shard: of the whole model; None where one rank has each layer.
     """
 
-    def __init__(self, config: ModelConfig, weights: WeightReader, max_positions: int, stage: Stage) -> None:
-        super().__init__(config, weights, max_positions)
+    def __init__(
+        self, config: ModelConfig, weights: WeightReader, max_positions: int, stage: Stage, shard: Shard | None
+    ) -> None:
+        super().__init__(config, weights, max_positions, None if shard is None else _of_stage(shard, stage))
         self.stage = stage
 
     def model(self, progress: LoadProgress) -> PipelineStage:
         """Read the layers; as ``LayerLoader.model``."""
-        return PipelineStage.of(super().model(progress), self.stage.ranks)
+        return PipelineStage.of(super().model(progress), self.stage.ranks, self.stage.width)
 
     def last_norm(self) -> Norm:
         return super().last_norm() if self.stage.has_head else self.norm(None)
@@ -43,5 +49,13 @@ class StageLoader(LayerLoader):
         embedding = self.embedding() if self.stage.has_embedding else shapes.embedding()
         if not self.stage.has_head:
             return embedding, shapes.embedding_and_head()[1]
+        if self.shard is not None:
+            return embedding, self.split_head(self.shard)
         head = self.weights.packed(EMBEDDING if config.tied_head else HEAD)
         return embedding, Projection(("lm_head",), (config.vocab_size,), head)
+
+
+def _of_stage(shard: Shard, stage: Stage) -> Shard:
+    """Return a shard of the whole model as one of a stage, under its names of the layers."""
+    named = ((stage_name(name, stage.layers), split) for name, split in shard.splits.items())
+    return replace(shard, config=stage.config, splits={name: split for name, split in named if name is not None})

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from .tensor_names import EMBEDDING, HEAD, Shape
 from .weight_readers import WeightSource
 
-_LAYERS = "model.layers."
+LAYERS = "model.layers."
 
 
 def check_stages(config: ModelConfig, size: int) -> None:
@@ -47,28 +47,45 @@ class Stage:
 
     Attributes:
         ranks: the group, of which this process is one.
+        width: ranks that have the same layers, a shard of them each.
         config: the model with these layers alone.
         first: the first of them in the whole model.
     """
 
     ranks: Ranks
+    width: int
     config: ModelConfig
     first: int
 
     @classmethod
-    def of(cls, config: ModelConfig, ranks: Ranks) -> Stage:
+    def of(cls, config: ModelConfig, ranks: Ranks, width: int = 1) -> Stage:
         """Return the part of one rank: layers are divided evenly."""
-        place = ranks.size - 1 - ranks.rank
-        first, end = (config.num_layers * each // ranks.size for each in (place, place + 1))
-        return cls(ranks, replace(config, layers=config.layers[first:end]), first)
+        layers = stage_layers(config.num_layers, ranks.rank // width, ranks.size // width)
+        return cls(ranks, width, replace(config, layers=config.layers[layers.start : layers.stop]), layers.start)
+
+    @property
+    def count(self) -> int:
+        """Stages of the model."""
+        return self.ranks.size // self.width
 
     @property
     def has_embedding(self) -> bool:
-        return self.ranks.rank == self.ranks.size - 1
+        return self.ranks.rank // self.width == self.count - 1
 
     @property
     def has_head(self) -> bool:
-        return self.ranks.rank == 0
+        return self.ranks.rank < self.width
+
+    @property
+    def layers(self) -> range:
+        """The layers by their numbers in the whole model."""
+        return range(self.first, self.first + self.config.num_layers)
+
+
+def stage_layers(num_layers: int, stage: int, count: int) -> range:
+    """Return the layers of a stage of so many, of which the first one has the last layers."""
+    place = count - 1 - stage
+    return range(num_layers * place // count, num_layers * (place + 1) // count)
 
 
 class StageSource:
@@ -82,8 +99,7 @@ class StageSource:
 
     def __init__(self, source: WeightSource, stage: Stage) -> None:
         self._source = source
-        layers = range(stage.first, stage.first + stage.config.num_layers)
-        self._names = {own: name for name in source.shapes if (own := _stage_name(name, layers)) is not None}
+        self._names = {own: name for name in source.shapes if (own := stage_name(name, stage.layers)) is not None}
         self.shapes: dict[str, Shape] = {own: source.shapes[name] for own, name in self._names.items()}
         elsewhere = [] if stage.has_embedding or stage.config.tied_head else [EMBEDDING]
         elsewhere += [] if stage.has_head or HEAD not in self.shapes else [HEAD]
@@ -120,9 +136,9 @@ class StageSource:
         return self._source.grouped_bytes(self._names[name])
 
 
-def _stage_name(name: str, layers: range) -> str | None:
-    """Return the name of a tensor in a model of some layers alone; None for a tensor of another layer."""
-    if not name.startswith(_LAYERS):
+def stage_name(name: str, layers: range) -> str | None:
+    """Return the name of a tensor or module in a model of some layers alone; None for one of another layer."""
+    if not name.startswith(LAYERS):
         return name
-    number, _, rest = name.removeprefix(_LAYERS).partition(".")
-    return f"{_LAYERS}{int(number) - layers.start}.{rest}" if int(number) in layers else None
+    number, _, rest = name.removeprefix(LAYERS).partition(".")
+    return f"{LAYERS}{int(number) - layers.start}.{rest}" if int(number) in layers else None

@@ -28,6 +28,8 @@ from ..loading.weight_memory import weight_bytes
 from ..loading.weight_readers import WeightSource
 from ..models.kv_pool import bytes_per_page
 
+_H200_BYTES = 4.8e12  # in a second
+_SUM_SECONDS = 10e-6, 15e-6
 _COMPUTED: dict[WeightForm, str] = {
     "plain": "in {dtype}",
     "stored": "blocks as stored, activations of 15 bits",
@@ -55,7 +57,8 @@ class WeightPlan:
         ranks: that compute the model together.
         kv_token_bytes: of KV for each token.
         kv_tokens: that the KV pool holds at most: steps take of the same memory on a GPU.
-        sums: of hidden states over the ranks in each step; none of ranks with layers of their own.
+        sums: of hidden states over the ranks that have the same layers, in each step; none of one rank.
+        stages: parts of the layers, which compute a token one after another.
     """
 
     shape: str
@@ -69,6 +72,17 @@ class WeightPlan:
     kv_token_bytes: int
     kv_tokens: int
     sums: int
+    stages: int
+
+    @property
+    def h200_milliseconds(self) -> tuple[float, float, float]:
+        """What a step of one token takes on as many H200: reads of weights, and sums at the least and the most.
+
+        Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink. Both are figures of others.
+        """
+        reads = self.stages * self.memory_bytes / _H200_BYTES
+        least, most = (self.stages * self.sums * seconds for seconds in _SUM_SECONDS)
+        return 1e3 * reads, 1e3 * least, 1e3 * most
 
 
 class _FirstRank(Alone):
@@ -94,18 +108,16 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
     room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
     name, part = str(dtype).removeprefix("torch."), model
     form = choose_weight_form(config, device, dtype, checkpoint, available=room)
+    of_part: WeightSource = source
+    if config.tensor_parallel_size > 1:
+        check_split(model, config.tensor_parallel_size)
+        shard = Shard.of(model, _FirstRank(config.tensor_parallel_size))
+        of_part, part = ShardSource(source, shard), shard.config
     if config.pipeline_parallel_size > 1:
-        check_stages(model, size)
-        stage = Stage.of(model, _FirstRank(size))
-        part = stage.config
-        memory = weight_bytes(StageSource(source, stage), part, dtype, form)
-    elif size > 1:
-        check_split(model, size)
-        shard = Shard.of(model, _FirstRank(size))
-        part = shard.config
-        memory = weight_bytes(ShardSource(source, shard), part, dtype, form)
-    else:
-        memory = weight_bytes(source, model, dtype, form)
+        check_stages(model, config.pipeline_parallel_size)
+        stage = Stage.of(part, _FirstRank(size), config.tensor_parallel_size)
+        of_part, part = StageSource(of_part, stage), stage.config
+    memory = weight_bytes(of_part, part, dtype, form)
     kv_dtype = choose_kv_dtype(config, model, device, dtype)
     kv_page = bytes_per_page(part, config.block_size, kv_dtype)
     beside = memory if device.type == "cuda" and config.kv_cache_memory is None else 0
@@ -121,7 +133,8 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         ranks=size,
         kv_token_bytes=kv_page // config.block_size,
         kv_tokens=(config.num_gpu_blocks_override or pages) * config.block_size,
-        sums=sum(map(_sums, model.layers)) if config.tensor_parallel_size > 1 else 0,
+        sums=sum(map(_sums, part.layers)) if config.tensor_parallel_size > 1 else 0,
+        stages=config.pipeline_parallel_size,
     )
 
 

@@ -20,33 +20,39 @@ class PipelineStage(DecoderModel):
 
     Attributes:
         ranks: the group.
+        width: ranks of each stage, which have a shard of its layers each, and the whole residual stream.
     """
 
     ranks: Ranks = ALONE
+    width: int = 1
 
     @classmethod
-    def of(cls, model: DecoderModel, ranks: Ranks) -> PipelineStage:
+    def of(cls, model: DecoderModel, ranks: Ranks, width: int) -> PipelineStage:
         """Return a model of these layers as the stage of a rank."""
-        return cls(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=ranks)
+        return cls(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=ranks, width=width)
+
+    @property
+    def has_head(self) -> bool:
+        return self.ranks.rank < self.width
 
     @torch.inference_mode()
     def forward(self, inputs: ForwardInputs, kv: KvPool) -> Tensor:
         """Compute these layers for a part of a step.
 
         Returns:
-            On rank 0 the last hidden states of the kept tokens; on the others, which send the residual stream [T, H]
-            to the rank before, none.
+            With the head the last hidden states of the kept tokens; on the other ranks, which send the residual stream
+            [T, H] to the stage before, none.
         """
         rank = self.ranks.rank
-        if rank == self.ranks.size - 1:
+        if rank + self.width >= self.ranks.size:
             residual = self.embed(inputs)
         else:
             residual = torch.empty(len(inputs.token_ids), self.config.hidden_size, device=self.device)
-            self.ranks.receive(residual, rank + 1)
-        if rank == 0:
+            self.ranks.receive(residual, rank + self.width)
+        if self.has_head:
             return self.last_hidden(residual, inputs, kv)
         x = normed(self.first_norm, residual, inputs.own)
         for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
             x = layer(x, residual, inputs, k_cache, v_cache)
-        self.ranks.send(residual, rank - 1)
+        self.ranks.send(residual, rank - self.width)
         return residual[:0].to(self.dtype)

@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -83,63 +84,119 @@ def check_address(address: str) -> None:
 
 
 class RayCluster:
-    """The connection of this process to a cluster.
+    """What a fleet has of a cluster: the connection of this process, which it shares with the fleets of other models.
 
     Args:
         address: ``local``, ``auto``, or HOST:PORT.
         resources: of each replica.
         count: replicas that must fit.
+        most_replicas: of all fleets of this process together.
     """
 
-    def __init__(self, address: str, resources: ReplicaResources, count: int) -> None:
+    def __init__(self, address: str, resources: ReplicaResources, count: int, most_replicas: int) -> None:
         self._address = address
         self._resources = resources
         self._count = count
+        self._most_replicas = most_replicas
         self._lock = asyncio.Lock()
+        self._is_joined = False
+
+    @property
+    def ray(self) -> Any:
+        """The package ``ray``, connected."""
+        return _CONNECTION.ray
+
+    async def start(self) -> None:
+        """Connect, once. Raises ConfigError if Ray cannot be reached or started, or has no room for the replicas."""
+        async with self._lock:
+            if not self._is_joined:
+                await asyncio.to_thread(self._join)
+
+    async def close(self) -> None:
+        """Leave; with the last fleet the process disconnects, and a local cluster ends."""
+        async with self._lock:
+            if self._is_joined:
+                self._is_joined = False
+                await asyncio.to_thread(_CONNECTION.leave)
+
+    def _join(self) -> None:
+        if self._address == LOCAL:
+            machine = {"CPU": self._count * self._resources.num_cpus, "memory": psutil.virtual_memory().available}
+            check_room([machine], self._resources, self._count)
+        _CONNECTION.join(self._address, self._most_replicas * self._resources.num_cpus)
+        try:
+            if self._address != LOCAL:
+                machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+                check_room(machines, self._resources, self._count)
+        except BaseException:
+            _CONNECTION.leave()
+            raise
+        self._is_joined = True
+
+
+class _Connection:
+    """The connection of this process to a cluster. Ray allows one; it lives as long as a fleet uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._address = ""
         self._ray: Any = None
         self._folder: Path | None = None
 
     @property
     def ray(self) -> Any:
-        """The package ``ray``, connected."""
         assert self._ray is not None
         return self._ray
 
-    async def start(self) -> None:
-        """Connect, once. Raises ConfigError if Ray cannot be reached or started, or has no room for the replicas."""
-        async with self._lock:
+    def join(self, address: str, num_cpus: int) -> None:
+        """Connect, or use the connection that there is.
+
+        Args:
+            num_cpus: that a local cluster is to have.
+
+        Raises:
+            ConfigError: Ray cannot be reached or started, or another model has another address.
+        """
+        with self._lock:
             if self._ray is None:
-                await asyncio.to_thread(self._start)
+                self._address = address
+                self._connect(num_cpus)
+            elif address != self._address:
+                raise ConfigError(
+                    f"--ray-address {address}: another model has {self._address}, and a server has one. Take the same."
+                )
+            self._users += 1
 
-    async def close(self) -> None:
-        """Disconnect; a local cluster ends."""
-        async with self._lock:
-            if self._ray is not None:
-                await asyncio.to_thread(self._ray.shutdown)
-                self._ray = None
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+    def leave(self) -> None:
+        """Disconnect, unless others use it; a local cluster ends."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._disconnect()
 
-    def _start(self) -> None:
-        if self._address == LOCAL:
-            machine = {"CPU": self._count * self._resources.num_cpus, "memory": psutil.virtual_memory().available}
-            check_room([machine], self._resources, self._count)
-            self._init(**self._local())
-            self._end_idle_processes()
-            return
-        if self._address != AUTO:
-            _reach(self._address)
-        self._init(address=self._address)
-        try:
-            machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-            check_room(machines, self._resources, self._count)
-        except BaseException:
-            self.ray.shutdown()
+    def _disconnect(self) -> None:
+        if self._ray is not None:
+            self._ray.shutdown()
             self._ray = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _connect(self, num_cpus: int) -> None:
+        try:
+            if self._address == LOCAL:
+                self._init(**self._local(num_cpus))
+                self._end_idle_processes()
+                return
+            if self._address != AUTO:
+                _reach(self._address)
+            self._init(address=self._address)
+        except BaseException:
+            self._disconnect()
             raise
 
-    def _local(self) -> dict[str, Any]:
+    def _local(self, num_cpus: int) -> dict[str, Any]:
         """Return the options of a cluster of this machine alone, and set what Ray reads from the environment."""
         remove_old_sessions()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
@@ -148,8 +205,8 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return {
             "address": LOCAL,
-            # As many as the replicas take, whatever the machine has: how they share it is the fleet's business.
-            "num_cpus": 2 * self._count * self._resources.num_cpus,
+            # As many as the replicas take, whatever the machine has: how they share it is the fleets' business.
+            "num_cpus": 2 * num_cpus,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
             "_memory": psutil.virtual_memory().available,
@@ -187,6 +244,9 @@ class RayCluster:
             text = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(f"--ray-address {self._address}: {where}: {text}") from error
         self._ray = ray
+
+
+_CONNECTION = _Connection()
 
 
 def remove_old_sessions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ...engine.config import EngineConfig
@@ -17,8 +18,11 @@ from .ray_launcher import RayLauncher
 _WEIGHTS = (".safetensors", ".gguf")
 
 
-def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
+def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int = 1) -> Fleet:
     """Return a fleet of ``options.replicas`` actors, which is not started.
+
+    Args:
+        num_engines: the replicas of the whole server, those of other models included.
 
     Raises:
         ConfigError: a wrong address or device, or Ray is not installed, or in another version.
@@ -26,14 +30,18 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions) -> Fleet:
     assert options.ray_address is not None
     check_address(options.ray_address)
     check_ray()
+    num_engines = max(num_engines, options.replicas)
     is_local = options.ray_address == LOCAL
     if is_local:
-        config = shared_config(config, options.replicas, cores().usable)
+        config = shared_config(config, num_engines, cores().usable)
     elif config.device == "auto":
         raise ConfigError("--device is auto; with --ray-address it is cpu or cuda, as a cluster's machines may differ.")
     config = with_peers(config, options)
     resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
-    cluster = RayCluster(options.ray_address, resources, options.replicas)
+    if is_local:
+        # Fleets of several models share this machine, however many threads each of them has.
+        resources = replace(resources, num_cpus=1)
+    cluster = RayCluster(options.ray_address, resources, options.replicas, num_engines)
     launcher = RayLauncher(
         cluster,
         config,

@@ -174,6 +174,11 @@ class OwnStep:
         return any(own.norms for _, own in self.parts)
 
     @property
+    def needs_head(self) -> bool:
+        """Whether logits of the model's own head are computed: some row has no whole head of its adapter's."""
+        return sum(len(rows) for rows, own in self.parts if own.head is not None and own.head.ids is None) < self.count
+
+    @property
     def changes_hidden(self) -> bool:
         """Whether the hidden states depend on it, not the logits alone."""
         return any(own.norms or own.embedding for _, own in self.parts)
@@ -192,7 +197,7 @@ class OwnStep:
         """Return logits [S, V] fp32 of ``hidden`` [S, H], V of the largest vocabulary, with the model's by ``base``."""
         heads = [(rows, own.head) for rows, own in self.parts if own.head is not None]
         width = max((head.size for _, head in heads if head.ids is None), default=0)
-        if sum(len(rows) for rows, head in heads if head.ids is None) == self.count:
+        if not self.needs_head:
             logits = hidden.new_empty((self.count, width), dtype=torch.float32)
         else:
             logits = base(hidden)

@@ -167,12 +167,6 @@ def test_what_two_models_cannot_share(read: Any, text: str, message: str) -> Non
     assert message in str(refused.value)
 
 
-def test_ray_places_the_replicas_of_one_model(read: Any) -> None:
-    models = read("ray-address: local\nmodels: [{model: a}, {model: b}]")
-    with pytest.raises(ConfigError, match="--ray-address"):
-        check_models(models, [["a"], ["b"]])
-
-
 def test_a_model_that_is_not_there_is_named_by_its_entry(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     error = checked(tmp_path, capsys, monkeypatch, f"models: [{{model: {tmp_path / 'none'}}}]")
     assert "fleet.yaml: models[0]: --model: there is no folder or file" in error and error.count("\n") == 1

@@ -15,9 +15,6 @@ from rootgraft.engine.errors import ConfigError
     [
         ({"quantization": "int8_weight_only"}, "--quantization int8_weight_only"),
         ({"model_impl": "transformers"}, "--model-impl transformers"),
-        ({"kv_disk": "kv"}, "--kv-disk"),
-        ({"kv_host_gib": 1.0}, "--kv-host-gib"),
-        ({"kv_peer_gib": 0.5}, "--kv-peer-gib"),
         ({"batch_invariant": True}, "--batch-invariant"),
         ({"quantization": "int8_dynamic"}, "--quantization int8_dynamic"),
         ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
@@ -35,11 +32,9 @@ def test_what_one_rank_alone_computes(options: dict[str, Any], named: str) -> No
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"enable_lora": True}, "--enable-lora"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
         ({"speculative_config": '{"model": "draft"}'}, "method draft_model of --speculative-config"),
         ({"speculative_config": '{"method": "mtp"}'}, "method mtp of --speculative-config"),
-        ({"kv_disk": "kv"}, "--kv-disk"),
+        ({"batch_invariant": True}, "--batch-invariant"),
     ],
 )
 def test_what_stages_do_not_compute(options: dict[str, Any], named: str) -> None:
@@ -52,7 +47,8 @@ def test_what_stages_do_not_compute(options: dict[str, Any], named: str) -> None
     "options",
     [
         *({"quantization": form} for form in ("widened", "gguf", "gguf_dynamic")),
-        {"kv_peer_gib": 0},
+        {"kv_disk": "kv", "kv_peer_gib": 0.5},
+        {"pipeline_parallel_size": 2, "enable_lora": True},
         *({"speculative_config": drafts} for drafts in ('{"method": "ngram"}', '{"model": "draft"}')),
     ],
 )

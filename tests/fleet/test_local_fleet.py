@@ -33,12 +33,10 @@ def test_threads_and_kv_memory_that_are_named_are_those_of_each_replica() -> Non
     assert (shared.threads, shared.kv_cache_memory) == (3, 0.25)
 
 
-def test_ranks_of_replicas_share_cores_and_copy_no_kv() -> None:
+def test_ranks_of_replicas_share_cores_and_copy_kv() -> None:
     config = EngineConfig(tensor_parallel_size=2)
     assert [shared_config(config, 2, cores).threads for cores in (8, 2)] == [2, 1]
-    assert with_peers(config, ServerConfig(replicas=2).fleet_options).kv_peer_gib is None
-    with pytest.raises(ConfigError, match="--replica-roles copies KV, which --tensor-parallel-size 2 does not"):
-        with_peers(config, ServerConfig(replica_roles="1p+1d").fleet_options)
+    assert with_peers(config, ServerConfig(replicas=2).fleet_options).kv_peer_gib == PEER_GIB
 
 
 @pytest.mark.parametrize(("count", "kind"), [(1, EngineClient), (2, Fleet), (16, Fleet)])

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ....engine.checkpoint.locate import cache_folder, hub_name, resolve_model
 from ....engine.config import EngineConfig
@@ -31,6 +31,9 @@ from ...config import ServerConfig
 from ...http.listener import port_fault
 from ...http.run_record import running_servers
 from .text_table import bytes_text, path_text
+
+if TYPE_CHECKING:
+    from ....engine.model_tools.weight_plan import WeightPlan
 
 Status = Literal["ok", "slow", "fault", "note"]
 _LEAST_DISK = 2e9
@@ -129,7 +132,7 @@ def check_model(config: EngineConfig) -> list[Finding]:
             "" if plan.kv_tokens else "No memory is left for KV.",
         ),
         Finding("Model", "computed", "ok", f"{plan.computed}; {plan.device}"),
-        *([Finding("Model", "ranks", "ok", f"{plan.ranks}; {_collectives(plan.sums)}")] if plan.ranks > 1 else []),
+        *([Finding("Model", "ranks", "ok", f"{plan.ranks}; {_collectives(plan)}")] if plan.ranks > 1 else []),
         Finding("Model", "adapters", "ok", "LoRA and DoRA on all linear modules, over these weights"),
     ]
 
@@ -148,10 +151,16 @@ def check_published(model: str) -> list[Finding]:
     ]
 
 
-def _collectives(sums: int) -> str:
-    if not sums:
-        return "each has some of the layers, and sends a vector of each token to the next"
-    return f"in each step {sums} sums of hidden states over the ranks, and logits gathered once"
+def _collectives(plan: WeightPlan) -> str:
+    parts = []
+    if plan.stages > 1:
+        parts.append("each has some of the layers, and sends a vector of each token to the next")
+    if plan.sums:
+        parts.append(f"in each step {plan.sums} sums of hidden states over the ranks, and logits gathered once")
+    reads, least, most = plan.h200_milliseconds
+    sums = f", {least:.1f} to {most:.1f} of sums over NVLink" if plan.sums else ""
+    parts.append(f"on H200s a step of one token would take {reads:.1f} ms of reads{sums}, by figures of others")
+    return "; ".join(parts)
 
 
 def check_cpu(found: Processor) -> Iterator[Finding]:

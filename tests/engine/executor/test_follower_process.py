@@ -16,7 +16,7 @@ def test_a_follower_whose_parent_is_gone_ends() -> None:
     numbers = [link.fileno() for _, link in links]
     command = [sys.executable, "-P", "-m", "rootgraft.engine.executor.follower_process", *map(str, numbers)]
     other = str(os.getppid())  # not the process that starts it
-    done = subprocess.run([*command, other], pass_fds=numbers, timeout=HANG_SECONDS, check=False)
+    done = subprocess.run([*command, other, "0"], pass_fds=numbers, timeout=HANG_SECONDS, check=False)
     for pair in links:
         for link in pair:
             link.close()

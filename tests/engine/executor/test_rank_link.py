@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -51,39 +56,77 @@ def test_a_length_that_no_message_has_is_refused(pair: tuple[socket.socket, sock
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_link, "PERIOD", 0.01)
+    monkeypatch.setattr(rank_link, "START_PERIODS", 3 * rank_link.SILENT_PERIODS)
 
 
-def test_a_rank_that_ends_is_lost_and_told_once(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    """A process that uses no processor time."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        yield process.pid
+        process.kill()
+
+
+def test_a_rank_that_ends_is_lost_and_told_once(
+    pair: tuple[socket.socket, socket.socket], quick: None, stopped: int
+) -> None:
     ours, theirs = pair
     lost: queue.Queue[tuple[int, str]] = queue.Queue()
-    signs = SignsOfLife({3: ours}, lambda rank, reason: lost.put((rank, reason)))
+    signs = SignsOfLife({3: ours}, {3: stopped}, lambda rank, reason: lost.put((rank, reason)))
     theirs.close()
     assert lost.get(timeout=HANG_SECONDS) == (3, "has ended")
     signs.close()
     assert lost.empty()
 
 
-def test_a_rank_that_falls_silent_is_lost_but_not_one_that_has_not_begun(
-    pair: tuple[socket.socket, socket.socket], quick: None
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_rank_that_falls_silent_is_lost_and_later_while_ranks_start(
+    is_started: bool, pair: tuple[socket.socket, socket.socket], quick: None, stopped: int
+) -> None:
+    """Also one that has never given a sign."""
+    ours, theirs = pair
+    lost: queue.Queue[tuple[int, str]] = queue.Queue()
+    signs = SignsOfLife({1: ours}, {1: stopped}, lambda rank, reason: lost.put((rank, reason)))
+    if is_started:
+        signs.started()
+    rank, reason = lost.get(timeout=HANG_SECONDS)
+    signs.close()
+    periods = rank_link.SILENT_PERIODS if is_started else rank_link.START_PERIODS
+    assert (rank, reason) == (1, f"has been silent for {periods * rank_link.PERIOD:g} s")
+    assert len(theirs.recv(1 << 10)) == periods  # our own signs: the other side may have read none
+
+
+def test_a_rank_that_is_closed_is_not_lost(
+    pair: tuple[socket.socket, socket.socket], quick: None, stopped: int
 ) -> None:
     ours, theirs = pair
     lost: queue.Queue[tuple[int, str]] = queue.Queue()
-    signs = SignsOfLife({1: ours}, lambda rank, reason: lost.put((rank, reason)))
-    theirs.recv(1 << 10)
-    for _ in range(3 * rank_link.SILENT_PERIODS):  # so many signs of ours, and it has not begun
-        theirs.recv(1)
-    assert lost.empty()
-    theirs.send(b"+")
-    rank, reason = lost.get(timeout=HANG_SECONDS)
-    assert rank == 1 and reason.startswith("has been silent for")
-    signs.close()
-
-
-def test_a_rank_that_is_closed_is_not_lost(pair: tuple[socket.socket, socket.socket], quick: None) -> None:
-    ours, theirs = pair
-    lost: queue.Queue[tuple[int, str]] = queue.Queue()
-    signs = SignsOfLife({1: ours}, lambda rank, reason: lost.put((rank, reason)))
+    signs = SignsOfLife({1: ours}, {1: stopped}, lambda rank, reason: lost.put((rank, reason)))
     theirs.recv(1)
     signs.close()
     theirs.close()
     assert lost.empty()
+
+
+def test_a_rank_that_computes_is_not_lost_before_it_stops(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is this process, which gives no sign and is busy until the other side has given three times as many."""
+    monkeypatch.setattr(rank_link, "PERIOD", 0.02)
+    ours, theirs = pair
+    lost = threading.Event()
+    signs = SignsOfLife({1: ours}, {1: os.getpid()}, lambda rank, reason: lost.set())
+    signs.started()
+    for _ in range(3 * rank_link.SILENT_PERIODS):
+        theirs.setblocking(False)
+        while True:
+            try:
+                theirs.recv(1)
+                break
+            except BlockingIOError:
+                sum(range(1000))
+    assert not lost.is_set()
+    theirs.setblocking(True)
+    assert lost.wait(HANG_SECONDS)
+    signs.close()

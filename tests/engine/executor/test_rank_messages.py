@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.engine.batch import Batch, PageCopy, PageLoad, Row, RowStart
+from rootgraft.engine.batch import Batch, PageCopy, PageLoad, Row, RowStart, StateLoad
 from rootgraft.engine.executor.adapter_messages import pack_adapter, unpack_adapter
 from rootgraft.engine.executor.rank_messages import pack_batch, unpack_batch
 from rootgraft.engine.types import SamplingParams
@@ -68,9 +68,11 @@ def test_nothing_private_is_told() -> None:
     assert len(pack_batch(Batch((row,), (start,)))) < 200
 
 
-def test_pages_from_elsewhere_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be loaded by several ranks"):
-        pack_batch(Batch((), (), (PageLoad(1, b"x"),)))
+def test_pages_from_elsewhere_come_with_their_bytes_in_order() -> None:
+    row = Row(0, 4999, [7], 312, (9,), draws=True, num_generated=0)
+    copies = (PageLoad(1, b"xyz"), PageCopy(1, 2, 3), StateLoad(4, b""), PageLoad(5, memoryview(b"uv")))
+    found = unpack_batch(pack_batch(Batch((row,), (), copies)))
+    assert found.copies == copies and found.rows == (replace(row, num_generated=0),)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

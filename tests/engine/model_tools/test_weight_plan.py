@@ -55,6 +55,29 @@ def test_the_last_stage_has_the_head_and_the_last_layers(folder: Path) -> None:
         plan(folder, 1, pipeline_parallel_size=4)
 
 
+def test_stages_of_ranks_share_layers_and_their_sums(folder: Path) -> None:
+    part, stage = (plan(folder, ranks, pipeline_parallel_size=3) for ranks in (2, 1))
+    shard = plan(folder, 2)
+    assert (part.ranks, part.stages, part.sums) == (6, 3, 2)
+    assert part.kv_token_bytes == shard.kv_token_bytes // 3 == stage.kv_token_bytes // 2
+    assert part.memory_bytes < min(shard.memory_bytes, stage.memory_bytes)
+
+
+@pytest.mark.parametrize(("ranks", "reads"), [(4, "7.7"), (8, "4.1")])
+def test_a_dry_run_tells_what_70b_takes(
+    ranks: int, reads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the shape alone: bytes of each rank, sums in a step, and milliseconds on H200s."""
+    shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    others = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | shape | others))
+    words = ["serve", str(tmp_path), "--load-format", "dummy", "--dtype", "bfloat16", "--device", "cpu", "--dry-run"]
+    main([*words, "--tensor-parallel-size", str(ranks)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "160 sums of hidden states" in printed
+    assert f"{reads} ms of reads, 1.6 to 2.4 of sums" in printed, printed
+
+
 def test_ranks_that_do_not_divide_the_model_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide"):
         plan(folder, 3)

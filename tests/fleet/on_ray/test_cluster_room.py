@@ -82,14 +82,14 @@ def test_a_ray_that_is_missing_or_another_is_named(monkeypatch: pytest.MonkeyPat
 async def test_a_cluster_that_nobody_listens_for_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    cluster = RayCluster(address, SMALL, 1)
+    cluster = RayCluster(address, SMALL, 1, 1)
     with pytest.raises(ConfigError, match=rf"--ray-address {address}: the cluster cannot be reached"):
         await cluster.start()
     await cluster.close()
 
 
 async def test_a_machine_that_is_too_small_is_named() -> None:
-    cluster = RayCluster("local", ReplicaResources(1, 0, 1 << 50), 2)
+    cluster = RayCluster("local", ReplicaResources(1, 0, 1 << 50), 2, 2)
     with pytest.raises(ConfigError, match=r"2 replicas of 1 CPU, 1048576\.00 GiB each do not fit"):
         await cluster.start()
     await cluster.close()

@@ -59,3 +59,9 @@ def test_no_stream_is_lost_with_a_machine(tiny_llama: Path, tmp_path: Path) -> N
     facts = play(tiny_llama, tmp_path, "machines")
     assert facts["equal"] and facts["ends"] == ["LENGTH"] and facts["lengths"] == [400]
     assert facts["lost"] == 1 and facts["replays"] >= 1 and facts["left"] == []
+
+
+def test_fleets_of_two_models_share_one_ray(tiny_llama: Path, tmp_path: Path) -> None:
+    """One of two ranks, which goes on when the other fleet has ended."""
+    facts = play(tiny_llama, tmp_path, "models")
+    assert facts["equal"] and facts["lost"] == 0 and facts["left"] == []

@@ -51,7 +51,13 @@ def opened() -> Iterator[list[LLM]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"block_size": 4}],
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"block_size": 4},
+        # Of ranks a page is the parts of all of them.
+        pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "threads": 1}, marks=pytest.mark.heavy),
+    ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_a_restart_gives_the_same_answer_from_disk(
@@ -66,9 +72,17 @@ def test_a_restart_gives_the_same_answer_from_disk(
     assert ask(opened[0]) == (cold, (len(PROMPT) - 1) // size * size)
 
 
-def test_another_number_format_finds_nothing(model: Path, tmp_path: Path, opened: list[LLM]) -> None:
-    for dtype in ("float32", "bfloat16"):
-        opened.append(open_llm(model, kv_disk=str(tmp_path), dtype=dtype))
+@pytest.mark.parametrize(
+    "other",
+    [{"dtype": "bfloat16"}, pytest.param({"tensor_parallel_size": 2, "threads": 1}, marks=pytest.mark.heavy)],
+    ids=["format", "ranks"],
+)
+def test_another_form_of_pages_finds_nothing(
+    other: dict[str, Any], model: Path, tmp_path: Path, opened: list[LLM]
+) -> None:
+    """Another format of numbers, or parts of ranks."""
+    for options in ({}, other):
+        opened.append(open_llm(model, kv_disk=str(tmp_path), **options))
         assert ask(opened[-1])[1] == 0
         opened.pop().close()
 

@@ -18,7 +18,7 @@ from support.speculation.eagle_heads import save_head
 
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.errors import ConfigError, EngineDead, EngineError, RequestError
+from rootgraft.engine.errors import ConfigError, EngineDead, EngineError
 from rootgraft.engine.executor.followers import Followers
 from rootgraft.engine.executor.tensor_parallel import identity
 from rootgraft.engine.speculation.model_drafter import ModelDrafter
@@ -26,7 +26,7 @@ from rootgraft.engine.speculation.model_drafter import ModelDrafter
 pytestmark = pytest.mark.heavy
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ADAPTERS = ("small", "dora", "head")
+ADAPTERS = ("small", "dora", "head", "own", "rows")
 # A pool in which the requests push one another out.
 OPTIONS = {"threads": 1, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_loras": 2}
 
@@ -38,6 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_adapter(folder / "small", 1)
     write_adapter(folder / "dora", 2, r=8, target_modules=LINEARS, use_dora=True)
     write_adapter(folder / "head", 3, r=3, target_modules=["o_proj", "lm_head", "embed_tokens"])
+    write_adapter(folder / "own", 4, modules_to_save=["lm_head", "embed_tokens", "norm"])
+    write_adapter(folder / "rows", 5, trainable_token_indices={"embed_tokens": [5, 30], "lm_head": [7, 40]})
     return folder
 
 
@@ -75,12 +77,6 @@ def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path, mo
     for _ in range(2):
         assert_same(mixed_answers(ranks, ADAPTERS), expected)
     assert drafted
-
-
-def test_an_adapter_with_weights_of_its_own_is_refused_by_name(ranks: LLM, folder: Path) -> None:
-    write_adapter(folder / "own", 4, modules_to_save=["lm_head"])
-    with pytest.raises(RequestError, match=r"own weights of lm_head .* which --tensor-parallel-size does not compute"):
-        ranks.load_adapter("own", "own")
 
 
 def test_another_program_or_other_files_end_the_start_with_one_line(folder: Path) -> None:

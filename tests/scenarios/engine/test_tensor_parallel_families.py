@@ -54,6 +54,8 @@ def fill(model: torch.nn.Module, seed: int, only: str = "") -> None:
     [
         # Latent attention and experts, for which a small dense model drafts.
         ("deepseek_v3", ["o_proj", "q_b_proj", "kv_b_proj"], {"speculative_config": "draft"}),
+        # The same in stages of two ranks: the first layer has a plain MLP, the second one experts.
+        ("deepseek_v3", ["o_proj", "down_proj"], {"pipeline_parallel_size": 2}),
         # States beside KV of 8 bits, and experts.
         ("qwen3_next", ["o_proj", "q_proj", "out_proj"], {"kv_cache_dtype": "int8", "num_gpu_blocks_override": 60}),
     ],
@@ -64,9 +66,10 @@ def test_two_ranks_answer_as_one(name: str, modules: list[str], options: dict[st
     if "speculative_config" in options:
         write_model(tmp_path / "draft")
         options = options | {"speculative_config": json.dumps({"model": str(tmp_path / "draft")})}
-    found = []
+    found, stages = [], options.get("pipeline_parallel_size", 1)
     for size in (1, 2):
-        llm = open_llm(tmp_path / "model", tensor_parallel_size=size, lora_dir=str(tmp_path), **OPTIONS | options)
+        ranks = {"tensor_parallel_size": size, "pipeline_parallel_size": 1 if size == 1 else stages}
+        llm = open_llm(tmp_path / "model", lora_dir=str(tmp_path), **OPTIONS | options | ranks)
         try:
             found.append([mixed_answers(llm, ["small"], count=16) for _ in range(2)])
         finally:

@@ -1,9 +1,10 @@
 """A fleet on Ray in a network namespace of its own, whose replicas are lost: prints what became of it.
 
-    unshare -n python -m support.api.ray_scene MODEL local|machines
+    unshare -n python -m support.api.ray_scene MODEL local|machines|models
 
 The result is a line of JSON. Streams are written while, on a local Ray, an engine process, an actor, and a stopped
-engine process are lost one after another; or while a machine of a cluster is taken out.
+engine process are lost one after another; or while a machine of a cluster is taken out. For ``models`` two fleets of
+one replica share a local Ray, as those of two models do, and one of them ends before the other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +167,35 @@ def _strike_machines(model: Path) -> dict[str, Any]:
         return asyncio.run(play(model, machines.address, (replace,)))
 
 
+def _share(model: Path) -> dict[str, Any]:
+    """Let fleets of two models share a local Ray, the second of two ranks."""
+    return asyncio.run(_share_ray(model))
+
+
+async def _share_ray(model: Path) -> dict[str, Any]:
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=200)
+    options = ServerConfig(ray_address="local").fleet_options
+    configs = config, replace(config, tensor_parallel_size=2)
+    first, second = scenes = [Scene(ray_fleet(each, model, options, len(configs))) for each in configs]
+    try:
+        await asyncio.gather(*(scene.fleet.start() for scene in scenes))
+        await asyncio.gather(*(scene.run(0) for scene in scenes))
+        await first.ended(0)
+        await first.fleet.close()
+        await second.ended(0)
+        await second.run(100)
+        await second.ended(100)
+    finally:
+        for scene in scenes:
+            await scene.fleet.close()
+    equal = [first.tokens[each] == second.tokens[each] == second.tokens[100 + each] for each in range(STREAMS)]
+    return {"equal": all(equal), "lost": second.fleet.num_lost, "left": [each.pid for each in engines()]}
+
+
 if __name__ == "__main__":
     benchmark_package.register()
     from benchmarks.fleet.ray_machines import raise_loopback
 
     raise_loopback()
-    strike = {"local": _strike_local, "machines": _strike_machines}[sys.argv[2]]
+    strike = {"local": _strike_local, "machines": _strike_machines, "models": _share}[sys.argv[2]]
     print(json.dumps(strike(Path(sys.argv[1]))))

@@ -14,6 +14,16 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+TOOLS = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<call>"],
+        "tags": [{"begin": "<call>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</call>"}],
+        "at_least_one": True,
+    },
+}
+FORMS = {1: {"json": SCHEMA}, 3: {"structural_tag": TOOLS}, 5: {"json": SCHEMA}, 7: {"regex": "[a-f]{2,9}"}}
 TOLERANCE = 0.01
 """Of logprobs: they are of sums in another order."""
 
@@ -27,7 +37,7 @@ class Answered(NamedTuple):
 
 
 def mixed_answers(llm: LLM, adapters: Sequence[str] = (), count: int = 32) -> list[Answered]:
-    """Answer shared and repeated prompts, with adapters in turns, draws, penalties, scores and schemas."""
+    """Answer shared and repeated prompts: adapters in turns, draws, penalties, scores, schemas, expressions, calls."""
     prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(count)]
     names = (None, *adapters)
     requests = [(name := names[i % len(names)]) and LoRARequest(name, i % len(names), name) for i in range(count)]
@@ -51,11 +61,11 @@ def _params(i: int) -> SamplingParams:
     return SamplingParams(
         temperature=0.0 if i % 5 else 0.8,
         seed=i,
-        max_tokens=4 + i % 13,
+        max_tokens=4 + i % 13 + (20 if i % 8 == 3 else 0),
         logprobs=2 if i % 3 == 0 else None,
         prompt_logprobs=1 if i % 8 == 0 else None,
         repetition_penalty=1.2 if i % 6 == 0 else 1.0,
-        structured_outputs={"json": SCHEMA} if i % 4 == 1 else None,
+        structured_outputs=FORMS.get(i % 8),
     )
 
 

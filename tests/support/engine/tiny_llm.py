@@ -52,6 +52,8 @@ def write_adapter(folder: Path, seed: int, **changes: Any) -> Path:
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
                     parameter.normal_(0.0, 0.5, generator=generator)
+                elif "modules_to_save" in name or "trainable_tokens" in name:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
         model.save_pretrained(folder, save_embedding_layers=False)
     return folder
 

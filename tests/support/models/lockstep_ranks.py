@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rootgraft.kernels.collectives import Ranks
+from rootgraft.kernels.collectives import ALONE, Ranks
 
 T = TypeVar("T")
 
@@ -97,6 +97,9 @@ class _Rank:
     def receive(self, out: Tensor, source: int) -> None:
         self._group.wait_for(self.rank, lambda: bool(self._group.sent[source, self.rank]))
         out.copy_(self._group.sent[source, self.rank].popleft())
+
+    def split(self, size: int) -> Ranks:
+        return self if size == self.size else ALONE
 
     def close(self) -> None:
         return
