@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,6 @@ from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.memory import release_mapped
 from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS, BlockType
 from ...lora.base_projections import in_tower, language_model_name, usual_name
-from ..checkpoint.families.family_table import BY_NAME
-from ..checkpoint.families.recurrent import DeltaLayer
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.gguf_config import ROPE_TENSORS, predicting_layers
 from ..checkpoint.model_config import ModelConfig
@@ -35,6 +33,7 @@ from ..errors import ModelError, shortened
 from . import gguf_repacked, mxfp4, nvfp4
 from .dequantise import dequantise
 from .gguf_numbers import GROUPED_TYPES, gguf_numbers, grouped_bits
+from .gguf_orders import column_orders, row_orders
 from .matrix_cuts import RowPieces
 from .quantised_tensors import PARTS, WITHOUT_EFFECT, QuantisedTensor, View, part_names
 from .tensor_names import (
@@ -378,10 +377,10 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._norm_offset = config.norm_offset
-        self._columns = _column_orders(config)
+        self._columns = column_orders(config)
         self._split = _split_matrices(file, config)
         joined = _joined_matrices(file, config)
-        self._orders = _row_orders(config, joined=bool(joined))
+        self._orders = row_orders(config, joined=bool(joined))
         read = {name for parts in (*self._split.values(), *joined.values()) for name in parts}
         self._factors = _nvfp4_factors(file)
         skipped = ROPE_TENSORS | read | {_beside(name, part) for name in self._factors for part in _NVFP4_PARTS}
@@ -666,65 +665,6 @@ def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str
         return {name: _StoredTensor((shape[0], 1, shape[1]), stored)}
     is_vector = name.endswith("_gate.weight") and len(shape) == 1  # a matrix of one row
     return {name: _StoredTensor((1, *shape) if is_vector else shape, stored)}
-
-
-Order = Callable[[Tensor], None]
-"""Puts rows in the order of the published tensor, in place."""
-
-
-def _row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
-    """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it.
-
-    Args:
-        joined: matrices of delta nets are stored in two tensors.
-    """
-    if BY_NAME[config.family].permuted_gguf:
-        heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
-        return {part: partial(_deinterleave, num_heads=count) for part, count in heads.items()}
-    if (layer := _delta_layer(config)) is None:
-        return {}
-    if layer.grouped:
-        return {".in_proj_qkvz.": partial(_group, layer=layer)} if joined else {}
-    if layer.num_heads == layer.num_key_heads:
-        return {}
-    untiled = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)
-    behind_keys = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads, first=2 * layer.key_width)
-    names = ("in_proj_z.", "in_proj_a.", "in_proj_b.", "A_log", "dt_bias")
-    orders: dict[str, Order] = {f".linear_attn.{name}": untiled for name in names}
-    return orders | {f".linear_attn.{name}.": behind_keys for name in ("in_proj_qkv", "conv1d")}
-
-
-def _column_orders(config: ModelConfig) -> dict[str, Order]:
-    """Return the reordering of each matrix whose columns are permuted, by a part of its name."""
-    layer = _delta_layer(config)
-    if layer is None or layer.grouped or layer.num_heads == layer.num_key_heads:
-        return {}
-    return {".linear_attn.out_proj.": partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)}
-
-
-def _delta_layer(config: ModelConfig) -> DeltaLayer | None:
-    """Return the gated delta nets of a model."""
-    found = (layer.recurrent for layer in config.layers)
-    return next((each for each in found if isinstance(each, DeltaLayer)), None)
-
-
-def _group(rows: Tensor, layer: DeltaLayer) -> None:
-    """Put all q, all k, all v and all gates in the order of key heads, each with its own of these, in place."""
-    parts = rows.split([layer.key_width, layer.key_width, layer.width, layer.width])
-    heads = [part.reshape(layer.num_key_heads, -1, *rows.shape[1:]) for part in parts]
-    rows.copy_(torch.cat(heads, dim=1).reshape(rows.shape))
-
-
-def _untile(rows: Tensor, groups: int, heads: int, first: int = 0) -> None:
-    """Put heads from the order 0 of each group, 1 of each group, ... into that of groups, in place, from a row on."""
-    tiled = rows[first:].reshape(heads // groups, groups, -1)
-    rows[first:] = tiled.transpose(0, 1).reshape(rows[first:].shape)
-
-
-def _deinterleave(rows: Tensor, num_heads: int) -> None:
-    """Reorder the rows of each head in place: 0, 2, 4, ... 1, 3, 5, ... (the inverse of llama.cpp's permutation)."""
-    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
-    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
 
 
 class RandomWeights:

@@ -1,13 +1,14 @@
-"""What ``LLM.beam_search`` returns, by vLLM's names."""
+"""Beam search of ``LLM.beam_search``, step by step, and what it returns, by vLLM's names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..serving.beams import BeamSearch, BeamSearchSequence
+from ..serving.beams import BeamRules, BeamSearch, BeamSearchSequence
+from .running_request import ProgressBar
 
-__all__ = ["BeamSearchOutput", "BeamSearchSequence", "outputs_of"]
+__all__ = ["BeamSearchOutput", "BeamSearchSequence", "outputs_of", "search_beams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,39 @@ class BeamSearchOutput:
     """The best sequences of a prompt, best first."""
 
     sequences: list[BeamSearchSequence]
+
+
+def search_beams(
+    rules: BeamRules,
+    prompts: Sequence[list[int]],
+    ends: Sequence[Collection[int]],
+    scores: Callable[[Sequence[tuple[int, BeamSearchSequence]], int], Sequence[Mapping[int, float]]],
+    *,
+    use_tqdm: bool,
+) -> BeamSearch:
+    """Return a search that has ended: no beam can be continued, or all have as many tokens as may be.
+
+    Args:
+        prompts: tokens of each.
+        ends: the end tokens for each prompt.
+        scores: gives the log-probabilities of the likeliest tokens behind each of some beams, so many of each.
+        use_tqdm: show a progress bar of the steps.
+
+    Raises:
+        RequestError: a parameter is out of bounds.
+    """
+    search = BeamSearch(rules, prompts, ends)
+    progress = ProgressBar(rules.max_tokens, shown=use_tqdm)
+    try:
+        for count in range(rules.max_tokens):
+            beams = search.live()
+            if not beams:
+                break
+            search.advance(scores(beams, search.num_candidates))
+            progress.update(count + 1, count + 1)
+    finally:
+        progress.close()
+    return search
 
 
 def outputs_of(search: BeamSearch, decoders: Sequence[Callable[[list[int]], str]]) -> list[BeamSearchOutput]:

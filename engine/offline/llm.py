@@ -13,10 +13,9 @@ from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.locate import resolve_model
 from ..errors import EngineError, RequestError
-from ..serving.beams import BeamSearch
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
-from .beam_search import BeamSearchOutput, outputs_of
+from .beam_search import BeamSearchOutput, BeamSearchSequence, outputs_of, search_beams
 from .conversations import Conversation, read_conversations
 from .inputs import Loras, PromptType
 from .offline_decisions import (
@@ -44,7 +43,7 @@ from .pooled_output import (
 from .pooling_params import PoolingParams, read_pooling_params
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
-from .running_request import ProgressBar, RunningRequest
+from .running_request import RunningRequest
 from .sampling_params import AnyParams, BeamSearchParams, SamplingParams
 from .tokenizer_face import TokenizerFace
 from .vllm_table import check_values, peer_names
@@ -212,19 +211,13 @@ class LLM:
         adapters = [each.adapter for each in given]
         tokenizers = [self.get_tokenizer(each.asked or each.name) for each in adapters]
         ends = [() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,) for tokenizer in tokenizers]
-        search = BeamSearch(params, [each.tokens.tolist() for each in given], ends)
-        step = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=search.num_candidates)
-        progress = ProgressBar(params.max_tokens, shown=use_tqdm)
-        try:
-            for count in range(params.max_tokens):
-                beams = search.live()
-                if not beams:
-                    break
-                inputs = [Input(array("i", beam.tokens), None, "", adapters[prompt]) for prompt, beam in beams]
-                search.advance([_scores_of(output) for output in self._run(inputs, step, CallOptions(), False)])
-                progress.update(count + 1, count + 1)
-        finally:
-            progress.close()
+
+        def scores(beams: Sequence[tuple[int, BeamSearchSequence]], count: int) -> list[dict[int, float]]:
+            step = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=count)
+            inputs = [Input(array("i", beam.tokens), None, "", adapters[prompt]) for prompt, beam in beams]
+            return [_scores_of(output) for output in self._run(inputs, step, CallOptions(), False)]
+
+        search = search_beams(params, [each.tokens.tolist() for each in given], ends, scores, use_tqdm=use_tqdm)
         return outputs_of(search, [tokenizer.decode for tokenizer in tokenizers])
 
     def decide(

@@ -7,14 +7,15 @@ character. So a call whose arguments are JSON can hold a text of a grammar in on
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import GrammarError
 from ..regex.char_classes import code_ranges
-from ..regex.charset import ESCAPED, json_spelling, rust_literal
+from ..regex.charset import ESCAPED, json_spelling, json_string, rust_literal
 from ..regex.ecma_regex import to_json
 from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat
+from .lark_ends import LarkEnds, lark_ends
 from .lark_text import COMMON, lark_expression, lark_literal
 from .plain_grammars import check_source
 
@@ -30,6 +31,11 @@ _TOKEN = re.compile(
     |(?P<other>->\s*\w+|~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*,?\s*\d*\s*\}|\w[\w-]*|[|()\[\]?*+])""",
     re.VERBOSE,
 )
+
+
+def ends_in_json_string(text: str, cost: Callable[[str], int]) -> LarkEnds:
+    """Return the short ends of a Lark grammar's texts in their JSON spellings, without quotes; see ``lark_ends``."""
+    return lark_ends(text, cost, lambda plain: json_string(plain)[1:-1])
 
 
 def in_json_string(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..argument_styles import GEMMA, GEMMA_QUOTE, PYTHON, STYLES, xml_style
 from ..errors import GrammarError
-from ..regex.charset import json_string, rust_literal
+from ..regex.charset import rust_literal
 from ..regex.ecma_regex import parse, to_rust
 from ..regex.regex_parser import RegexError
 from ..regex.string_automaton import StringAutomaton
@@ -26,8 +26,7 @@ from ..vocabulary import Vocabulary
 from .argument_rules import ArgumentGrammar, PythonArguments, python_arguments, xml_arguments
 from .gemma_arguments import gemma_arguments
 from .grammar_artifact import Backend, GrammarArtifact
-from .json_lark import in_json_string
-from .lark_ends import lark_ends
+from .json_lark import ends_in_json_string, in_json_string
 from .lark_rules import FREE, token_literal
 from .lark_writer import LarkGrammar, to_lark
 from .string_rules import MAX_RULES
@@ -295,7 +294,7 @@ class _TagWriter:
             written = in_json_string(text)
         except GrammarError as error:
             raise GrammarError("lark", pointer_join(pointer, "grammar"), error.reason) from None
-        found = lark_ends(text, self._count, lambda plain: json_string(plain)[1:-1])
+        found = ends_in_json_string(text, self._count)
         self.closing.wholes.append(found.shortest)
         self.closing.begun += found.ends
         for end in found.ends:
