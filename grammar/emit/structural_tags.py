@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..argument_styles import GEMMA, GEMMA_QUOTE, PYTHON, STYLES, xml_style
@@ -20,6 +21,7 @@ from ..regex.string_automaton import StringAutomaton
 from ..schema.analysis import Analysis
 from ..schema.document import Document, pointer_join
 from ..schema.error_location import relocated
+from ..schema.fewest_tokens import text_of_fewest_tokens
 from ..schema.shortest_instance import MAX_PLACES, MAX_TEXT_BYTES
 from ..schema.subschemas import Narrowing
 from ..vocabulary import Vocabulary
@@ -295,7 +297,8 @@ class _TagWriter:
             written = in_json_string(text)
         except GrammarError as error:
             raise GrammarError("lark", pointer_join(pointer, "grammar"), error.reason) from None
-        found = lark_ends(text, self._count, lambda plain: json_string(plain)[1:-1])
+        cheap = partial(text_of_fewest_tokens, vocabulary=self._vocabulary)
+        found = lark_ends(text, self._count, lambda plain: json_string(plain)[1:-1], cheap)
         self.closing.wholes.append(found.shortest)
         self.closing.begun += found.ends
         for end in found.ends:
