@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..emit import plain_grammars
@@ -22,6 +23,7 @@ from ..match.string_state import can_spell_markers
 from ..schema.analysis import Analysis
 from ..schema.document import Document
 from ..schema.error_location import complexity_error, relocated
+from ..schema.fewest_tokens import text_of_fewest_tokens
 from ..schema.static_limits import DEFAULT_LIMITS, Limits, check_limits
 from ..spec import GrammarKind, GrammarSpec
 from ..vocabulary import Vocabulary
@@ -79,7 +81,8 @@ def _translated(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
             Backend.LLGUIDANCE, plain.source, values=plain.answers, options=plain.options, language=plain.language
         )
     if spec.kind is GrammarKind.LARK:
-        found = lark_ends(spec.text, lambda text: vocabulary.fewest_counts(text.encode())[0])
+        cheap = partial(text_of_fewest_tokens, vocabulary=vocabulary)
+        found = lark_ends(spec.text, lambda text: vocabulary.fewest_counts(text.encode())[0], cheap=cheap)
         artifact = replace(artifact, texts=found.ends, ends=found.ends, detour=max(found.ends, key=len, default=""))
     automata = sum(each.num_bytes for each in artifact.strings) + sum(each.num_bytes for each in artifact.entries)
     automata += 16 * sum(map(len, artifact.options)) + (artifact.language.num_bytes if artifact.language else 0)

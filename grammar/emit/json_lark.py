@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import GrammarError
@@ -15,6 +16,8 @@ from ..regex.char_classes import code_ranges
 from ..regex.charset import ESCAPED, json_spelling, json_string, rust_literal
 from ..regex.ecma_regex import to_json
 from ..regex.regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat
+from ..schema.fewest_tokens import text_of_fewest_tokens
+from ..vocabulary import Vocabulary
 from .lark_ends import LarkEnds, lark_ends
 from .lark_text import COMMON, lark_expression, lark_literal
 from .plain_grammars import check_source
@@ -33,9 +36,10 @@ _TOKEN = re.compile(
 )
 
 
-def ends_in_json_string(text: str, cost: Callable[[str], int]) -> LarkEnds:
+def ends_in_json_string(text: str, cost: Callable[[str], int], vocabulary: Vocabulary) -> LarkEnds:
     """Return the short ends of a Lark grammar's texts in their JSON spellings, without quotes; see ``lark_ends``."""
-    return lark_ends(text, cost, lambda plain: json_string(plain)[1:-1])
+    cheap = partial(text_of_fewest_tokens, vocabulary=vocabulary)
+    return lark_ends(text, cost, lambda plain: json_string(plain)[1:-1], cheap)
 
 
 def in_json_string(text: str) -> str:

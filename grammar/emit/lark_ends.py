@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..regex.ecma_regex import shortest
-from ..regex.regex_parser import RegexError
+from ..regex.regex_parser import RegexError, RegexNode
 from ..rule_ends import OneOf, RulePart, RuleRef, Terminal
 from .lark_text import COMMON, LarkUnread, lark_expression, lark_literal, lark_rules
 
@@ -18,6 +18,12 @@ MAX_ENDS = 120
 MAX_RULES = 1_000
 MAX_ROUNDS = 30
 MAX_COSTS = 4_096
+# Places where a rule is used of which the rest behind it is kept.
+MAX_PLACES = 8
+
+
+# A rule that uses another one, and the number of the use.
+_Place: TypeAlias = tuple[str, int]
 
 
 class LarkEnds(NamedTuple):
@@ -32,55 +38,91 @@ class LarkEnds(NamedTuple):
     ends: tuple[str, ...] = ()
 
 
-def lark_ends(text: str, cost: Callable[[str], int], spell: Callable[[str], str] = str) -> LarkEnds:
+def lark_ends(
+    text: str,
+    cost: Callable[[str], int],
+    spell: Callable[[str], str] = str,
+    cheap: Callable[[RegexNode], str] = shortest,
+) -> LarkEnds:
     """Return the ends of a grammar; none of one that is not read here, for which a search has to do without.
 
     Args:
         text: the grammar.
         cost: of a text, in tokens; that of a sum is about the sum of the costs.
         spell: gives a terminal's text the form that it has in answers.
+        cheap: returns a text of an expression that costs little; its shortest one may cost less.
     """
     try:
         rules = lark_rules(text)
     except LarkUnread:
         return LarkEnds()
-    return _Ends(rules, cost, spell).found() if len(rules) <= MAX_RULES else LarkEnds()
+    return _Ends(rules, cost, spell, cheap).found() if len(rules) <= MAX_RULES else LarkEnds()
 
 
 class _Ends:
     """Ends of rules by name; what is not known is missing."""
 
-    def __init__(self, rules: Mapping[str, RulePart], cost: Callable[[str], int], spell: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, RulePart],
+        cost: Callable[[str], int],
+        spell: Callable[[str], str],
+        cheap: Callable[[RegexNode], str],
+    ) -> None:
         self._rules = rules
+        self._cheap = cheap
         self._cost = lru_cache(MAX_COSTS)(cost)
         self._spell = spell
         self._text_of = lru_cache(MAX_COSTS)(self._terminal)
         self._wholes: dict[str, tuple[int, str]] = {}
-        self._rests: dict[str, tuple[int, str]] = {}
+        self._rests: dict[str, dict[_Place, tuple[int, str]]] = {}
 
     def found(self) -> LarkEnds:
         """Return the ends of the rules that ``start`` comes to."""
-        self._improve(self._wholes, lambda: ((name, self._shortest(part)) for name, part in self._rules.items()))
+        self._find_wholes()
         if "start" not in self._wholes:
             return LarkEnds()
-        self._rests["start"] = (0, "")
-        self._improve(self._rests, self._behind)
+        self._rests["start"] = {("", 0): (0, "")}
+        self._find_rests()
         ends: dict[str, None] = {}
-        for name, (_, rest) in self._rests.items():
-            ends |= dict.fromkeys(self._between(self._rules[name], rest))
+        for name, rests in self._rests.items():
+            for _, rest in rests.values():
+                ends |= dict.fromkeys(self._between(self._rules[name], rest))
         ends.pop("", None)
         short = sorted((end for end in ends if len(end) <= MAX_END), key=lambda end: (self._cost(end), end))
         return LarkEnds(self._wholes["start"][1], tuple(short[:MAX_ENDS]))
 
-    def _improve(self, best: dict[str, tuple[int, str]], texts: Callable[[], Iterator[tuple[str, str | None]]]) -> None:
+    def _find_wholes(self) -> None:
         """Keep each text that costs less than the one that is known of its rule, until there is none."""
         for _ in range(MAX_ROUNDS):
             improved = False
-            for name, text in list(texts()):
+            for name, part in self._rules.items():
+                text = self._shortest(part)
                 cost = None if text is None or len(text) > MAX_END else self._cost(text)
-                if cost is not None and text is not None and (name not in best or cost < best[name][0]):
-                    best[name] = cost, text
+                if cost is not None and text is not None and (name not in self._wholes or cost < self._wholes[name][0]):
+                    self._wholes[name] = cost, text
                     improved = True
+            if not improved:
+                return
+
+    def _find_rests(self) -> None:
+        """Keep for each place where a rule is used what may follow it there, the cheapest that is known.
+
+        What follows in one place need not follow in another, and of a rule within itself the inner end is cheaper.
+        """
+        for _ in range(MAX_ROUNDS):
+            improved = False
+            for name, rests in list(self._rests.items()):
+                _, rest = min(rests.values())
+                for number, (used, behind) in enumerate(self._uses(self._rules[name], rest)):
+                    places, place = self._rests.get(used, {}), (name, number)
+                    known = places.get(place)
+                    if len(behind) > MAX_END or (known is None and len(places) >= MAX_PLACES):
+                        continue
+                    cost = self._cost(behind)
+                    if known is None or cost < known[0]:
+                        self._rests[used] = places | {place: (cost, behind)}
+                        improved = True
             if not improved:
                 return
 
@@ -108,16 +150,12 @@ class _Ends:
         else:
             return None
         try:
-            return self._spell(shortest(lark_expression(pattern.replace("\\/", "/"), flags)))
+            node = lark_expression(pattern.replace("\\/", "/"), flags)
         except RegexError:
             return None
+        return min(self._spell(shortest(node)), self._spell(self._cheap(node)), key=self._cost)
 
-    def _behind(self) -> Iterator[tuple[str, str | None]]:
-        """Yield what may follow each rule where another one uses it."""
-        for name, (_, rest) in list(self._rests.items()):
-            yield from self._uses(self._rules[name], rest)
-
-    def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str | None]]:
+    def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str]]:
         """Yield the rules within a part, behind which a rest follows, and what follows each of them."""
         if isinstance(part, RuleRef):
             yield part.name, rest

@@ -294,7 +294,7 @@ class _TagWriter:
             written = in_json_string(text)
         except GrammarError as error:
             raise GrammarError("lark", pointer_join(pointer, "grammar"), error.reason) from None
-        found = ends_in_json_string(text, self._count)
+        found = ends_in_json_string(text, self._count, self._vocabulary)
         self.closing.wholes.append(found.shortest)
         self.closing.begun += found.ends
         for end in found.ends:

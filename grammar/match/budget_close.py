@@ -355,8 +355,12 @@ class EndCheck:
     def alike(self, token: int) -> NDArray[np.int64]:
         """Return the tokens that are alike one for the end of the answer.
 
-        In a string that admits all tokens of a length these are, and among many other tokens those of one shape.
+        Between values of JSON all white space is, in a string that admits all tokens of a length these are, and among
+        many other tokens those of one shape.
         """
+        if self._lexical == OUTSIDE and self._texts.is_blank(token):
+            allowed = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
+            return np.array([each for each in allowed.tolist() if self._texts.is_blank(each)])
         if self._num_allowed <= MAX_SINGLE:
             return np.array([token])
         kinds, compared = token_kinds(self._texts.vocabulary), self._compared(token)

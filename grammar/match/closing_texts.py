@@ -339,6 +339,11 @@ class ClosingTexts:
         text, other = (b"".join(self.vocabulary.tokens[token] for token in each) for each in (tokens, others))
         return text.startswith(other)
 
+    def is_blank(self, token: int) -> bool:
+        """Return whether a token is white space alone, and of a text that is JSON and nothing else."""
+        text = self.vocabulary.tokens[token]
+        return self.is_json and not self._artifact.texts and bool(text) and not text.strip(b" \t\r\n")
+
     def lexical(self, state: int, token: int) -> int:
         """Return the lexical state after a token; a structured part of free text begins outside of strings."""
         if not self.is_json:

@@ -159,6 +159,8 @@ class CompletionSearch:
         seen, row = {b""}, np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
         tokens = self._texts.vocabulary.tokens
         for node, inside, path in frontier:
+            if len(path) >= most:
+                return
             node.fill(row)
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
             for token in allowed if len(allowed) <= MAX_FEW else ():

@@ -8,12 +8,15 @@ automaton, one token at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regex.string_automaton import DEAD, START, StringAutomaton
+from ..regex.ecma_regex import shortest
+from ..regex.regex_parser import RegexNode
+from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, string_automaton
 from ..vocabulary import Vocabulary
 
 # Characters of the longest token that is tried, and steps of tokens through one automaton.
@@ -91,6 +94,13 @@ def string_of_fewest_tokens(automaton: StringAutomaton, vocabulary: Vocabulary) 
             return ended.text
         reached = search.new(following for each in reached for following in search.after(each, tokens.inner))
     return None
+
+
+def text_of_fewest_tokens(node: RegexNode, vocabulary: Vocabulary) -> str:
+    """Return a text that an anchored expression matches and that takes few tokens, its shortest one if in doubt."""
+    with suppress(AutomatonTooLarge):
+        return string_of_fewest_tokens(string_automaton([node], []), vocabulary) or shortest(node)
+    return shortest(node)
 
 
 class _Search:

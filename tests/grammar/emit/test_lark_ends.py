@@ -7,7 +7,9 @@ import json
 import pytest
 from support.grammar.patch_grammar import PATCH
 
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.lark_ends import MAX_ENDS, lark_ends
+from rootgraft.grammar.spec import GrammarSpec
 
 
 def test_the_ends_of_a_patch_lead_from_each_of_its_parts():
@@ -37,6 +39,18 @@ def test_texts_are_spelled_as_in_answers_and_the_cheapest_one_is_taken():
     grammar = 'start: (SHORT | "long one") LF\nSHORT: "q"\nLF: "\\n"\n'
     found = lark_ends(grammar, lambda text: text.count("q"), lambda text: json.dumps(text)[1:-1])
     assert found.shortest == "long one\\n"
+
+
+def test_a_rule_that_is_used_in_two_places_ends_in_each_of_them():
+    """The inner end of a rule within itself is cheaper than any outer one, and ends no answer."""
+    found = lark_ends('start: r "+" r\nr: "aa" | "(" r ")"\n', len)
+    assert {")", ")+aa", "aa)+aa"} <= set(found.ends)
+
+
+def test_of_the_texts_of_an_expression_the_one_of_the_fewest_tokens_is_taken(vocabulary):
+    """The vocabulary has a token ``aaa``, and none of several ``z``."""
+    spec = GrammarSpec.lark("start: A A\nA: /z{2}|a{3}/\n")
+    assert compile(spec, vocabulary).matcher().num_shortest == 2
 
 
 def test_ends_are_bounded():

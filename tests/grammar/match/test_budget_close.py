@@ -259,6 +259,14 @@ def test_a_way_to_the_end_that_is_known_is_not_searched_again(grammars, vocabula
     assert len(searches) < len(answer) / 25  # one for each few tokens would be a fifth of them
 
 
+def test_a_search_does_not_go_on_through_a_string_without_bound(vocabulary, monkeypatch):
+    """Its only letter is tried again and again, and each text that ends is cut into tokens: not beyond the bound."""
+    lengths, fewest = list[int](), Vocabulary.fewest
+    monkeypatch.setattr(Vocabulary, "fewest", lambda self, text: lengths.append(len(text)) or fewest(self, text))
+    compiled = compile(GrammarSpec.json_schema({"type": "string", "pattern": "^(xxx)*$"}), vocabulary)
+    assert compiled.matcher().num_shortest and 0 < max(lengths) < 100
+
+
 def test_what_is_made_of_a_vocabulary_lasts_as_long_as_it(vocabulary):
     """Adapters bring vocabularies of their own, all in use at once; a search asks again and again."""
     several = [dataclasses.replace(vocabulary) for _ in range(9)]

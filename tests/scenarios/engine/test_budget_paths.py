@@ -6,6 +6,7 @@ list of all answers of its grammar: drafts, neighbours, thoughts and tools chang
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,7 @@ from itertools import product
 import pytest
 from support.engine.draft_engine import (
     EOS,
+    GRAMMARS,
     VOCAB,
     Ask,
     Engine,
@@ -26,6 +28,7 @@ from support.engine.fake_worker import chain, next_token
 from support.engine.thinking_engine import END, R1, Thinking
 from support.engine.thinking_engine import VOCAB as THINKING_VOCAB
 
+from rootgraft.engine.messages import Submit
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -106,6 +109,24 @@ def test_drafts_of_a_model_draw_as_brute_force(
     drafted = engine("auto", draft=FakeDraft(400, 4, right))
     assert_as_wanted(drafted, number)
     assert drafted.core.stats()["draft_tokens"]
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_what_another_engine_has_sent_goes_on_as_brute_force_says(engine: MakeEngine, number: int) -> None:
+    """A killed replica's requests, cut behind each of their tokens: budgets count what was sent before."""
+    drawing, spec, parts = engine("off"), GRAMMARS[number], list[tuple[int, bytes, int]]()
+    for ask in asks(number):
+        wanted = wanted_answer(ask.prompt, ANSWERS[number], ask.params.max_tokens)
+        for cut in range(1, min(len(wanted), ask.params.max_tokens - 1) + 1):
+            at = len(parts)
+            parts.append((at, wanted, cut))
+            drawing.tokens[at] = []
+            grammar, sent = (spec.kind.value, spec.content), array("i", list(wanted[:cut]))
+            drawing.core.handle([Submit(at, array("i", ask.prompt), ask.params, grammar=grammar, generated=sent)])
+    drawing.run()
+    assert len(parts) > 50
+    for at, wanted, cut in parts:
+        assert bytes(token for token in drawing.tokens[at] if token != EOS) == wanted[cut:], (wanted, cut)
 
 
 def wanted_after_thought(first: int, answers: list[str], budget: int) -> list[int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +30,6 @@ from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.messages import Abort, Done, Failed, Submit, TokenOut, decode, encode
 from rootgraft.engine.types import FinishReason, SamplingParams
 from rootgraft.fleet.dispatcher import Dispatcher, DispatcherLimits
-from rootgraft.grammar.compile.compile_service import CompileStats
-from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
-from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.thought_rules import ThoughtRules
 from rootgraft.grammar.vocabulary import Vocabulary
@@ -76,26 +71,6 @@ GRAMMARS = (
 )
 
 
-@cache
-def _compiled(spec: GrammarSpec) -> CompiledGrammar:
-    return compile(spec, VOCABULARY)
-
-
-class _Service:
-    """Compiles in this process: ``CompileService`` starts child processes."""
-
-    def __init__(self) -> None:
-        self.stats = CompileStats()
-
-    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[CompiledGrammar]:
-        done: Future[CompiledGrammar] = Future()
-        done.set_result(_compiled(spec))
-        return done
-
-    def close(self) -> None:
-        pass
-
-
 def make_core(adapters: Path | None = None, **options: Any) -> EngineCore:
     """Make an engine, which loads the adapters of a folder."""
     pool = None
@@ -105,11 +80,7 @@ def make_core(adapters: Path | None = None, **options: Any) -> EngineCore:
     config = EngineConfig(block_size=4, max_num_seqs=3, max_num_batched_tokens=32, **options)
     worker = FakeWorker(400, 4, vocab_size=VOCAB, eos=(EOS,), max_model_len=400, adapters=pool)
     core = EngineCore(config, worker)
-    manager: Any = structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY)
-    _, buffer, vocabulary = manager._built.result()
-    manager._built = Future()
-    manager._built.set_result((_Service(), buffer, vocabulary))
-    set_structured_output(core, manager)
+    set_structured_output(core, structured_output_in_process(config.most_seqs + config.max_drafts, VOCABULARY))
     return core
 
 

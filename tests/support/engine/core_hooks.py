@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
-from unittest.mock import MagicMock
 
 from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.structured_output import StructuredOutputManager
@@ -20,7 +19,11 @@ from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.step_plan import StepPlan
 from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.grammar.compile.compile_service import CompileStats
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
+from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.radix.tree import RadixTree
 
@@ -86,14 +89,33 @@ def core_of(llm: LLM) -> EngineCore:
     return llm._engine._core
 
 
+class InProcessCompiles:
+    """Compiles grammars in this process: ``CompileService`` starts child processes, which takes seconds."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.stats = CompileStats()
+        self._vocabulary = vocabulary
+        self._compiled: dict[GrammarSpec, Future[CompiledGrammar]] = {}
+
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[CompiledGrammar]:
+        if spec not in self._compiled:
+            self._compiled[spec] = Future()
+            self._compiled[spec].set_result(compile(spec, self._vocabulary))
+        return self._compiled[spec]
+
+    def close(self) -> None:
+        pass
+
+
 def structured_output_in_process(max_lines: int, vocabulary: Vocabulary) -> StructuredOutputManager:
-    """Return a manager without the compile service, whose child processes take seconds to start."""
+    """Return a manager that compiles in this process."""
     manager = object.__new__(StructuredOutputManager)
     manager._mask_seconds = []
     manager._eos_ids = vocabulary.eos
     manager._thread = ThreadPoolExecutor(1)
     manager._built = Future()
-    manager._built.set_result((MagicMock(), MaskBuffer(max_lines, vocabulary), vocabulary))
+    service: Any = InProcessCompiles(vocabulary)
+    manager._built.set_result((service, MaskBuffer(max_lines, vocabulary), vocabulary))
     return manager
 
 
