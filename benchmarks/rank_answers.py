@@ -52,7 +52,7 @@ def write_adapters(folder: Path) -> list[str]:
     for number, rank in enumerate(sorted(set(RANKS))):
         names.append(f"rank{rank}")
         write_adapter(folder / names[-1], random_factors(config, rank, everywhere=number % 2 == 0, seed=number), rank)
-    layout = planned_layout(open_checkpoint(path), torch.float32)
+    layout = planned_layout(open_checkpoint(path), torch.float32, dummy=False)
     generator = torch.Generator().manual_seed(9)
 
     def with_dora(tensors: dict[str, Tensor], fields: dict[str, Any]) -> None:

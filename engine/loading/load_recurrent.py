@@ -111,12 +111,13 @@ def _kimi_delta(
     weights: WeightReader, block: str, layer: KimiDeltaLayer, into: Projection, out_of: Projection, eps: float
 ) -> KimiDelta:
     """Return Kimi Linear's delta attention with these projections to q, k and v and to hidden states."""
-    narrow = dict(list(recurrent_inputs(layer, 0).items())[len(into.modules) :])
+    rates, *narrow = list(recurrent_inputs(layer, 0).items())[len(into.modules) :]
     heads, dim = layer.num_heads, layer.head_dim
     norm = weights.tensor(f"{block}.{DELTA_NORM}.weight").repeat(heads)
     return KimiDelta(
         input=into,
-        narrow=_projection(weights, block, narrow, biased=False),
+        rates=_projection(weights, block, dict([rates]), biased=False),
+        narrow=_projection(weights, block, dict(narrow), biased=False),
         forget=_projection(weights, block, {FORGET: layer.width}, biased=False),
         gate=_projection(weights, block, {OUTPUT_GATE: layer.width}, biased=False),
         output=out_of,

@@ -84,8 +84,7 @@ def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
             case DeltaLayer():
                 yield layer.recurrent.num_key_heads, "the delta net's {} key heads"
             case KimiDeltaLayer():
-                # An adapter's factors of rates are split, and those beside them in one product are not.
-                yield 1, "Kimi delta attention, which is computed on {} rank alone"
+                yield layer.recurrent.num_heads, "Kimi delta attention's {} heads"
 
 
 def _kv_heads(config: ModelConfig) -> set[int]:

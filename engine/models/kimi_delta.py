@@ -15,10 +15,10 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaColumns:
-    """Where the results of the narrow projection are.
+    """Where the results of the narrow projections are.
 
     Attributes:
-        forget: the inputs of the projection to steps, behind the rates.
+        forget: the inputs of the projection to steps.
         gate: the inputs of the projection to the gate, behind these.
         gates: rates of the heads, and behind them steps, which are a second matrix.
     """
@@ -30,7 +30,7 @@ class KimiDeltaColumns:
     @classmethod
     def of(cls, num_heads: int, head_dim: int) -> KimiDeltaColumns:
         """Return the record for so many heads, and as many inputs of both projections as a head has dimensions."""
-        runs = ([(0, num_heads, head_dim)], [(0, num_heads + head_dim, head_dim)])
+        runs = ([(0, 0, head_dim)], [(0, head_dim, head_dim)])
         return cls(*(ColumnRuns.of(each) for each in (*runs, [(0, 0, num_heads), (1, 0, num_heads * head_dim)])))
 
 
@@ -40,13 +40,15 @@ class KimiDelta:
 
     Attributes:
         input: the projection to q, k and v.
-        narrow: the projection to rates, and to the inputs of ``forget`` and ``gate``.
+        rates: the projection to rates. It is split over ranks by heads, and those to ``narrow`` are whole on each.
+        narrow: the projection to the inputs of ``forget`` and ``gate``.
         forget: to a step for each row of each head's state, without the bias that the scan adds.
         gate: to the gate of the results.
         columns: where all these are.
     """
 
     input: Projection
+    rates: Projection
     narrow: Projection
     forget: Projection
     gate: Projection
@@ -67,7 +69,7 @@ class KimiDelta:
         projected, narrow = self.input(x, inputs.lora), self.narrow(x, inputs.lora)
         steps = self.forget(take_columns(self.columns.forget, narrow), inputs.lora)
         gate = self.gate(take_columns(self.columns.gate, narrow), inputs.lora)
-        gates = take_columns(self.columns.gates, narrow, steps)
+        gates = take_columns(self.columns.gates, self.rates(x, inputs.lora), steps)
         mixed = causal_conv(projected, convolved, inputs.states, self.conv)
         y = delta_scan(mixed, gates, (self.scan.num_heads, 0), summed, inputs.states, self.scan)
         return gated_norm(y, gate, self.norm)
@@ -79,7 +81,7 @@ class KimiDelta:
     @property
     def before_kv(self) -> tuple[Projection, ...]:
         """Products in front of the states."""
-        return self.input, self.narrow, self.forget, self.gate
+        return self.input, self.rates, self.narrow, self.forget, self.gate
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:

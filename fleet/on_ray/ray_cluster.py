@@ -12,7 +12,10 @@ import socket
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,9 @@ OBJECT_STORE_BYTES = 80 << 20
 """Nearly the least that Ray takes: nothing of a request goes through its object store."""
 
 REACH_SECONDS = 3.0
+START_SECONDS = 120.0
+"""So long a local Ray has to start. Ray itself gives up after 30, which it takes on a machine that others keep busy."""
+
 # Folders of a local cluster's sessions begin so; the process id of its server follows.
 _FOLDER = "rootgraft-ray-"
 
@@ -230,6 +236,8 @@ class _Connection:
         # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda *given, **named: None
+        services: Any = importlib.import_module("ray._private.services")
+        services.get_node = until_there(services.get_node)
         try:
             ray.init(
                 **options,
@@ -266,6 +274,25 @@ def _end_processes_of(folder: Path) -> None:
             if process.uids().real == os.getuid() and any(str(folder) in part for part in process.cmdline()):
                 logger.warning("a process of an earlier server's Ray is ended: %d", process.pid)
                 process.kill()
+
+
+def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) -> Callable[..., Any]:
+    """Return Ray's look-up of a node as one that waits for a node that is not there yet, at most so many seconds."""
+    if hasattr(get_node, "__wrapped__"):  # an earlier start's
+        return get_node
+
+    @wraps(get_node)
+    def find(*given: Any, **named: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*given, **named)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+
+    return find
 
 
 def _reach(address: str) -> None:

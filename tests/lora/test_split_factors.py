@@ -70,7 +70,7 @@ def test_ranks_have_the_logits_of_one(family: str, tmp_path: Path) -> None:
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "bamba", "qwen3_next"])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss", "bamba", "qwen3_next", "kimi_linear"])
 def test_ranks_have_the_logits_of_one_with_every_module_adapted(family: str, tmp_path: Path) -> None:
     """Experts, heads of latent attention and recurrent mixers too; DoRA scales what ranks add up."""
     save(family, tmp_path)
