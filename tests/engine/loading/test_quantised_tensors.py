@@ -141,14 +141,18 @@ def test_nvfp4_stays_in_4_bits_on_a_cpu(dtype: torch.dtype, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("shape", [(64, 128), (33, 50)])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 50), (48, 96)])
 def test_four_bits_of_bitsandbytes(kind: str, is_nested: bool, shape: tuple[int, int], tmp_path: Path) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested, blocksize=64)
     stored = {"weight": packed, **{f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}}
     got = decoded(Scheme("bnb_4bit", 4), stored, tmp_path)
-    torch.testing.assert_close(got, functional.dequantize_4bit(packed, state).float(), rtol=1e-6, atol=1e-7)
+    # As one row: where blocks span rows of 96, bitsandbytes 0.50 takes wrong scales on a CPU with AVX-512.
+    state.shape = torch.Size((weight.numel(),))
+    want = functional.dequantize_4bit(packed, state).float().view(shape)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    assert (got - weight).abs().max() < 0.2 * weight.abs().max()
 
 
 def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
