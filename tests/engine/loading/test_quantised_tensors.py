@@ -278,12 +278,13 @@ def test_schemes_by_target_each_mean_their_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["stored_widened", "stored_both"])
 @pytest.mark.parametrize(
     ("kind", "blocks"),
-    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8a16 by channel", Format.BYTES)],
+    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8 groups", Format.BYTES)],
 )
 def test_blocks_of_a_quantised_folder_have_the_bits_of_their_widened_form(
     kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_forms, "measure_few_rows", lambda *_: 4)
+    monkeypatch.setitem(COMPRESSED["w8 groups"][1], "group_size", 32)  # which divides the widths of this model
     _, packed = quantised_folder(tmp_path, kind, "whole blocks")
     halve_scales(packed / "model.safetensors")
     plain = load_model(packed, dtype=dtype, device=CPU)
@@ -440,17 +441,24 @@ def test_blocks_of_fp8_are_kept_for_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
 @pytest.mark.parametrize(
-    ("kind", "form"),
+    ("kind", "scales", "form"),
     [
-        ("fp8 channel", Format.FLOAT8), ("fp8 tensor", Format.FLOAT8), ("w8a8", Format.WIDENED),
-        ("w8 tensor", Format.WIDENED), ("w8a16 by channel", Format.WIDENED),
+        ("fp8 channel", torch.float32, Format.FLOAT8), ("fp8 tensor", torch.float32, Format.FLOAT8),
+        ("w8a8", torch.float32, Format.WIDENED), ("w8 tensor", torch.float32, Format.WIDENED),
+        ("w8a16 by channel", torch.float32, Format.WIDENED), ("fp8 channel", torch.bfloat16, Format.FLOAT8),
+        ("w8a8", torch.bfloat16, Format.WIDENED), ("w8a16 by channel", torch.bfloat16, Format.WIDENED),
     ],
 )  # fmt: skip
-def test_eight_bits_are_kept_on_a_cpu(kind: str, form: Format, family: str, tmp_path: Path) -> None:
+def test_eight_bits_are_kept_on_a_cpu(
+    kind: str, scales: torch.dtype, form: Format, family: str, tmp_path: Path
+) -> None:
     """Of FP8 with the bits of the plain form; integers, whose scales are applied to sums, with its digits."""
     _, packed = quantised_folder(tmp_path, kind, family)
+    stored = load_file(packed / "model.safetensors")
+    of_type = {name: each.to(scales) if name.endswith("_scale") else each for name, each in stored.items()}
+    save_file(of_type, packed / "model.safetensors")
     chosen = choose_weight_form(EngineConfig(), CPU, torch.float32, packed)
-    assert chosen in ("stored_widened", "stored_both")
+    assert chosen == "stored_widened"
     model, plain = (load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in (chosen, "plain"))
     assert {each.format for each in model.weights if isinstance(each, QuantisedLinear)} == {form}
     logits = [run_whole(each, TOKENS) for each in (model, plain)]
