@@ -8,11 +8,9 @@ from typing import Any, Final
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.models.lora_driver import AdaptedRun
 from support.models.lora_models import perturb
-from support.models.quantised_oracle import matrix_meant
-from support.models.quantised_parts import MATRICES, ROWS, WIDTH
+from support.models.quantised_llama import save_quantised
 from torch import Tensor
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -52,28 +50,6 @@ def save_nf4(folder: Path) -> PreTrainedModel:
     base = LlamaForCausalLM.from_pretrained(folder / "plain", dtype=torch.float32, quantization_config=nf4)
     base.save_pretrained(folder)
     return base.train()
-
-
-def save_quantised(form: str, folder: Path) -> PreTrainedModel:
-    """Write a tiny model whose projections of shape [ROWS, WIDTH] are in a form; returns it with what they mean."""
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=WIDTH, intermediate_size=ROWS, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=ROWS // 4,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    stored = {name: each.clone() for name, each in model.state_dict().items()}
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or module.weight.shape != (ROWS, WIDTH):
-            continue
-        matrix = MATRICES[form]()
-        config.quantization_config = matrix.config
-        del stored[f"{name}.weight"]
-        stored |= {f"{name}.{part}": each.contiguous() for part, each in matrix.parts.items()}
-        module.weight.data = torch.from_numpy(matrix_meant(matrix.config, matrix.parts)).float()
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(folder)
-    save_file(stored, folder / "model.safetensors")
-    return model
 
 
 def train(base: PreTrainedModel, folder: Path, use_dora: bool) -> tuple[Tensor, Tensor]:
