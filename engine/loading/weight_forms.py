@@ -175,7 +175,8 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     if (opened := _quantised_folder(checkpoint)) is None:
         return None
     config, source = opened
-    stored = {name: found for name in source.shapes if (found := source.stored(name)) is not None}
+    of_blocks = (name for name in source.shapes if not source.is_bytes(name))
+    stored = {name: found for name in of_blocks if (found := source.stored(name)) is not None}
     blocks = blocks_of((kind, source.shapes[name][-1], size) for name, (kind, size) in stored.items())
     if blocks is None:
         return None
@@ -279,10 +280,13 @@ class WeightReader:
         grouped = self.grouped(*names, bias=bias)
         if grouped is not None:
             return grouped
+        # Before blocks: rows of 8 bits whose scales fit half precision have the numbers of Q8_0's, in more bytes.
+        in_bytes = self.byte_rows(*names, bias=bias)
+        if in_bytes is not None:
+            return in_bytes
         blocks = self.stored(*names, bias=bias)
         if blocks is None:
-            in_bytes = self.byte_rows(*names, bias=bias)
-            return self.pack(names[0], self.tensor(*names), bias) if in_bytes is None else in_bytes
+            return self.pack(names[0], self.tensor(*names), bias)
         if self._form != "stored_both":
             return blocks
         few_rows = measure_few_rows(blocks.format.unarranged, self.dtype)

@@ -141,14 +141,18 @@ def test_nvfp4_stays_in_4_bits_on_a_cpu(dtype: torch.dtype, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("shape", [(64, 128), (33, 50)])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 50), (48, 96)])
 def test_four_bits_of_bitsandbytes(kind: str, is_nested: bool, shape: tuple[int, int], tmp_path: Path) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     packed, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=is_nested, blocksize=64)
     stored = {"weight": packed, **{f"weight.{name}": part for name, part in state.as_dict(packed=True).items()}}
     got = decoded(Scheme("bnb_4bit", 4), stored, tmp_path)
-    torch.testing.assert_close(got, functional.dequantize_4bit(packed, state).float(), rtol=1e-6, atol=1e-7)
+    # As one row: where blocks span rows of 96, bitsandbytes 0.50 takes wrong scales on a CPU with AVX-512.
+    state.shape = torch.Size((weight.numel(),))
+    want = functional.dequantize_4bit(packed, state).float().view(shape)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    assert (got - weight).abs().max() < 0.2 * weight.abs().max()
 
 
 def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
@@ -274,12 +278,13 @@ def test_schemes_by_target_each_mean_their_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["stored_widened", "stored_both"])
 @pytest.mark.parametrize(
     ("kind", "blocks"),
-    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8a16 by channel", Format.BYTES)],
+    [("w4a16", Format.SYMMETRIC), ("w4a16 asymmetric", Format.ZERO_POINTS), ("w8 groups", Format.BYTES)],
 )
 def test_blocks_of_a_quantised_folder_have_the_bits_of_their_widened_form(
     kind: str, blocks: Format, form: WeightForm, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_forms, "measure_few_rows", lambda *_: 4)
+    monkeypatch.setitem(COMPRESSED["w8 groups"][1], "group_size", 32)  # which divides the widths of this model
     _, packed = quantised_folder(tmp_path, kind, "whole blocks")
     halve_scales(packed / "model.safetensors")
     plain = load_model(packed, dtype=dtype, device=CPU)
@@ -436,17 +441,24 @@ def test_blocks_of_fp8_are_kept_for_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["whole blocks", "experts of whole blocks"])
 @pytest.mark.parametrize(
-    ("kind", "form"),
+    ("kind", "scales", "form"),
     [
-        ("fp8 channel", Format.FLOAT8), ("fp8 tensor", Format.FLOAT8), ("w8a8", Format.WIDENED),
-        ("w8 tensor", Format.WIDENED), ("w8a16 by channel", Format.WIDENED),
+        ("fp8 channel", torch.float32, Format.FLOAT8), ("fp8 tensor", torch.float32, Format.FLOAT8),
+        ("w8a8", torch.float32, Format.WIDENED), ("w8 tensor", torch.float32, Format.WIDENED),
+        ("w8a16 by channel", torch.float32, Format.WIDENED), ("fp8 channel", torch.bfloat16, Format.FLOAT8),
+        ("w8a8", torch.bfloat16, Format.WIDENED), ("w8a16 by channel", torch.bfloat16, Format.WIDENED),
     ],
 )  # fmt: skip
-def test_eight_bits_are_kept_on_a_cpu(kind: str, form: Format, family: str, tmp_path: Path) -> None:
+def test_eight_bits_are_kept_on_a_cpu(
+    kind: str, scales: torch.dtype, form: Format, family: str, tmp_path: Path
+) -> None:
     """Of FP8 with the bits of the plain form; integers, whose scales are applied to sums, with its digits."""
     _, packed = quantised_folder(tmp_path, kind, family)
+    stored = load_file(packed / "model.safetensors")
+    of_type = {name: each.to(scales) if name.endswith("_scale") else each for name, each in stored.items()}
+    save_file(of_type, packed / "model.safetensors")
     chosen = choose_weight_form(EngineConfig(), CPU, torch.float32, packed)
-    assert chosen in ("stored_widened", "stored_both")
+    assert chosen == "stored_widened"
     model, plain = (load_model(packed, dtype=torch.float32, device=CPU, weights=each) for each in (chosen, "plain"))
     assert {each.format for each in model.weights if isinstance(each, QuantisedLinear)} == {form}
     logits = [run_whole(each, TOKENS) for each in (model, plain)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
+from support.models.quantised_llama import held_bytes, write_blocks
 from support.models.small_gguf import HIDDEN, SHAPES, VOCAB, tensors, write
 
 from rootgraft.engine.checkpoint.read_config import open_checkpoint, read_model_config
@@ -130,19 +129,6 @@ def test_the_start_says_which_form_is_for_how_many_rows(tmp_path: Path, monkeypa
     assert "; bfloat16 on cpu, weights in 4-bit blocks and 8-bit blocks; " in Worker(config, path).summary[0]
 
 
-def held_bytes(value: Any) -> dict[int, int]:
-    """Return the bytes of all storages of a model's tensors, by their addresses."""
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        return {storage.data_ptr(): storage.nbytes()}
-    parts = value if isinstance(value, (tuple, list)) else vars_of(value)
-    return {address: size for part in parts for address, size in held_bytes(part).items()}
-
-
-def vars_of(value: Any) -> list[Any]:
-    return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else []
-
-
 @pytest.mark.parametrize("form", ["stored_widened", "grouped"])
 @pytest.mark.parametrize(
     "kind",
@@ -152,22 +138,7 @@ def vars_of(value: Any) -> list[Any]:
     ],
 )
 def test_planned_bytes_are_what_a_loaded_model_holds(kind: str, form: WeightForm, tmp_path: Path) -> None:
-    width, quantised = 256, KINDS[kind]
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quantised]
-    shapes = {
-        name: (VOCAB, width) if name in ("token_embd.weight", "output.weight") else (width,) * len(shape)
-        for name, shape in (SHAPES | {"output.weight": (VOCAB, HIDDEN)}).items()
-    }
-    content = {
-        name: np.full((shape[0], shape[1] // block * block_bytes), 120 if kind == "MXFP4" else 0, np.uint8)
-        if len(shape) == 2
-        else np.ones(shape, "f4")
-        for name, shape in shapes.items()
-    }
-    sizes = {"embedding_length": width, "feed_forward_length": width, "attention__head_count_kv": 4}
-    types = {name: quantised for name, shape in shapes.items() if len(shape) == 2}
-    path = write(tmp_path / "model.gguf", content, types=types, **sizes)
+    path = write_blocks(tmp_path / "model.gguf", KINDS[kind])
     model = load_model(path, dtype=torch.bfloat16, device=CPU, max_positions=1, weights=form)
-    held = sum(held_bytes(model).values())
-    assert abs(size(path, form) / held - 1) < 0.05
+    assert abs(size(path, form) / held_bytes(model) - 1) < 0.05
     assert model.widened == (("IQ2_S",) if kind == "IQ2_S" and form == "stored_widened" else ())
