@@ -362,4 +362,6 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
     if name == "qwen2_5_vl":
         text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
         return text | {key: value for key, value in config.items() if key != "text_config"}
+    if name in PUBLISHED:
+        config["architectures"] = [PUBLISHED[name]]
     return config
