@@ -264,6 +264,9 @@ MULTIMODAL: dict[str, Kind] = {
     ),
 }  # fmt: skip
 
+PUBLISHED = {"kimi_k25": "KimiK25ForConditionalGeneration"}
+"""Names of classes in published files that transformers' own files do not have."""
+
 
 @functools.cache
 def multimodal_model(name: str) -> PreTrainedModel:
