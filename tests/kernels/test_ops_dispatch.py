@@ -205,13 +205,14 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
     "edits": ("sampling_ops.edit_logits", edit, ["_edit"] * 3),
-    "routing": ("expert_ops.route", choose_experts, []),  # torch's own ops, which read nothing back
+    "routing": ("expert_ops.route", choose_experts, ["_route"]),
     "experts": ("expert_ops.expert_linear", multiply_experts, ["_group", "_product"]),
-    "activation of experts": ("expert_ops.expert_activation", activate_experts, ["_gated_activation"]),
+    "activation of experts": ("expert_ops.expert_activation", activate_experts, ["_expert_activation"]),
     "clamped activation of experts": (
-        "expert_ops.expert_activation", lambda d: activate_experts(d, expert_ops.ClampedSwiglu(1.7, 7.0)), [],
+        "expert_ops.expert_activation", lambda d: activate_experts(d, expert_ops.ClampedSwiglu(1.7, 7.0)),
+        ["_expert_activation"],
     ),
-    "sum of experts": ("expert_ops.sum_experts", sum_experts, []),
+    "sum of experts": ("expert_ops.sum_experts", sum_experts, ["_sum_experts"]),
     "convolution": ("state_ops.causal_conv", lambda d: states(d)["causal_conv"](), ["_convolve", "_save"]),
     "selective scan": ("state_ops.ssm_scan", lambda d: states(d)["ssm_scan"](), ["_ssm_short", "_ssm_chunks"]),
     "delta rule": ("state_ops.delta_scan", lambda d: states(d)["delta_scan"](), ["_delta_short", "_delta_chunks"]),
@@ -233,7 +234,7 @@ HOST = {
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
     "state_ops": {"selective_scan"},  # on a CPU alone
-    "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap"},
+    "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap", "zeros"},
 }  # fmt: skip
 
 

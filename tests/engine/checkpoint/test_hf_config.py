@@ -398,6 +398,9 @@ def test_every_family_has_a_config() -> None:
             config |= {"layers_block_type": ["mamba", "attention", "moe"]}
         elif family.recurrent == "mamba2" and family.blocks == "both":
             config |= {"layer_types": ["attention", *["mamba"] * (LLAMA["num_hidden_layers"] - 1)]}
+        if family.recurrent == "kimi_delta":
+            count = LLAMA["num_hidden_layers"]
+            config |= {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": list(range(2, count + 1))}}
         if family.latent:
             config |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
         found = model_config(config)

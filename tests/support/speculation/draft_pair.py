@@ -77,9 +77,10 @@ def watch_proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], st
     found: list[tuple[list[int], str | None, list[int]]] = []
     inner = ModelDrafter.draft
 
-    def watched(self: ModelDrafter, wanted: Any) -> dict[int, list[int]]:
-        asked = {each.sequence.id: each.sequence for each in wanted}
-        drafts = inner(self, wanted)
+    def watched(self: ModelDrafter, limits: Any) -> dict[int, list[int]]:
+        limits = list(limits)
+        asked = {sequence.id: sequence for sequence, _ in limits}
+        drafts = inner(self, limits)
         for number, tokens in drafts.items():
             namespace = asked[number].path.namespace
             found.append((asked[number].tokens.tolist(), namespace.adapter, list(tokens)))
