@@ -25,7 +25,7 @@ FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-ma
 NATIVE = ("-march=native",)
 """The compiler's flags for this very CPU."""
 _COMMON = "simd/simd.h"  # precompiled: most sources include it, and reading it takes as long as compiling some of them
-_TIMEOUT = 600  # seconds for the compiler
+_TIMEOUT = 1800  # seconds for the compiler, which has taken more than 600 on two busy cores
 _LOOK_SECONDS = 0.01  # between two looks at whether a compiler has ended
 
 
