@@ -18,8 +18,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-# Repeats up to which each one is a part of its own.
+# Repeats up to which each one is a part of its own, and parts of a grammar that may be such copies: repeats of repeats
+# would double them with every few characters.
 _MOST_REPEATS = 20
+_MOST_COPIES = 1_000
 # Kind, text, and of a repeat its least and most counts; -1 for no limit.
 _Token = tuple[str, str, int, int]
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
@@ -94,6 +96,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
         self._at = 0
+        self._copies_left = _MOST_COPIES
 
     def rules(self) -> dict[str, RulePart]:
         """Return all rules by name. Raises LarkUnread."""
@@ -149,10 +152,22 @@ class _Reader:
                 if most == 0:
                     parts[-1] = TEXT
                 else:
-                    parts[-1] = AllOf((parts[-1],) * min(least, _MOST_REPEATS)) if least else optional(parts[-1])
+                    parts[-1] = self._repeated(parts[-1], least) if least else optional(parts[-1])
             elif kind != "alias":
                 raise LarkUnread
         return AllOf(tuple(parts))
+
+    def _repeated(self, part: RulePart, least: int) -> RulePart:
+        """Return as many of a part as a repeat has at least, or fewer where these are too many parts."""
+        size = _size(part)
+        copies = min(least, _MOST_REPEATS, 1 + self._copies_left // size)
+        self._copies_left -= (copies - 1) * size
+        return AllOf((part,) * copies)
+
+
+def _size(part: RulePart) -> int:
+    """Return how many parts a part has, itself included."""
+    return 1 if isinstance(part, RuleRef | Terminal) else 1 + sum(map(_size, part.parts))
 
 
 def _tokens(text: str) -> list[_Token]:

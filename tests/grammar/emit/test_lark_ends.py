@@ -9,6 +9,8 @@ from support.grammar.patch_grammar import PATCH
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.lark_ends import MAX_ENDS, lark_ends
+from rootgraft.grammar.emit.lark_text import check_lark
+from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
 
 
@@ -16,6 +18,15 @@ def test_the_ends_of_a_patch_lead_from_each_of_its_parts():
     found = lark_ends(PATCH, len)
     assert found.shortest.startswith("*** Begin Patch\n*** Add File: ") and found.shortest in found.ends
     assert {"\n", "*** End Patch", "+\n*** End Patch", "*** End of File\n*** End Patch"} <= set(found.ends)
+
+
+@pytest.mark.timeout(30)
+def test_repeats_of_repeats_are_not_written_out():
+    """Each one more would take twenty times as long; what ends is told all the same."""
+    nested = "start: " + "(" * 90 + '"a"' + "{20})" * 90
+    assert len(lark_ends(nested, len).ends) <= MAX_ENDS
+    with pytest.raises(GrammarError, match="no finite text"):
+        check_lark("start: " + "(" * 20 + "x" + "{20})" * 20 + '\nx: "a" x')
 
 
 @pytest.mark.parametrize(
