@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -14,10 +15,14 @@ from .lark_text import COMMON, LarkUnread, lark_expression, lark_literal, lark_r
 # Bytes of one end, and ends of a grammar, beyond which they are left out: a search tries each of them.
 MAX_END = 400
 MAX_ENDS = 120
-# Rules of a grammar beyond which none are looked for, rounds over all of them, and texts whose costs are kept.
-MAX_RULES = 1_000
+# Rules of a grammar beyond which none are looked for, rounds over all of them, and texts whose cost is asked for.
+MAX_RULES = 500
 MAX_ROUNDS = 30
 MAX_COSTS = 4_096
+# Expressions of which a text of few tokens is looked for, and the most repeats that one may count: an automaton of many
+# states would take most of the time that a grammar has.
+MAX_CHEAP = 16
+MAX_COUNT = 8
 # Places where a rule is used of which the rest behind it is kept.
 MAX_PLACES = 8
 
@@ -71,7 +76,9 @@ class _Ends:
     ) -> None:
         self._rules = rules
         self._cheap = cheap
-        self._cost = lru_cache(MAX_COSTS)(cost)
+        self._num_cheap = 0
+        self._cost_of = cost
+        self._costs: dict[str, int] = {}
         self._spell = spell
         self._text_of = lru_cache(MAX_COSTS)(self._terminal)
         self._wholes: dict[str, tuple[int, str]] = {}
@@ -91,6 +98,15 @@ class _Ends:
         ends.pop("", None)
         short = sorted((end for end in ends if len(end) <= MAX_END), key=lambda end: (self._cost(end), end))
         return LarkEnds(self._wholes["start"][1], tuple(short[:MAX_ENDS]))
+
+    def _cost(self, text: str) -> int:
+        """Return the cost of a text; once that of many was asked for, its length in UTF-8, which is no less."""
+        if (known := self._costs.get(text)) is not None:
+            return known
+        if len(self._costs) >= MAX_COSTS:
+            return len(text.encode())
+        self._costs[text] = found = self._cost_of(text)
+        return found
 
     def _find_wholes(self) -> None:
         """Keep each text that costs less than the one that is known of its rule, until there is none."""
@@ -153,7 +169,12 @@ class _Ends:
             node = lark_expression(pattern.replace("\\/", "/"), flags)
         except RegexError:
             return None
-        return min(self._spell(shortest(node)), self._spell(self._cheap(node)), key=self._cost)
+        least = self._spell(shortest(node))
+        counts = re.findall(r"\d+", " ".join(re.findall(r"\{[\d,]*\}", pattern)))
+        if self._num_cheap >= MAX_CHEAP or any(int(count) > MAX_COUNT for count in counts):
+            return least
+        self._num_cheap += 1
+        return min(least, self._spell(self._cheap(node)), key=self._cost)
 
     def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str]]:
         """Yield the rules within a part, behind which a rest follows, and what follows each of them."""
