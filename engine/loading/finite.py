@@ -12,7 +12,7 @@ def is_within(values: Tensor, most: float) -> bool:
 
 
 def are_within(values: Tensor, most: float) -> Tensor:
-    """Return the same as a boolean on the device of the numbers, which nobody has waited for."""
+    """Return what ``is_within`` does as a boolean on the device of the numbers, so that the host need not wait."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
     least, greatest = values.aminmax()

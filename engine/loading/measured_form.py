@@ -206,9 +206,8 @@ def random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
     below_half_infinity = 0x3F  # in each byte, so that scales are finite
     shape = max(1, size // width), width // values * num_bytes
     rows = torch.randint(below_half_infinity, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    if (
-        block_type == "NVFP4"
-    ):  # the factor in fp32, whose products would else be too small to be normal numbers, and slow
+    if block_type == "NVFP4":
+        # The factor is in fp32: with random bytes products would be too small to be normal numbers, and slow.
         rows.view(len(rows), -1, num_bytes)[..., 3] = below_half_infinity - 1
     return rows
 

@@ -278,7 +278,8 @@ def _end_processes_of(folder: Path) -> None:
 
 def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) -> Callable[..., Any]:
     """Return Ray's look-up of a node as one that waits for a node that is not there yet, at most so many seconds."""
-    if hasattr(get_node, "__wrapped__"):  # an earlier start's
+    if hasattr(get_node, "__wrapped__"):
+        # An earlier start of this process has replaced it.
         return get_node
 
     @wraps(get_node)

@@ -23,6 +23,8 @@ MAX_COSTS = 4_096
 # states would take most of the time that a grammar has.
 MAX_CHEAP = 16
 MAX_COUNT = 8
+# Parts of which a short text is put together, in all: a search that takes more finds no ends.
+MAX_VISITS = 200_000
 # Places where a rule is used of which the rest behind it is kept.
 MAX_PLACES = 8
 
@@ -61,7 +63,16 @@ def lark_ends(
         rules = lark_rules(text)
     except LarkUnread:
         return LarkEnds()
-    return _Ends(rules, cost, spell, cheap).found() if len(rules) <= MAX_RULES else LarkEnds()
+    if len(rules) > MAX_RULES:
+        return LarkEnds()
+    try:
+        return _Ends(rules, cost, spell, cheap).found()
+    except _TooMuchWork:
+        return LarkEnds()
+
+
+class _TooMuchWork(Exception):
+    """The search has looked at as many parts as it may."""
 
 
 class _Ends:
@@ -77,6 +88,7 @@ class _Ends:
         self._rules = rules
         self._cheap = cheap
         self._num_cheap = 0
+        self._num_visits = 0
         self._cost_of = cost
         self._costs: dict[str, int] = {}
         self._spell = spell
@@ -144,6 +156,9 @@ class _Ends:
 
     def _shortest(self, part: RulePart) -> str | None:
         """Return a short text of a part by what is known of the rules; None if there is none yet."""
+        self._num_visits += 1
+        if self._num_visits > MAX_VISITS:
+            raise _TooMuchWork
         name = part.name if isinstance(part, RuleRef) else part.text if isinstance(part, Terminal) else ""
         if name in self._rules:
             return self._wholes[name][1] if name in self._wholes else None
@@ -187,7 +202,7 @@ class _Ends:
             for each in reversed(part.parts):
                 yield from self._uses(each, rest)
                 text = self._shortest(each)
-                if text is None:
+                if text is None or len(text) + len(rest) > MAX_END:
                     return
                 rest = text + rest
 
@@ -202,6 +217,6 @@ class _Ends:
         for each in reversed(part.parts):
             yield from self._between(each, rest)
             text = "" if isinstance(part, OneOf) else self._shortest(each)
-            if text is None:
+            if text is None or len(text) + len(rest) > MAX_END:
                 return
             rest = text + rest

@@ -8,7 +8,7 @@ import pytest
 from support.grammar.patch_grammar import PATCH
 
 from rootgraft.grammar.compile.compiler import compile
-from rootgraft.grammar.emit.lark_ends import MAX_ENDS, lark_ends
+from rootgraft.grammar.emit.lark_ends import MAX_ENDS, LarkEnds, lark_ends
 from rootgraft.grammar.emit.lark_text import check_lark
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.spec import GrammarSpec
@@ -62,6 +62,19 @@ def test_of_the_texts_of_an_expression_the_one_of_the_fewest_tokens_is_taken(voc
     """The vocabulary has a token ``aaa``, and none of several ``z``."""
     spec = GrammarSpec.lark("start: A A\nA: /z{2}|a{3}/\n")
     assert compile(spec, vocabulary).matcher().num_shortest == 2
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: " + " ".join(f'("{number}" r)?' for number in range(8000)) + '\nr: "a"+ | start',
+        "start: " + "(x " * 90 + '"a"' + ' | "b" x)?' * 90 + "\nx: start",
+    ],
+    ids=["wide", "deep"],
+)
+@pytest.mark.timeout(30)
+def test_a_search_that_takes_long_finds_no_ends(grammar):
+    assert lark_ends(grammar, len) == LarkEnds()
 
 
 def test_ends_are_bounded():
