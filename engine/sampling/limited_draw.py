@@ -22,9 +22,10 @@ from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
 # Draws of one position, and tokens that the searches of its tests may try, before the last draw, which is among the
-# tokens that are known to fit: all streams wait for the tests. Some microseconds for each token tried.
+# tokens that are known to fit: all streams wait for the tests. Some microseconds for each token tried, and some dozens
+# of tries for most draws: the bound is what a model with nothing in common with the grammar needs.
 MAX_TESTS = 64
-MAX_TRIES = 400
+MAX_TRIES = 2_000
 _ATTEMPT = 0xD1B54A32D192ED03
 Line = npt.NDArray[np.float32]
 

@@ -52,8 +52,9 @@ class Draws:
         is_json = spec.kind is GrammarKind.JSON_SCHEMA
         oracle = EndOracle(compiled.matcher(), vocabulary, blank=is_json, most_texts=MOST_TEXTS)
         random_numbers, row = np.random.default_rng(seed), np.zeros(vocabulary.num_words, dtype=np.int32)
-        shortest = compiled.matcher().num_shortest
-        assert shortest is not None and oracle.least(b"", shortest) == shortest, (seed, shortest)
+        # An expression that allows the empty text has no shortest answer of its own.
+        shortest = compiled.matcher().num_shortest or 0
+        assert oracle.least(b"", shortest) == shortest, (seed, shortest)
         for budget in range(max(1, shortest), shortest + MORE_BUDGETS):
             matcher, text = compiled.matcher(), b""
             for remaining in range(budget, 0, -1):
@@ -116,5 +117,5 @@ def test_draws_near_the_budget_are_those_of_brute_force_for_many_languages():
     """A thousand languages in a thorough run."""
     seeds = range(20, 1020 if os.environ.get("ROOTGRAFT_THOROUGH") == "1" else 60)
     draws = compared(seeds)
-    assert draws.num_left_out <= len(seeds) / 10
-    assert len(draws.unequal) <= draws.num_positions / 200, draws.unequal
+    assert draws.num_left_out <= len(seeds) / 5
+    assert len(draws.unequal) <= draws.num_positions / 1000, draws.unequal
