@@ -105,6 +105,11 @@ def lora_heads(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments:
         raise ValueError(f"x {list(x.shape)} and y {list(y.shape)} do not fit {num_heads} heads")
     if x.dtype is not table.dtype or y.dtype is not table.dtype:
         raise ValueError(f"x and y are {x.dtype} and {y.dtype}, not {table.dtype}")
+    if segments.tiles is not None and _takes_triton(table, y, x):
+        from .triton import expert_lora
+
+        expert_lora.head_shrink_expand(y, x, table, num_heads, segments)
+        return
     kernels = ops.native_kernels() if y.is_cpu else None
     if kernels is not None and kernels.lora.takes(table, y, x):
         kernels.lora.head_shrink_expand(y, x, table, num_heads, segments)

@@ -199,10 +199,9 @@ class BaseLayout:
 
     @property
     def products(self) -> Iterator[ProjectionShape]:
-        """The products that adapters change on this device: those of heads on a CPU alone."""
+        """The products that adapters change."""
         for shape in self.projections:
-            if shape.heads is None or self.device.type == "cpu":
-                yield from shape.products
+            yield from shape.products
 
     def module_of(self, trained: str) -> str | None:
         """Return the base model's name of a module, given its name where it was trained; None if there is none."""

@@ -223,16 +223,21 @@ class AdapterBank:
         tables = {name: table.widened(rank * len(table.sizes)) for name, table in self._tables.items()}
         return LoraStep(tables, segments, self._experts)
 
+    @property
+    def products(self) -> frozenset[str]:
+        """The products of experts and of heads, each with a table for all of its projections."""
+        return frozenset(self._experts)
+
     def reserve(self, rank: int) -> frozenset[str]:
-        """Make launches wide enough for adapters of this rank; returns all but those of experts, of heads, and HEAD."""
-        names = frozenset(self._tables) - self._experts.keys() - {HEAD}
+        """Make launches wide enough for adapters of this rank; returns all tables' names but HEAD."""
+        names = frozenset(self._tables) - {HEAD}
         for name in names:
             table = self._tables[name]
             table.reserve(rank * len(table.sizes))
         return names
 
-    def adapts_experts(self, of_tokens: NDArray[np.int32]) -> bool:
-        """Return whether an adapter of these tokens changes experts."""
+    def adapts_products(self, of_tokens: NDArray[np.int32]) -> bool:
+        """Return whether an adapter of these tokens changes experts or heads."""
         return not self._used_by(of_tokens).isdisjoint(self._experts)
 
     def projections(self, of_tokens: NDArray[np.int32]) -> frozenset[str]:

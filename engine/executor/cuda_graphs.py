@@ -6,10 +6,11 @@ tokens without a cell, for which the kernels do nothing. All graphs share the in
     decode    every row has one token, as many rows as tokens
     mixed     rows have any number of tokens: drafts, and chunks of prompts
     shared    of either, with launches for prefixes that rows read together
-    adapted   of either, with launches for adapters in every projection but those of experts
+    adapted   of either, with launches for adapters in every projection but those of experts and heads, and an adapter's
+              own embedding in place of the model's
+    all       adapted, with launches for adapters of experts and heads too, in a model that has these
 
-Steps with adapters on experts run without a graph, and so do those with an adapter that brings an embedding or norms of
-its own.
+Steps with an adapter that brings norms of its own run without a graph.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch import Tensor
 from ...kernels.layouts.staging import to_device
 from ...kernels.ops import shares_prefixes
 from ...kernels.pass_graphs import Capture, capture_for
+from ...lora.own.own_weights import OwnStep
+from ...lora.own.static_own_rows import StaticOwnRows
 from ..config import EngineConfig
 from ..models.decoder import DecoderModel
 from ..models.draft_head import DraftHead
@@ -40,12 +43,21 @@ _STEPS = {16: 8, 64: 16, 256: 64, 1024: 128}
 
 
 class Variant(NamedTuple):
-    """The steps that a graph serves."""
+    """The steps that a graph serves.
+
+    Attributes:
+        num_tokens: the most that it holds.
+        is_mixed: rows have any number of tokens.
+        shares: rows may share prefixes.
+        is_adapted: tokens may have adapters.
+        adapts_products: these may change experts and heads.
+    """
 
     num_tokens: int
     is_mixed: bool
     shares: bool
     is_adapted: bool
+    adapts_products: bool = False
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -90,6 +102,7 @@ class CudaGraphs:
         self._sizes = sizes_up_to(min(max_tokens, MOST_TOKENS))
         self._max_rows = self._sizes[bisect_left(self._sizes, min(max_rows, self._sizes[-1]))]
         self._adapted = inputs.bank.reserve(max_rank) if inputs.bank else frozenset[str]()
+        self._products = inputs.bank.products if inputs.bank else frozenset[str]()
         has_states = model.config.has_states
         self._static = StaticInputs(
             self._sizes[-1],
@@ -101,20 +114,24 @@ class CudaGraphs:
         )
         shape = (self._sizes[-1], model.config.hidden_size)
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        # A draft head reads the model's embedding, whatever an adapter brings.
+        has_own = inputs.bank is not None and isinstance(model, DecoderModel)
+        self._own_rows = StaticOwnRows(*shape, model.dtype, model.device) if has_own else None
         self._replays: dict[Variant, Callable[[], None]] = {}
 
     @property
     def variants(self) -> list[Variant]:
         """All variants, the largest first: the others then fit into the memory that its graph took."""
         return [
-            Variant(size, is_mixed, shares, is_adapted)
+            Variant(size, is_mixed, shares, is_adapted, adapts_products)
             for size in reversed(self._sizes)
             for is_mixed in (True, False)
             for shares in (True, False)
-            for is_adapted in (True, False)
+            for is_adapted, adapts_products in ((True, True), (True, False), (False, False))
             if (size > 1 if is_mixed else size <= self._max_rows)
             and (shares_prefixes(self._num_rows(size), self._model.device) or not shares)
             and (self._inputs.bank or not is_adapted)
+            and (self._products or not adapts_products)
         ]
 
     @torch.inference_mode()
@@ -127,29 +144,35 @@ class CudaGraphs:
     def forward(self, step: HostInputs) -> Tensor:
         """Return the hidden states of the kept tokens, [S, H], valid until the next step."""
         own = self._inputs.own_step(step.slots)
-        is_captured = self._holds(step) and (own is None or not own.changes_hidden)
+        is_captured = self._holds(step) and (own is None or self._holds_own(own))
         replay = self._replays.get(self._variant(step)) if is_captured else None
         if replay is None:
             return self._model.forward(self._inputs.to_tensors(step), self._kv)
         self._static.fill(step)
+        if self._own_rows is not None and step.slots is not None:
+            self._own_rows.fill(own, self._static.token_ids(step.num_tokens))
         replay()
         # A graph computes the hidden states of all tokens, and this step wants some of them.
         if step.kept is not None:
             return self._hidden[to_device(step.kept.tokens, self._hidden.device)]
         return self._hidden[: step.num_tokens]
 
+    def _holds_own(self, own: OwnStep) -> bool:
+        """Return whether graphs have room for what adapters bring of their own."""
+        return not own.changes_hidden or (self._own_rows is not None and not own.has_norms)
+
     def _holds(self, step: HostInputs) -> bool:
-        bank = self._inputs.bank
         return (
-            not (bank and step.slots is not None and bank.adapts_experts(step.slots))
-            and step.num_tokens <= self._sizes[-1]
+            step.num_tokens <= self._sizes[-1]
             and step.num_rows <= self._max_rows
             and (step.shared is None or self._static.shared.holds(step.shared))
         )
 
     def _variant(self, step: HostInputs) -> Variant:
         size = self._sizes[bisect_left(self._sizes, step.num_tokens)]
-        return Variant(size, step.max_query > 1, step.shared is not None, step.slots is not None)
+        bank, slots = self._inputs.bank, step.slots
+        adapts_products = bank is not None and slots is not None and bank.adapts_products(slots)
+        return Variant(size, step.max_query > 1, step.shared is not None, slots is not None, adapts_products)
 
     def _num_rows(self, num_tokens: int) -> int:
         return min(num_tokens, self._max_rows)
@@ -162,7 +185,8 @@ class CudaGraphs:
         size = variant.num_tokens
         lora = None
         if variant.is_adapted and self._inputs.bank:
-            lora = self._inputs.bank.recorded_step(self._adapted, self._static.segments.segments(size))
+            names = self._adapted if variant.adapts_products else self._adapted - self._products
+            lora = self._inputs.bank.recorded_step(names, self._static.segments.segments(size))
         inputs = self._static.inputs(
             size,
             self._num_rows(size),
@@ -172,7 +196,7 @@ class CudaGraphs:
             lora=lora,
         )
         # Tokens that pad the step would have the weights of their experts read.
-        inputs = replace(inputs, num_tokens=inputs.query_start[-1:])
+        inputs = replace(inputs, num_tokens=inputs.query_start[-1:], own_rows=self._own_rows if lora else None)
         result = self._hidden[:size]
 
         def run() -> None:

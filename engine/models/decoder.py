@@ -91,7 +91,7 @@ class DecoderModel:
         It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
         """
         token_ids = inputs.token_ids
-        if inputs.own is not None:
+        if inputs.own is not None or inputs.own_rows is not None:
             # The embedding of an adapter's own vocabulary may have more rows than the model's; it is added below.
             token_ids = token_ids.clamp(max=self.config.vocab_size - 1)
         residual = self._embed(token_ids)
@@ -99,6 +99,8 @@ class DecoderModel:
             inputs.lora.embed(token_ids, residual)
         if inputs.own is not None:
             inputs.own.embed(inputs.token_ids, residual)
+        if inputs.own_rows is not None:
+            inputs.own_rows.embed(residual)
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
         return residual

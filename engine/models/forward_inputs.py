@@ -11,6 +11,7 @@ from ...kernels.layouts.state_arguments import StateBatch
 from ...kernels.ops import PagedBatch
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
+from ...lora.own.static_own_rows import StaticOwnRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class ForwardInputs(PagedBatch):
         layer_inputs: [T, L * P], what the L layers get of each token beside the residual stream (``LayerInputs``); None
             in a model whose layers get nothing.
         own: weights of adapters in place of the model's in this step, None for none.
+        own_rows: of a captured pass, the rows of adapters' own embeddings; None in other passes.
         kept: [S] int64, the tokens whose hidden states are wanted, None for all.
         states: slots of recurrent states; None in a model without.
         beside: states of layers that have attention too, by the layer's index: see ``KvPool.beside``.
@@ -41,6 +43,7 @@ class ForwardInputs(PagedBatch):
     beside: Mapping[int, tuple[Tensor, Tensor]] | None = None
     layer_inputs: Tensor | None = None
     own: OwnStep | None = None
+    own_rows: StaticOwnRows | None = None
     kept: Tensor | None = None
     num_tokens: Tensor | None = None
     of_kept: ForwardInputs | None = None

@@ -1,4 +1,4 @@
-"""Triton LoRA op on products of experts: the picks of a step grouped by adapter and expert, then the op on each group.
+"""Triton LoRA op on products of experts and heads: picks of a step by adapter and expert, then the op on each group.
 
     segments        slot 0: tokens 9 10 | slot 2: token 0      with the experts (3 1), (1 2) and (3 1)
     keys of picks   slot * E + expert                          3 1  1 2 | 2 E + 3  2 E + 1
@@ -30,6 +30,16 @@ def shrink_expand(
     tiles = _tiles(keys, num_keys)
     rows = picks if x.dim() == 3 else picks // num_picks
     lora_kernels.shrink_expand_rows(y.flatten(0, 1), x.reshape(-1, x.shape[-1]), table, rows, picks, tiles)
+
+
+def head_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
+    """``kernels.lora_reference.head_shrink_expand`` for segments with tiles: a token has each head as an expert."""
+    own = x.unflatten(1, (num_heads, -1))[..., : table.width].contiguous()
+    heads = y.flatten(1).unflatten(1, (num_heads, -1))[..., : sum(table.sizes)]
+    result = heads.contiguous()
+    experts = torch.arange(num_heads, dtype=torch.int32, device=y.device).expand(len(x), -1)
+    shrink_expand(result, own, experts, table, num_heads, segments)
+    heads.copy_(result)
 
 
 def _keyed(experts: Tensor, num_experts: int, num_keys: int, segments: Segments) -> tuple[Tensor, Tensor]:

@@ -77,16 +77,20 @@ class TokenPart:
         assert self.own.packed is not None
         return self.own.packed.out_features
 
-    def embed(self, token_ids: Tensor, y: Tensor, tokens: Tensor) -> None:
-        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], for the step's ``tokens`` [n] alone."""
-        rows, found = self.own.rows, token_ids[tokens]
+    def rows_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of ``token_ids`` [n], [n, H], and which of them are own ones, [n] bool; None for all."""
+        rows = self.own.rows
         assert rows is not None
         if self.ids is None:
-            y[tokens] = rows[found.clamp(max=len(rows) - 1)].to(y.dtype)
-            return
-        place = torch.searchsorted(self.ids, found).clamp_(max=len(self.ids) - 1)
-        own = rows[place].to(y.dtype)
-        y[tokens] = torch.where((self.ids[place] == found)[:, None], own, y[tokens])
+            return rows[token_ids.clamp(max=len(rows) - 1)], None
+        place = torch.searchsorted(self.ids, token_ids).clamp_(max=len(self.ids) - 1)
+        return rows[place], self.ids[place] == token_ids
+
+    def embed(self, token_ids: Tensor, y: Tensor, tokens: Tensor) -> None:
+        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], for the step's ``tokens`` [n] alone."""
+        rows, is_own = self.rows_of(token_ids[tokens])
+        rows = rows.to(y.dtype)
+        y[tokens] = rows if is_own is None else torch.where(is_own[:, None], rows, y[tokens])
 
     def score(self, hidden: Tensor, logits: Tensor, rows: Tensor) -> None:
         """Write the own logits of ``hidden`` [S, H] to ``logits`` [S, V], for some ``rows`` [n] alone."""

@@ -31,11 +31,9 @@ def head_factors(
         activated: the adapter is an activated LoRA.
 
     Raises:
-        AdapterError: it is, or has a DoRA magnitude, or the device is no CPU, or values leave the type's range.
+        AdapterError: it is, or has a DoRA magnitude, or values leave the type's range.
     """
     name = shape.name
-    if layout.device.type != "cpu":
-        raise AdapterError(f"Adapters on {name} are computed on a CPU alone; leave the module out.", name)
     if module.magnitude is not None:
         raise AdapterError(
             f"use_dora is set and {name} adapted, which is not computed in latent attention.", "use_dora"

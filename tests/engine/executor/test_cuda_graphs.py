@@ -36,6 +36,8 @@ from rootgraft.kernels import state_reference
 from rootgraft.kernels.ops import use_native
 from rootgraft.kernels.triton import shared_prefixes
 from rootgraft.lora.lora_step import AdapterBank
+from rootgraft.lora.own.own_weights import OwnRows, OwnStep, OwnWeights, TokenPart
+from rootgraft.lora.published.saved_modules import NormWeights
 
 # Attention leaves the memory of tokens that pad a step as it was, and what follows computes with it.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
@@ -175,6 +177,19 @@ class World:
         return pool.beside.get(layer) or (pool.k_layers[layer], pool.v_layers[layer])
 
 
+def count_replays(world: World) -> list[Variant]:
+    """A list that grows by the variant of each replay."""
+    replayed: list[Variant] = []
+
+    def counted(variant: Variant, replay: Callable[[], None]) -> None:
+        replayed.append(variant)
+        replay()
+
+    for variant, replay in world.graphs._replays.items():
+        world.graphs._replays[variant] = functools.partial(counted, variant, replay)
+    return replayed
+
+
 @pytest.mark.usefixtures("low_gate")
 def test_decoding_drafts_adapters_and_shared_prefixes(folder: Path) -> None:
     model = model_of(folder)
@@ -288,20 +303,52 @@ def test_what_no_variant_holds_is_run_op_by_op(folder: Path) -> None:
     world.compare(Batch((Row(0, 0, [3] * 33, 0, tuple(world.pages[0]), True, 0),)))
 
 
-@pytest.mark.usefixtures("low_gate")
-def test_adapters_on_experts_are_run_op_by_op(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A captured pass has no launches for them."""
-    monkeypatch.setattr(AdapterBank, "adapts_experts", lambda _, slots: 1 in slots)
-    world = World(model_of(folder), bank_of(model_of(folder), folder))
+@pytest.mark.heavy
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2_lite"])
+def test_adapters_on_experts_and_heads(family: str, tmp_path: Path) -> None:
+    """Graphs with launches for them, and graphs without where a step has none."""
+    base = save(family, tmp_path)
+    model = load_model(base, dtype=torch.float32, device=CPU, max_positions=WIDTH * PAGE_SIZE)
+    world = World(model, bank_of(model, base))
+    assert world.builder.bank is not None and world.builder.bank.products
+    kinds = [each for each in world.graphs.variants if each.num_tokens in (2, 8) and not each.shares]
+    world.graphs.capture(kinds)
     world.start()
-    replayed: list[Variant] = []
-    for variant in world.graphs.variants:
-        world.graphs._replays[variant] = lambda variant=variant: replayed.append(variant)
-    world.step([0, 0, 1, 0, 0, 0])
-    assert not replayed
-    with pytest.raises(AssertionError):  # a replay that does nothing
-        world.step([0, 1, 0, 0, 1, 0])
-    assert [variant.is_adapted for variant in replayed] == [True]
+    replayed = count_replays(world)
+    for counts in ([1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [1, 3, 1, 0, 0, 0], [0, 0, 3, 1, 0, 3]):
+        world.step(counts)
+    assert [variant.adapts_products for variant in replayed] == [True, False, True, False]
+    assert all(variant.is_adapted for variant in replayed)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_own_embeddings(folder: Path) -> None:
+    """All rows of an adapter, of some tokens and beyond the model's vocabulary, and steps without them in between."""
+    model = model_of(folder)
+    bank = bank_of(model, folder)
+    generator = torch.Generator().manual_seed(2)
+
+    def embedding(count: int, ids: list[int] | None) -> OwnWeights:
+        rows = OwnRows(str(count), torch.randn(count, 32, generator=generator), None)
+        return OwnWeights(embedding=TokenPart(rows, None if ids is None else torch.tensor(ids)))
+
+    bank._own = [embedding(101, None), embedding(60, [*range(5, 65)])]
+    world = World(model, bank)
+    world.graphs.capture([each for each in world.graphs.variants if each.num_tokens in (2, 8) and not each.shares])
+    world.start()
+    replayed = count_replays(world)
+    for counts in ([1, 1, 0, 0, 0, 0], [0, 1, 2, 2, 0, 0], [1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0], [2, 0, 0, 3, 0, 0]):
+        world.step(counts)
+    world.compare(Batch((Row(1, world.lengths[1], [100, 7], 0, (), True, 0),)))
+    assert [variant.num_tokens for variant in replayed] == [2, 8, 2, 2, 8, 2]
+
+
+def test_own_norms_are_run_op_by_op(folder: Path) -> None:
+    model = model_of(folder)
+    world = World(model, bank_of(model, folder))
+    own = OwnStep([(torch.tensor([0]), OwnWeights(norms={"norm": NormWeights(torch.ones(32), None)}))], 1)
+    assert not world.graphs._holds_own(own)
 
 
 def test_sizes_rise_to_what_is_asked_for() -> None:

@@ -11,7 +11,7 @@ from support.kernels import triton_interpreter
 from torch import Tensor
 
 from rootgraft.kernels import lora_reference
-from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_experts, pack_expansion
+from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, lora_experts, lora_heads, pack_expansion
 from rootgraft.kernels.triton import expert_lora
 from rootgraft.kernels.triton.lora_config import LONG, SHORT
 from rootgraft.lora.segments import StaticSegments, make_segments
@@ -72,6 +72,24 @@ def test_against_plain_torch(slots, num_experts, dtype, own, data):
     if segments is not None:
         experts = picks(len(slots), top_k, num_experts)
         assert_right(table_of(3, num_experts, dtype), num_experts, experts, slots, own, segments)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("more", [0, 8])
+def test_heads(captured: bool, more: int) -> None:
+    """Products of each head, whose inputs and results may lie beside other values."""
+    num_heads, slots = 3, [0, 2, -1, 2, 1]
+    table, plain = table_of(3, num_heads, torch.float32), make_segments(np.array(slots, np.int32), CPU)
+    static = StaticSegments(8, CPU)
+    static.fill(np.array(slots, np.int32))
+    tokens = 8 if captured else len(slots)
+    x, y = (torch.randn(tokens, num_heads * (size + more)) for size in (WIDTH, sum(SIZES)))
+    actual, expected = y.clone(), y.clone()
+    assert plain is not None
+    lora_heads(actual, x, table, num_heads, static.segments(8) if captured else plain)
+    lora_reference.head_shrink_expand(expected, x, table, num_heads, plain)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert not torch.equal(actual, y)
 
 
 @pytest.mark.parametrize("slots", [[0, 2, -1, 2, 1], [-1, 1], [-1] * 6, [2] * 12])

@@ -15,7 +15,7 @@ from rootgraft.lora.lora_step import AdapterBank
 
 
 def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = lambda *tensors: None) -> AdapterBank:
-    """Two adapters: one of all projections but the head, one of the embedding and of queries, keys and values.
+    """Two adapters: one of all products but the head, one of the embedding and of queries, keys and values.
 
     Args:
         folder: the model's config.
@@ -25,8 +25,8 @@ def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = l
     bank = AdapterBank(layout, 2)
     generator = torch.Generator().manual_seed(1)
     for slot in range(2):
-        factors = {}
-        for shape in layout.projections:
+        used = set()
+        for shape in layout.products:
             if shape.name == HEAD or (slot and "qkv" not in shape.name and shape.name != layout.projections[0].name):
                 continue
             ranks = tuple(2 + slot for _ in shape.sizes)
@@ -36,9 +36,11 @@ def random_bank(model: DecoderModel, folder: Path, told: Callable[..., None] = l
             )
             b = [torch.randn(n, rank, generator=generator) for n, rank in zip(shape.sizes, ranks, strict=True)]
             packed = torch.cat([pack_expansion(matrix.to(layout.dtype)) for matrix in b])
-            factors[shape.name] = Factors((a * 0.1).to(layout.dtype), torch.ones(total), ranks, packed)
-            told(*factors[shape.name].tensors())
-        for name, each in factors.items():
-            bank._tables[name].put(slot, each)
-        bank._used[slot] = frozenset(factors)
+            factors = Factors((a * 0.1).to(layout.dtype), torch.ones(total), ranks, packed)
+            told(*factors.tensors())
+            place = shape.place
+            name, row = (shape.name, slot) if place is None else (place.product, slot * place.count + place.expert)
+            bank._tables[name].put(row, factors)
+            used.add(name)
+        bank._used[slot] = frozenset(used)
     return bank
