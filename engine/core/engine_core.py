@@ -81,7 +81,8 @@ class EngineCore:
         self._worker = worker
         self._stats = EngineStats()
         num_lines = config.most_seqs + config.max_drafts
-        self._grammars = GrammarVocabularies(worker.eos_ids, worker.vocab_size, num_lines)
+        grammar_sizes = worker.eos_ids, worker.vocab_size, num_lines
+        self._grammars = GrammarVocabularies(*grammar_sizes, overlaps=worker.overlaps)
         self._kept = KeptKv(config, worker)
         self._cache = self._kept.new_cache()
         self._scheduler = self._make_scheduler()

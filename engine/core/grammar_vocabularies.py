@@ -33,12 +33,14 @@ class GrammarVocabularies:
         eos_ids: the model's end tokens.
         vocab_size: width of the model's logits.
         max_lines: most sampling positions of a batch.
+        overlaps: as of ``StructuredOutputManager``.
     """
 
-    def __init__(self, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
+    def __init__(self, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int, *, overlaps: bool = False) -> None:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
         self._max_lines = max_lines
+        self._overlaps = overlaps
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
         # Closing a vocabulary may wait for a thread or a child process, which must not hold up the step loop.
@@ -137,7 +139,8 @@ class GrammarVocabularies:
 
             texts = self._texts[key]
             size = self._vocab_size if key == OWN else len(texts.lengths)
-            manager = StructuredOutputManager(texts, self._ends(texts), size, self._max_lines)
+            ends = self._ends(texts)
+            manager = StructuredOutputManager(texts, ends, size, self._max_lines, overlaps=self._overlaps)
             self._managers[key] = manager
         self._managers.move_to_end(key)
         return manager

@@ -36,6 +36,8 @@ MOST_WAITED = 120.0
 other work. How much a grammar may take is another limit, on processor time."""
 MOST_TESTED = 64  # tokens after which an end is looked for where the end of an answer is postponed
 _BUILD_BYTES = 2048  # bytes for each token of a vocabulary: more than its construction takes at any moment
+MOST_THREADS = 8
+"""Threads that fill masks beside a device."""
 MOST_AHEAD = 8
 """Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
 
@@ -53,13 +55,23 @@ class StructuredOutputManager:
         eos_ids: the model's end tokens, at least one.
         vocab_size: width of the logits, which may be padded beyond the vocabulary.
         max_lines: most sampling positions of a batch.
+        overlaps: masks are filled beside a forward pass that leaves the cores free, so on several threads.
     """
 
-    def __init__(self, texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        max_lines: int,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        num_threads = min(MOST_THREADS, resources.cores().usable // 2) if overlaps else 1
         self._eos_ids = eos_ids
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._mask_seconds: list[float] = []
-        self._build = partial(_build, texts, eos_ids, vocab_size, max_lines)
+        self._build = partial(_build, texts, eos_ids, vocab_size, max_lines, num_threads)
         self._built = call_on(self._thread, self._build)
 
     def compile(
@@ -134,6 +146,7 @@ class StructuredOutputManager:
         lines: list[int] = []
         forced: list[int] = []
         checks: dict[int, TokenCheck] = {}
+        buffer.fill_together(self._fills(jobs))
         for job in jobs:
             at, end = len(lines), len(lines) + len(job.drafts) + 1
             try:
@@ -152,6 +165,16 @@ class StructuredOutputManager:
         self._mask_seconds.append(perf_counter() - start)
         checks = {row: check for row, check in checks.items() if forced[row] < 0}
         return Masks(tuple(lines), buffer.words[: len(lines)], tuple(forced), checks)
+
+    @staticmethod
+    def _fills(jobs: Sequence[MaskJob]) -> list[MaskFill]:
+        """Return what is to be filled for the matchers that have not failed, in the rows where `_fill` has them."""
+        rows = accumulate((len(job.drafts) + 1 for job in jobs), initial=0)
+        return [
+            MaskFill(row, job.matcher.lent, job.remaining, job.drafts)
+            for row, job in zip(rows, jobs, strict=False)
+            if not job.matcher.has_failed
+        ]
 
     def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
         """Fill the rows of a job from row ``at`` on."""
@@ -263,11 +286,11 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 def _build(
-    texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int
+    texts: TokenTexts, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int, num_threads: int
 ) -> tuple[CompileService, MaskBuffer, Vocabulary]:
     resources.check_room(_BUILD_BYTES * len(texts.lengths))
     bounds = accumulate(texts.lengths, initial=0)
     tokens = tuple(texts.data[start:end] for start, end in pairwise(bounds))
     vocabulary = Vocabulary(tokens[:vocab_size], frozenset(texts.special), eos_ids, vocab_size)
     _ = vocabulary.llguidance, ranks(vocabulary)
-    return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary), vocabulary
+    return CompileService(vocabulary), MaskBuffer(max_lines, vocabulary, num_threads), vocabulary

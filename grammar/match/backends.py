@@ -54,6 +54,11 @@ class LlguidanceBackend:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
+    @property
+    def parser(self) -> Any:
+        """The library's object, to fill the masks of many at once."""
+        return self._matcher
+
     def fill(self, row: Row) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 

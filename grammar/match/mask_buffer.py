@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
 from .budget_close import BudgetCheck
+from .matcher import SLOW_SECONDS
 from .reasoning_matcher import AnswerMatcher
+
+# Rows that threads fill together: fewer take less time than it takes to wake the threads.
+LEAST_TOGETHER = 8
 
 
 class MaskFill(NamedTuple):
@@ -34,6 +39,8 @@ class MaskBuffer:
 
     Args:
         rows: the largest number of sampling positions of a batch.
+        num_threads: that fill rows of several matchers at a time. The library fills them without the interpreter's
+            lock, so they share it with nobody.
 
     Attributes:
         words: int32 [rows, ceil(vocabulary / 32)], the tokens that the grammar allows; a row keeps its content until it
@@ -41,7 +48,13 @@ class MaskBuffer:
         checks: of the rows where the budget of tokens may exclude some of these.
     """
 
-    def __init__(self, rows: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, rows: int, vocabulary: Vocabulary, num_threads: int = 1) -> None:
+        self._executor: Any = None
+        if num_threads > 1:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor(num_threads)
+        self._is_slow = False
         self.words: NDArray[np.int32] = np.full((rows, vocabulary.num_words), -1, dtype=np.int32)
         self.checks: dict[int, BudgetCheck] = {}
         self._eos = vocabulary.eos
@@ -58,6 +71,22 @@ class MaskBuffer:
             allow nothing; neither do the rows after a draft that is refused.
         """
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
+
+    def fill_together(self, jobs: Sequence[MaskFill]) -> None:
+        """Fill the first rows of these matchers on all threads, as far as the library does. To be followed by `fill`.
+
+        After a call that took long each row is filled alone once, so that the matcher whose mask takes long learns it.
+        """
+        if self._executor is None or len(jobs) < LEAST_TOGETHER or self._is_slow:
+            self._is_slow = False
+            return
+        found = [(job.row, parser) for job in jobs if (parser := job.matcher.parser_to_fill()) is not None]
+        if not found:
+            return
+        before, (num_rows, width) = perf_counter(), self.words.shape
+        parsers = [(parser, row) for row, parser in found]
+        self._executor.unsafe_compute_mask_ptr(parsers, self.words.ctypes.data, 4 * width, num_rows)
+        self._is_slow = perf_counter() - before > SLOW_SECONDS
 
     def forced(self, row: int) -> int | None:
         """Return the only token that a row allows, one of the end tokens if it allows no other; None if there are more.

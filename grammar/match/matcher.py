@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..vocabulary import Vocabulary
-from .backends import BackendState, Row
+from .backends import BackendState, LlguidanceBackend, Row
 from .budget_close import BudgetCheck, BudgetClose
 
 # Processor time of a mask that delays the step beside whose forward pass it is filled. Time in which kernels or the
@@ -64,6 +64,7 @@ class Matcher:
         is_slow: bool = False,
     ) -> None:
         self._prepared: _Prepared | None = None
+        self._is_filled = False
         self._slow_masks = self._slow_searches = is_slow
         self._tokens: list[int] = []
         self._open_ended = open_ended
@@ -134,6 +135,20 @@ class Matcher:
         if check is not None:
             row[:] = check.limits()
 
+    def parser_to_fill(self) -> Any | None:
+        """Return the library's parser if the next row is to be filled by it together with those of other answers.
+
+        The next `fill_grammar_mask` takes its row as filled, unless a token comes or goes until then. None where the
+        row is another one than the parser's, or takes long.
+        """
+        state = self._state
+        if self._ended or self._slow_masks or self._prepared is not None or not isinstance(state, LlguidanceBackend):
+            return None
+        if state.failure() is not None:
+            return None
+        self._is_filled = True
+        return state.parser
+
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
         """Write the bitmask of the tokens that the grammar allows next.
 
@@ -176,7 +191,9 @@ class Matcher:
         if self._ended:
             self._allow_only_end(row)
             return None
-        self._state.fill(row)
+        if not self._is_filled:
+            self._state.fill(row)
+        self._is_filled = False
         if self._state.failure() is not None:
             self._replay()
             self._state.fill(row)
@@ -213,6 +230,7 @@ class Matcher:
         if self._ended:
             return False
         self._prepared = None
+        self._is_filled = False
         if token in self._vocabulary.eos:
             self._ended = self._state.can_end()
             self._tokens += [token] * self._ended
@@ -246,6 +264,7 @@ class Matcher:
         if not count:
             return
         self._prepared = None
+        self._is_filled = False
         del self._tokens[self.num_tokens - count :]
         if self._ended:
             self._ended = False

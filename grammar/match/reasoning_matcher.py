@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,9 @@ class _Answer:
     def num_shortest(self) -> int | None:
         shortest = self.matcher.num_shortest if self.matcher else None
         return None if shortest is None else len(self._lead) + shortest
+
+    def parser_to_fill(self) -> Any | None:
+        return self.matcher.parser_to_fill() if self.matcher is not None and self.follows_grammar else None
 
     def fill_grammar_mask(self, row: Row, remaining: int | None) -> BudgetCheck | None:
         if self._num_own < len(self._lead):
@@ -202,6 +205,10 @@ class ReasoningMatcher:
         check = self.fill_grammar_mask(row, remaining)
         if check is not None:
             row[:] = check.limits()
+
+    def parser_to_fill(self) -> Any | None:
+        """See `Matcher.parser_to_fill`; None before the answer, and of free text."""
+        return self._answer.parser_to_fill() if self._place.phase is _Phase.ANSWER else None
 
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
         """Write the mask that knows of no budget of the answer: see `Matcher.fill_grammar_mask`."""

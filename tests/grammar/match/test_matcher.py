@@ -17,6 +17,7 @@ from support.grammar.schema_cases import SCHEMAS
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.grammar_artifact import Backend, GrammarArtifact
+from rootgraft.grammar.match import mask_buffer
 from rootgraft.grammar.match.budget_close import BudgetClose
 from rootgraft.grammar.match.closing_texts import ClosingTexts
 from rootgraft.grammar.match.completion_search import CompletionSearch
@@ -66,7 +67,7 @@ def test_an_answer_is_complete_whenever_its_shortest_form_fits(grammars, schema,
 
 
 def test_closing_survives_rollback(grammars):
-    compiled = grammars.schema(SCHEMAS[0])
+    compiled = grammars.schema({"type": "integer"})
     rng = random.Random(1)
     for _ in range(10):
         matcher, left = compiled.matcher(), 40
@@ -259,6 +260,52 @@ def test_rows_of_a_batch(vocabulary):
     assert buffer.forced(1) is None
     assert not buffer.words[2].any()
     assert (buffer.words[1] == -1).all()
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32), budget=st.none() | st.integers(1, 60))
+def test_rows_that_are_filled_together_are_those_filled_alone(grammars, vocabulary, seed, budget):
+    """Of answers anywhere, ended ones and a failed one too; what follows is as if none had been filled together."""
+    rng = random.Random(seed)
+    pairs = [(matcher := grammars.schema(rng.choice(SCHEMAS)).matcher(), matcher.copy()) for _ in range(12)]
+    together, alone = MaskBuffer(24, vocabulary, num_threads=2), MaskBuffer(24, vocabulary)
+    for _ in range(10):
+        jobs, lengths = [], [matcher.num_tokens for matcher, _ in pairs]
+        for index, (matcher, _) in enumerate(pairs):
+            draft = [rng.randrange(len(vocabulary.tokens))] if rng.random() < 0.3 else []
+            jobs.append(MaskFill(2 * index, matcher, budget, draft))
+        together.fill_together(jobs)
+        failures = together.fill(jobs)
+        expected = alone.fill([job._replace(matcher=other) for job, (_, other) in zip(jobs, pairs, strict=True)])
+        assert failures.keys() == expected.keys()
+        assert (together.words == alone.words).all() and together.checks.keys() == alone.checks.keys()
+        for before, (matcher, other) in zip(lengths, pairs, strict=True):
+            matcher.rollback(matcher.num_tokens - before)
+            other.rollback(other.num_tokens - before)
+        for index, (matcher, other) in enumerate(pairs):
+            allowed = np.flatnonzero(np.unpackbits(together.words[2 * index].view(np.uint8), bitorder="little"))
+            token = int(rng.choice(allowed)) if len(allowed) else -1
+            assert matcher.accept(token) == other.accept(token)
+
+
+def test_a_row_that_takes_long_is_found_among_those_filled_together(grammars, vocabulary, monkeypatch):
+    """The step after a slow one fills each row alone, and the matcher that was slow is left out from then on."""
+    compiled = grammars.schema({"type": "integer"})
+    slow, *others = [compiled.matcher() for _ in range(9)]
+    buffer = MaskBuffer(9, vocabulary, num_threads=2)
+    jobs = [MaskFill(row, matcher) for row, matcher in enumerate((slow, *others))]
+    monkeypatch.setattr(mask_buffer, "SLOW_SECONDS", -1.0)
+    buffer.fill_together(jobs)
+    buffer.fill(jobs)
+    asked = []
+    monkeypatch.setattr(Matcher, "parser_to_fill", lambda matcher: asked.append(matcher))
+    buffer.fill_together(jobs)
+    assert not asked
+    buffer.fill_together(jobs)
+    assert len(asked) == 9
+    monkeypatch.undo()
+    slow._slow_masks = True
+    assert slow.parser_to_fill() is None and others[0].parser_to_fill() is not None
 
 
 @settings(max_examples=15)
