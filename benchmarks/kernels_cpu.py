@@ -9,7 +9,8 @@ the least of several repeats, in microseconds for each call.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ def random_blocks(
     return quantised_weights.pack_blocks(raw.view(columns, -1), block_type, dynamic=dynamic)
 
 
+def run_products(x: Tensor, layers: Sequence[ops.Linear]) -> None:
+    for layer in layers:
+        ops.linear(x, layer)
+
+
 def bench_quantised() -> None:
     """Times of a form, how much faster than bf16 that is, and its share of two limits.
 
@@ -80,10 +86,10 @@ def bench_quantised() -> None:
         forms = [[make(columns, width) for _ in range(copies)] for make in FORMS.values()]
         for rows in (1, 8, 32, 128) if name == "head" else (1, 8, 32, 128, 512):
             x = torch.randn(rows, width).to(BF16)
-            bf16 = least_time(lambda x=x, plain=plain: [ops.linear(x, layer) for layer in plain], copies)
+            bf16 = least_time(partial(run_products, x, plain), copies)
             cells = []
             for form, layers in zip(FORMS, forms, strict=True):
-                took = least_time(lambda x=x, layers=layers: [ops.linear(x, layer) for layer in layers], copies)
+                took = least_time(partial(run_products, x, layers), copies)
                 products = rows * width * columns / took / 1e3
                 limit = 2 * peak if form.endswith("dynamic") else peak
                 size = layers[0].weight.nbytes + layers[0].scales.nbytes
@@ -189,11 +195,16 @@ def small_ops(rows: int) -> dict[str, tuple[Callable[[], Tensor], Callable[[], T
     }
 
 
+def repeated(run: Callable[[], object]) -> None:
+    for _ in range(50):
+        run()
+
+
 def bench_small() -> None:
     print(f"\n{'small ops':18} {'M':>4} {'ours':>9} {'torch':>9}")
     for rows in (1, 32, 512):
         for name, (ours, theirs) in small_ops(rows).items():
-            times = [least_time(lambda run=run: [run() for _ in range(50)], 50) for run in (ours, theirs)]
+            times = [least_time(partial(repeated, run), 50) for run in (ours, theirs)]
             print(f"{name:18} {rows:4} {times[0]:9.1f} {times[1]:9.1f}", flush=True)
 
 

@@ -64,7 +64,7 @@ class Engine:
     def ask(self, tokens: list[int], answer: int = 1) -> Cost:
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
         began, processor = time.perf_counter(), time.process_time()
-        [output] = self._llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+        [output] = self._llm.generate([tokens], params, use_tqdm=False)
         return Cost(time.perf_counter() - began, time.process_time() - processor, output.num_cached_tokens or 0)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
 def writer_seconds() -> float:
     """Return the processor time of the threads that write pages behind the steps of this process."""
     writers = {thread.native_id for thread in threading.enumerate() if thread.name == "kv-write-behind"}
-    return sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id in writers)
+    return float(sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id in writers))
 
 
 def middle(values: Iterable[float]) -> list[float]:

@@ -48,5 +48,6 @@ def read(path: str, texts: list[list[int]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[2:]
-    print(json.dumps(quantize(*arguments) if sys.argv[1] == "quantize" else read(*arguments, json.load(sys.stdin))))
+    command, path, *others = sys.argv[1:]
+    found = quantize(path, *others) if command == "quantize" else read(path, json.load(sys.stdin))
+    print(json.dumps(found))

@@ -41,10 +41,12 @@ from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import Abort, Message, Submit
 from rootgraft.engine.serving.async_engine import AsyncEngine
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import Pooler
+from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.radix.namespace import ENDLESS
 
 STEP, PER_TOKEN = 0.020, 0.00005
@@ -58,9 +60,11 @@ class SimulatedWorker:
 
     num_pages, max_model_len, vocab_size = PAGES, 8192, 1000
     eos_ids: tuple[int, ...] = ()
-    summary = ("simulated",)
+    summary: tuple[str, ...] = ("simulated",)
     base_digest = "simulated"
-    adapters = draft = states = kv_pages = None
+    adapters: AdapterPool | None = None
+    states: StateSlots | None = None
+    draft = kv_pages = None
     pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False

@@ -80,7 +80,7 @@ def compiled(folder: Path) -> Path:
 
 def cut(program: Path, threads: int, rows: int, columns: int, inputs: int) -> list[int]:
     """Return the rows times panels of each part of a product of so many inputs, by vector instructions."""
-    command = [program, *map(str, (threads, rows, columns, 1, FEW_ROWS, MANY_ROWS, inputs // 2))]
+    command = [str(program), *map(str, (threads, rows, columns, 1, FEW_ROWS, MANY_ROWS, inputs // 2))]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [int(rows) * int(panels) for rows, panels in map(str.split, lines)]
 

@@ -88,7 +88,8 @@ def answers(count: int, folder: Path, names: list[str], **options: Any) -> list[
     """Answer the requests by a model of some ranks."""
     llm = LLM(**OPTIONS, lora_dir=str(folder), **options)
     try:
-        return mixed_answers(llm, names, count=count)
+        found: list[Answered] = mixed_answers(llm, names, count=count)
+        return found
     finally:
         llm.close()
 

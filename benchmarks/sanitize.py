@@ -49,7 +49,7 @@ def main() -> int:
     if loaded != runtimes:  # which must be there before anything else
         command = ["setarch", "-R", sys.executable, "-m", "benchmarks.sanitize", *sys.argv[1:]]
         os.execvpe(command[0], command, os.environ | SETTINGS | {"LD_PRELOAD": runtimes})
-    backend.load_best = lambda cache: open_library(library)  # type: ignore[assignment]
+    setattr(backend, "load_best", lambda cache: open_library(library))  # noqa: B010 (the name is imported there)
     return int(pytest.main(["--capture=sys", *(arguments or TESTS)]))
 
 

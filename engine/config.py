@@ -15,7 +15,7 @@ from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtf
 from .kv_events_config import KvEventsConfig
 from .types import MAX_SEED, MIN_SEED
 
-# Of a step, where no option says otherwise and nothing is known of a GPU (``executor.device_defaults``).
+# Limits of a step where no option says otherwise and no GPU is known (``executor.device_defaults``).
 DEFAULT_SEQS = 64
 DEFAULT_TOKENS = 640
 MOST_GPU_SEQS = 256

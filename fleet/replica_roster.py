@@ -116,7 +116,7 @@ class ReplicaRoster:
         return self._totals.total(self._stats())
 
     def stats_by_index(self) -> dict[int, dict[str, float]]:
-        """The same of each index, and the seconds of silence of those that run."""
+        """Sums as in `stats` by index of a replica; of those that run, also the seconds since their last message."""
         sums = self._totals.by_index(self._stats())
         for member in self:
             sums[member.index]["engine_silent_seconds"] = member.client.silent_seconds

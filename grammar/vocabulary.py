@@ -204,7 +204,7 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
-        # Of two names that match, the longer one counts.
+        # The longer of two names that match counts.
         names = sorted(self._specials, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 

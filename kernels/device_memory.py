@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of torch's allocators, CUDA's runtime, cuBLAS and Python's threads, whose errors are plain RuntimeErrors.
+# Messages of torch's allocators, CUDA's runtime, cuBLAS and Python's threads, whose errors are plain RuntimeErrors.
 _TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "can't start new thread")
 
 

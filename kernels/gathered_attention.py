@@ -81,7 +81,7 @@ def takes(k_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> bool:
     dim = k_cache.shape[3]
     is_plain = params.soft_cap is None and params.sinks is None and params.value_dim is None
     sees_all = all(limit is None or limit >= batch.max_context for limit in (params.window, params.chunk))
-    # Of fp32 torch would hold all scores in memory: its fused kernels on a GPU are of 16 bits.
+    # For fp32 on a GPU torch would hold all scores in memory, as its fused kernels there take only 16 bits.
     is_fused = not kv_forms.has_scales(k_cache.dtype) and (k_cache.dtype.itemsize == 2 or not k_cache.is_cuda)
     return is_plain and sees_all and is_fused and dim <= _MOST_DIM and dim % 8 == 0
 

@@ -44,7 +44,9 @@ def lora_shrink_expand(
 def expert_shrink_expand(
     y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
 ) -> None:
-    """The same for the picks of each token, whose slots are ``slot * num_experts + expert``.
+    """Add adapters' products to those of the experts that each token picks, as `lora_shrink_expand`.
+
+    The factors of an adapter for an expert are in slot ``slot * num_experts + expert`` of the table.
 
     Args:
         y: [T, k, sum of sizes], changed in place.
@@ -70,7 +72,9 @@ def expert_shrink_expand(
 
 
 def head_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
-    """The same for the heads of each token, whose slots are ``slot * num_heads + head``.
+    """Add adapters' products to those of each head, as `lora_shrink_expand`.
+
+    The factors of an adapter for a head are in slot ``slot * num_heads + head`` of the table.
 
     Args:
         y: [T, H * (sum of sizes + more)], changed in place.

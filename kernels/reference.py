@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same with an fp32 result, widening a part of the weight at a time: [T, K], [N, K], [N] or None -> [T, N]."""
+    """``x @ weight.T + bias`` in fp32: [T, K], [N, K], [N] or None -> [T, N]. Widens a part of the weight at a time."""
     x = x.float()
     out = torch.cat([functional.linear(x, part.float()) for part in weight.split(_WEIGHT_BLOCK)], dim=1)
     return out if bias is None else out.add_(bias)

@@ -382,8 +382,8 @@ class QueueLimits:
         for other, group in self._waiting.items():
             lag = turn - self._served[other]
             if other[1] is load.priority and other != name and lag >= 0 and (work := group.surely(ready)).sequences:
-                # Of tenants that were served the same, the first to wait is next. Else whole sequences count alone, as
-                # the one after them may come after the request.
+                # Among tenants that were served the same, the first to wait is next. Else only whole sequences
+                # count, as the one after them may come after the request.
                 count = int(work.sequences * min(1.0, lag / work.cost)) if lag and work.cost else 1
                 yield work, min(1.0, count / work.sequences)
 

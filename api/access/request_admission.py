@@ -103,7 +103,7 @@ class RequestAdmission:
         works = {}
         for prompt, (tokens, n, most) in enumerate(demand.prompts):
             answer = self.queue_limits.answer_tokens(most)
-            # Of n sequences with one prompt, the first computes it.
+            # The first of n sequences with one prompt computes it.
             first, others = work_of(tokens, new[prompt], answer, short), work_of(0, 0, answer, short)
             works.update({(prompt, index): others if index else first for index in range(n)})
         for each in marks:
@@ -156,7 +156,7 @@ class QueueTicket:
             self._queue.leave(self._load, work, begun=False)
         self._waiting.clear()
         for sequence, answer in self._begun.items():
-            # Where one of several answers has ended, the ends of the others may not have been told.
+            # One of several answers may have ended untold when another ended the request: its length is not known then.
             self._queue.end(answer, self._num_tokens[sequence] if self._load.sequences == 1 else None)
         self._begun.clear()
         used = 0 if self._num_generated is None else self._load.tokens + self._num_generated

@@ -59,7 +59,7 @@ class FairSlots:
         self._num_given = 0
 
     def __len__(self) -> int:
-        """Owners that are known."""
+        """Return the number of owners that hold a slot, wait for one, or are remembered for their turn."""
         return len(self._held.keys() | self._waiting.keys() | self._last.keys())
 
     @asynccontextmanager

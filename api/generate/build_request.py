@@ -93,7 +93,7 @@ def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, str
 async def _with_thought(
     request: TextRequest, thought: ThoughtPlan, budget: int | None, async_engine: AsyncEngine
 ) -> TextRequest:
-    """Return the request with what the engine has to know of the thought, and marks that have text."""
+    """Return the request with the thought's rules for the engine, and with its special tokens kept in the text."""
     form = thought.format
     texts = (form.start, form.end, form.lead)
     marks = [await async_engine.encode(mark, add_special_tokens=False, owner=Owner()) for mark in texts]

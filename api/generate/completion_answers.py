@@ -98,7 +98,7 @@ class CompletionChunks:
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
         self._choices = [_Choice(request, prompt) for prompt in prompts for _ in range(request.n)]
-        # Of each choice, until they are sent with its first chunk.
+        # The prompt's tokens by choice, kept until they are sent with its first chunk.
         self._prompt_ids = {
             index: list(prompts[index // request.n].tokens)
             for index in range(len(self._choices))

@@ -101,5 +101,5 @@ class ModelRouter:
         self.on_removed(state)
 
     def _finder(self, name: str) -> ServerState | None:
-        """Return the first state that may find an adapter of a name that nobody has."""
+        """Return the first model that may load an adapter by a name that no model has loaded yet; None if none may."""
         return next((state for state in self._states if state.models.may_have(name)), None)

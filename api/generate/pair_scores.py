@@ -1,4 +1,4 @@
-"""Scores of pairs of texts over HTTP: what computes them, and the scores of what was computed."""
+"""Scores of pairs of texts over HTTP: plan the prompts that a model reads, and make scores of their results."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class PairReader:
-    """What computes the scores of pairs: one request's stream.
+    """Reads the prompts of one request's pairs and makes scores of them.
 
     Attributes:
-        reader: of all prompts.
+        reader: reads all prompts.
         scores: returns the score of each pair, once the stream has ended.
     """
 

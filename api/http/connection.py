@@ -255,7 +255,7 @@ class Connection(HttpToolsProtocol):
             if self.is_closing:
                 self._socket.close()
             else:
-                # Wait for the next request as uvicorn does after a response; the arrival of a body ended that wait.
+                # Begin uvicorn's wait for the next request anew: the arrival of the body has ended it.
                 self._unset_keepalive_if_required()
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler

@@ -32,7 +32,7 @@ async def ui_state(state: State, models: Models, since: Annotated[float, Query(g
         raise CapacityError("The model is still being loaded.")
     if not state.engine.is_healthy:
         raise state.engine.death()
-    # Of an engine of one process all that could be told is in the snapshot.
+    # The snapshot has all that could be told about an engine of one process.
     fleet = fleet_json(state.engine.client.status()) if isinstance(state.engine.client, ReplicaOwner) else None
     is_empty = fleet is not None and not fleet["data"]
     engine, waiting = b"null", None

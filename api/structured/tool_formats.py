@@ -21,7 +21,7 @@ class CallIds(Enum):
     SHORT = auto()
     """Nine letters and digits."""
     WRITTEN = auto()
-    """The same, written by the model between the function's name and the arguments."""
+    """Nine letters and digits, which the model writes between the function's name and the arguments."""
     NUMBERED = auto()
     """``functions.NAME:NUMBER``, in which the model writes the number."""
     COUNTED = auto()

@@ -130,7 +130,7 @@ def _judged(runs: dict[str, dict[str, list[Any]]], *, is_limited: bool) -> tuple
 
 def _processor_ms(figures: dict[str, Any], part: str) -> float:
     """Return milliseconds of processor time for each 1,000 tokens."""
-    return float(figures["processor_s"][part]) / figures["output_tokens"] * 1e6
+    return float(figures["processor_s"][part] / figures["output_tokens"] * 1e6)
 
 
 def _figure(figures: dict[str, Any], path: tuple[str, ...]) -> float:

@@ -99,7 +99,7 @@ def processor_seconds() -> float:
     """Return the processor time of this process and of the replicas."""
     own = psutil.Process()
     times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 async def measure_copies(count: int) -> tuple[list[Figure], dict[str, Any]]:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 
 from benchmarks.fleet.fleet_harness import START_SECONDS, Figure, finish, parser, run_within, serve_command, wait_ready
@@ -129,9 +128,8 @@ async def run(url: str, base: str | None, clients: int, tokens: int, seconds: fl
     name = load.name
     for version in ("pirate", "shell"):
         await change(load, url, "add", (), name, "--source", f"file://{ADAPTERS / version}", *of_base)
-    async with openai.AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=0, http_client=httpx.AsyncClient(trust_env=False, timeout=120)
-    ) as client:
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=120)
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as client:
         listed = (await client._client.get(f"{url}/admin/models")).json()["data"]
         one, two = [version["digest"] for each in listed if each["id"] == name for version in each["versions"]]
         for digest in (one, two):

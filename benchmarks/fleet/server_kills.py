@@ -78,7 +78,7 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory() as folder, _machines(options) as machines:
         limit = 3 * START_SECONDS + options.calm + options.seconds
-        return run_within(limit, _measure(options, Path(folder) / "usage.sqlite", machines))
+        return int(run_within(limit, _measure(options, Path(folder) / "usage.sqlite", machines)))
 
 
 def _options() -> argparse.Namespace:

@@ -75,7 +75,8 @@ async def _follow(server: RemoteServer, options: argparse.Namespace, held: float
     """Keep as many streams under way as the sine says, for its period and a while after it."""
     least, most = 0.6 * options.rows, (options.most - 0.4) * options.rows
     before = await server.get("fleet")
-    began, running, number = time.monotonic(), set(), 0
+    began, number = time.monotonic(), 0
+    running: set[asyncio.Task[Answer]] = set()
     answers: list[tuple[int, asyncio.Task[Answer]]] = []
     looks: list[tuple[float, int, int, int]] = []  # second, streams, replicas wanted, and that serve
     while (second := time.monotonic() - began) < options.seconds:

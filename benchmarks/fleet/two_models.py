@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import psutil
 
@@ -126,9 +125,8 @@ def engines(process: psutil.Process) -> list[psutil.Process]:
 
 async def run(url: str, server: psutil.Process, file: Path, options: argparse.Namespace) -> Load:
     load, end, tokens = Load(), asyncio.Event(), options.tokens
-    async with openai.AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=0, http_client=httpx.AsyncClient(trust_env=False, timeout=120)
-    ) as client:
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=120)
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as client:
         listed = [card.id async for card in client.models.list()]
         assert listed == list(NAMES), listed
         # The last form first, so that its answers are known before it takes the name under load.

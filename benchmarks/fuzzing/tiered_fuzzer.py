@@ -68,7 +68,7 @@ class TieredFuzzer(Fuzzer):
             core.append(make(each))
             return core[0]
 
-        self.make_core = kept  # type: ignore[method-assign]
+        self.make_core = kept  # type: ignore[method-assign, assignment]
         try:
             return super()._together(world, requests)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Batch:
     context_len: Tensor
     shared: ops.SharedPrefixes | None
 
-    def attend(self, scale: float, *, sharing: bool = True, gathering: bool = False, **options: object) -> Tensor:
+    def attend(self, scale: float, *, sharing: bool = True, gathering: bool = False, **options: Any) -> Tensor:
         """``ops.attention``, with ``gathering`` of all rows over gathered pages."""
         batch = ops.PagedBatch(
             self.page_table,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
@@ -15,7 +17,7 @@ def measure(machine: Machine) -> Ceilings:
     target = torch.empty_like(source)
     num_bytes = source.numel() * source.element_size()
     copy = 2 * num_bytes / seconds(machine, [lambda: target.copy_(source)])
-    read = max(each.nbytes / seconds(machine, [lambda each=each: torch.sum(each)]) for each in (source, narrow))
+    read = max(each.nbytes / seconds(machine, [partial(torch.sum, each)]) for each in (source, narrow))
     size = 64 if machine.tiny else 8192
     a, b = machine.randn(size, size), machine.randn(size, size)
     flops = 2 * size**3 / seconds(machine, [lambda: a @ b])

@@ -60,7 +60,8 @@ def _rope_error(machine: Machine, dtype: torch.dtype, dim: int, is_normed: bool)
     angles = torch.rand(50, dim // 2, device=machine.device, dtype=torch.float64) * 6.3
     table = torch.cat([angles.cos(), angles.sin()], 1)
     norms = (machine.randn(dim, dtype=dtype), machine.randn(dim, dtype=dtype)) if is_normed else (None, None)
-    q = ops.rope_store_kv(qkv, positions, cells, *caches, ops.RopeParams(heads, kv_heads, table.float(), *norms, 1e-5))
+    params = ops.RopeParams(heads, kv_heads, table.float(), norms[0], norms[1], 1e-5)
+    q = ops.rope_store_kv(qkv, positions, cells, caches[0], caches[1], params)
     stored = caches.transpose(2, 3).flatten(1, 2)[:, cells]  # [2, T, Hkv, D]
     parts = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     expected = []

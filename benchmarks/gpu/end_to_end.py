@@ -141,7 +141,7 @@ def _adapters(
     with engine(machine, shape, folder, **options) as adapted:
         for number in (most,) if machine.tiny else (0, 8, most):
             prompts = [adapted.tokens(context) for _ in range(rows)]
-            names = [f"adapter-{i}" for i in range(number)] or [None]
+            names: list[str | None] = [f"adapter-{i}" for i in range(number)] or [None]
             took = adapted.decode_step(prompts, _steps(machine), adapters=names)
             factors = number * RANK * shape.layers * sum(a + b for a, b in shape.projections.values())
             floor = shape.step_floor(ceilings, rows * context, machine.dtype.itemsize, rows)

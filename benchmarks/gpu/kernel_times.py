@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -131,7 +132,7 @@ def _norm_line(machine: Machine, ceilings: Ceilings, tokens: int) -> Line:
         (machine.randn(tokens, width), machine.randn(tokens, width, dtype=torch.float32))
         for _ in range(_copies(machine, tokens * width * 8))
     ]
-    took = seconds(machine, [lambda x=x, total=total: ops.add_rms_norm(x, total, weight, 1e-5) for x, total in inputs])
+    took = seconds(machine, [partial(ops.add_rms_norm, x, total, weight, 1e-5) for x, total in inputs])
     moved = tokens * width * (2 * weight.element_size() + 8)
     return _line(f"add_rms_norm, {tokens} tokens", took, moved / ceilings.copy)
 
@@ -139,7 +140,7 @@ def _norm_line(machine: Machine, ceilings: Ceilings, tokens: int) -> Line:
 def _activation_line(machine: Machine, ceilings: Ceilings, tokens: int) -> Line:
     inner = 64 if machine.tiny else INNER
     inputs = [machine.randn(tokens, 2 * inner) for _ in range(_copies(machine, tokens * inner * 6))]
-    took = seconds(machine, [lambda gate_up=gate_up: ops.gated_activation(gate_up, "silu") for gate_up in inputs])
+    took = seconds(machine, [partial(ops.gated_activation, gate_up, "silu") for gate_up in inputs])
     return _line(f"gated_activation, {tokens} tokens", took, 1.5 * inputs[0].nbytes / ceilings.copy)
 
 
@@ -147,13 +148,11 @@ def _rope_line(machine: Machine, ceilings: Ceilings, tokens: int) -> Line:
     heads, kv_heads, dim = _heads(machine)
     total = (heads + 2 * kv_heads) * dim
     inputs = [machine.randn(tokens, total) for _ in range(_copies(machine, 2 * tokens * total * 2))]
-    caches = machine.randn(2, tokens, kv_heads, 16, dim)
+    k_cache, v_cache = machine.randn(2, tokens, kv_heads, 16, dim)
     table = machine.randn(4096, dim, dtype=torch.float32)
     positions = machine.ints(list(range(tokens)), torch.int64)
     cells = positions * 16
-    calls = [
-        lambda qkv=qkv: ops.rope_store_kv(qkv, positions, cells, *caches, ops.RopeParams(heads, kv_heads, table))
-        for qkv in inputs
-    ]
+    params = ops.RopeParams(heads, kv_heads, table)
+    calls = [partial(ops.rope_store_kv, qkv, positions, cells, k_cache, v_cache, params) for qkv in inputs]
     floor = (2 * tokens * total * inputs[0].element_size() + tokens * dim * 4) / ceilings.copy
     return _line(f"rope_store_kv, {tokens} tokens", seconds(machine, calls), floor)

@@ -123,7 +123,8 @@ def _draw_differences(machine: Machine) -> float:
     lines = torch.arange(count, device=machine.device)[:, None].repeat(1, 2)
     drawn = sampling_ops.draw_lines(logits, table.rows, lines).tolist()
     expected = [_defined(line, rows[at : at + 1], at) for at, line in enumerate(logits.cpu().split(1))]
-    return sum(a != b for a, b in zip(drawn, expected, strict=True)) / (count / 100)
+    wrong: int = sum(a != b for a, b in zip(drawn, expected, strict=True))
+    return wrong / (count / 100)
 
 
 def _defined(logits: torch.Tensor, row: np.ndarray, position: int) -> int:

@@ -76,7 +76,7 @@ def seconds(machine: Machine, calls: Sequence[Call], repeats: int = 10) -> float
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
                 for name, copies in weights.items():
                     first = copies[0]
                     x = machine.randn(rows, first.shape[1])
-                    one = seconds(machine, [lambda x=x, each=each: functional.linear(x, each) for each in copies])
+                    one = seconds(machine, [partial(functional.linear, x, each) for each in copies])
                     floor = ceilings.seconds(read=first.nbytes, flops=2 * rows * first.numel())
                     yield _line(f"{name}, {rows} rows, {library}", one, floor)
                     if name != _OF_MODEL:

@@ -8,7 +8,8 @@ ms in FP8 on an H200, of which 0.7 ms are for the other kernels; where they take
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -140,7 +141,7 @@ def _times(
     layers = [first, *(_copied(first) for _ in range(count - 1))]
     for rows in _STEP_ROWS if machine.tiny else _ROWS:
         x = machine.randn(rows, shape[1])
-        took = seconds(machine, [lambda layer=layer, x=x: ops.linear(x, layer) for layer in layers])
+        took = seconds(machine, [partial(ops.linear, x, layer) for layer in layers])
         yield rows, took, ceilings.seconds(read=first.nbytes, flops=2 * rows * shape[0] * shape[1])
 
 
@@ -150,7 +151,7 @@ def _copied(layer: GroupedLinear) -> GroupedLinear:
     assert not isinstance(part, Tensor)
     names = ("weight", "high", "scales", "super_scales", "offsets", "super_offsets", "factors", "table", "permutation")
     tensors = {name: getattr(part, name) for name in names}
-    copies = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
+    copies: dict[str, Any] = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
     return GroupedLinear(layer.in_features, layer.out_features, layer.dtype, (type(part)(part.form, **copies),), None)
 
 

@@ -93,6 +93,7 @@ def _half_masks(machine: Machine, rows: int, vocab: int) -> DeviceMasks:
 def _steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:
     """From logits to results on the host, with all that Python does."""
     logits = _logits(machine, rows, vocab, True)
+    cases: dict[str, tuple[SamplingParams, DeviceMasks | None]]
     cases = {name: (params, None) for name, params in REQUESTS.items()}
     cases["greedy, mask"] = (REQUESTS["greedy"], _half_masks(machine, rows, vocab))
     for name, (params, masks) in cases.items():

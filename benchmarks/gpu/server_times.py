@@ -117,7 +117,7 @@ def wait_for(url: str) -> None:
                 return
         except (URLError, OSError):
             time.sleep(0.2)
-    raise RemoteError(f"no answer from {url} within {START_SECONDS:g} s")
+    raise RemoteError("not reachable", f"no answer from {url} within {START_SECONDS:g} s")
 
 
 def _levels(url: str, load: Load) -> Iterator[Line]:

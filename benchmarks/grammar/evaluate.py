@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from benchmarks.grammar.limited_walk import Tokens, allowed_tokens, draw_within
 from benchmarks.grammar.spelling import MISSING, spell
 from rootgraft.engine.text.tokenizer import Tokenizer
-from rootgraft.grammar.compile.compiler import CompiledGrammar, compile
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.match.matcher import GrammarFailure, Matcher
 from rootgraft.grammar.schema.analysis import Analysis

@@ -51,8 +51,8 @@ def _pairs(vocabulary: Vocabulary, rows: list[dict[str, Any]]) -> Iterator[bytes
         yield vocabulary.tokens[first] + vocabulary.tokens[second]
     words = [token for token in vocabulary.tokens if token[:1] == b" " and token[1:].isalpha()]
     for step in range(1, len(words)):
-        for first, second in zip(words, words[step:], strict=False):
-            yield first + second
+        for word, next_word in zip(words, words[step:], strict=False):
+            yield word + next_word
 
 
 def measure(rows: list[dict[str, Any]], vocabulary: Vocabulary, repeats: int) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from benchmarks.growth.curve import Curve
 from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.kv_cache.state_cache import StateSlots
 from rootgraft.engine.messages import Done, Submit
 from rootgraft.engine.types import Pooler, SamplingParams
+from rootgraft.lora.adapter_pool import AdapterPool
 from rootgraft.radix.namespace import ENDLESS
 
 RUNNING = (1, 4, 16, 64, 256)
@@ -28,9 +30,11 @@ class InstantWorker:
 
     num_pages, max_model_len, vocab_size = 16_384, 8192, _VOCABULARY
     eos_ids: tuple[int, ...] = ()
-    summary = ("instant",)
+    summary: tuple[str, ...] = ("instant",)
     base_digest = "instant"
-    adapters = draft = states = kv_pages = None
+    adapters: AdapterPool | None = None
+    states: StateSlots | None = None
+    draft = kv_pages = None
     pooler = Pooler()
     rope_switch = ENDLESS
     overlaps = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.growth.curve import Curve
 from rootgraft.engine.offline.llm import LLM
+from rootgraft.engine.offline.running_request import RunningRequest
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 
@@ -48,7 +49,8 @@ def _seconds(llm: LLM, specs: list[GrammarSpec]) -> float:
     """Return the seconds in which one answer for each schema is made, so many at once."""
     params = SamplingParams(max_tokens=64, temperature=0.0)
     prompt = llm.tokenizer.encode("Fill in the form as JSON: ", add_special_tokens=False)
-    begin, waiting, running = time.perf_counter(), specs[::-1], []
+    begin, waiting = time.perf_counter(), specs[::-1]
+    running: list[RunningRequest] = []
     while waiting or running:
         while waiting and len(running) < _AT_ONCE:
             running.append(llm.begin(prompt, params, grammar=waiting.pop()))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.growth.curve import Curve
 from benchmarks.prefix_cache import BASE, filled, median, put, put_nothing, tokens_of
+from rootgraft.engine.kv_cache.prefix_cache import Lease, PrefixCache
 
 TOKENS = (1_000, 10_000, 100_000, 1_000_000)
 _PAGE, _LENGTH = 16, 496
@@ -18,16 +21,14 @@ def measure(quick: bool) -> list[Curve]:
     for size in sizes:
         cache = filled(_PAGE, size, _LENGTH, tenants=1)
         known, fresh = tokens_of(_LENGTH, size // _LENGTH // 2), tokens_of(_LENGTH, 10**6)
-        found.append(1e6 * median(lambda cache=cache, known=known: cache.match(BASE, known, _LENGTH), 200))
-        missed.append(1e6 * median(lambda cache=cache, fresh=fresh: put_nothing(cache, fresh), 200))
+        found.append(1e6 * median(partial(cache.match, BASE, known, _LENGTH), 200))
+        missed.append(1e6 * median(partial(put_nothing, cache, fresh), 200))
         lease = cache.acquire(BASE, array("i"), 0)
         pages = iter(range(1, size // _PAGE))
-        evicted.append(
-            1e6 * median(lambda cache=cache, lease=lease, pages=pages: cache.grow(lease, _PAGE * next(pages)), 50)
-        )
+        evicted.append(1e6 * median(partial(_grow, cache, lease, pages), 50))
         cache.release(lease, array("i"), 0)
         prompts = iter([tokens_of(_LENGTH, seed) for seed in range(10**6, 10**6 + 50)])
-        entered.append(1e6 * median(lambda cache=cache, prompts=prompts: put(cache, BASE, next(prompts)), 50))
+        entered.append(1e6 * median(partial(_put_next, cache, prompts), 50))
     label = "tokens in the tree"
     return [
         Curve("tree-match", "Prompt of 496 found, us", label, sizes, found, 0.0, "one lookup by hash at each branch"),
@@ -37,3 +38,11 @@ def measure(quick: bool) -> list[Curve]:
             "tree-enter", "Prompt of 496 entered, us", label, sizes, entered, 0.1, "its pages were those of old leaves"
         ),
     ]
+
+
+def _grow(cache: PrefixCache, lease: Lease, pages: Iterator[int]) -> None:
+    cache.grow(lease, _PAGE * next(pages))
+
+
+def _put_next(cache: PrefixCache, prompts: Iterator[array[int]]) -> None:
+    put(cache, BASE, next(prompts))

@@ -12,6 +12,7 @@ from array import array
 from random import Random
 
 from benchmarks.computed_step import ComputedStep
+from benchmarks.growth.scheduler_curves import InstantWorker
 from rootgraft.engine.batch import Batch, RowResult, StepHandle, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -24,21 +25,11 @@ REQUESTS, RATE, COLD = 300, 14.0, 0.2
 PREFIX, OWN, ANSWER = 800, 24, 16
 
 
-class _Device:
+class _Device(InstantWorker):
     """Every answer is the same word; the tokens of the last step are kept."""
 
-    num_pages, max_model_len, vocab_size = PAGES, 8192, 50_000
-    eos_ids: tuple[int, ...] = ()
-    summary = ("simulated",)
-    adapters = None
-    overlaps = False
+    num_pages = PAGES
     tokens = 0
-
-    def close(self) -> None:
-        """Nothing computes beside it."""
-
-    def free_memory(self) -> None:
-        pass
 
     def launch(self, batch: Batch) -> StepHandle:
         self.tokens = batch.num_tokens

@@ -66,7 +66,7 @@ def chat_of(text: str, asked: dict[str, Any], dialect: str) -> dict[str, Any]:
     lines = [f"{label}: {choice['value']}" for label, choice in zip(labels, asked["choices"], strict=True)]
     prompt = "\n".join([f"Question: {asked['instructions']}", *lines, "Answer with the letter of one option only."])
     content = f"{text}\n\n{prompt}"
-    held = {"structured_outputs": {"choice": labels}}
+    held: dict[str, Any] = {"structured_outputs": {"choice": labels}}
     if dialect == "llama.cpp":
         held = {"grammar": "root ::= " + " | ".join(json.dumps(label) for label in labels)}
     return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8, **held}

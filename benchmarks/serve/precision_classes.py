@@ -20,6 +20,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.serve.alternate import NO_DRAFTS, PrecisionClass, ServedForm
@@ -125,7 +126,7 @@ def given(commands: Mapping[str, str]) -> PrecisionClass:
     servers = tuple(
         ServedForm(name, url=what, is_peer=number > 0)
         if what.startswith(("http://", "https://"))
-        else ServedForm(name, lambda what=what: what, is_peer=number > 0)
+        else ServedForm(name, partial(str, what), is_peer=number > 0)
         for number, (name, what) in enumerate(commands.items())
     )
     return PrecisionClass("given", "as given", NAMES, servers)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -186,7 +186,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=cast(str, __doc__).partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--together", type=int, default=32, help="requests in one turn of the event loop")
     parser.add_argument("--system-words", type=int, default=0, help="of a system prompt that all of them share")
     parser.add_argument("--steps", type=int, default=40, help="tokens of each answer")

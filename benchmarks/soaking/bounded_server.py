@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ PAGES, PAGE, MAX_LEN = 160, 16, 1024
 
 def start_all(workers: WorkerPool[Any], count: int) -> None:
     """Start all workers of a pool: those that are asked for at once are there at once."""
-    held = []
+    held: list[Any] = []
     while len(held) < count:
         try:
             held.append(workers.acquire())
@@ -63,8 +64,12 @@ def compile_service(*arguments: Any, **options: Any) -> CompileService:
 def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process, with small caches of grammars and of outputs that drafts come from."""
     vocabulary.MAX_WORDS = WORDS
-    proposer.OutputLookup = partial(OutputLookup, DRAFT_POSITIONS)  # type: ignore[misc, assignment]
-    structured_output.CompileService = compile_service  # type: ignore[misc, assignment]
+    # The modules look these names up when they make them.
+    for module, name, made in (
+        (proposer, "OutputLookup", partial(OutputLookup, DRAFT_POSITIONS)),
+        (structured_output, "CompileService", compile_service),
+    ):
+        setattr(module, name, made)
     return engine_process.main([fd, liveness, folder, options])
 
 
@@ -93,4 +98,5 @@ def api(folder: str, port: str, threads: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit({"engine": engine, "api": api}[sys.argv[1]](*sys.argv[2:]))
+    programs: dict[str, Callable[..., int]] = {"engine": engine, "api": api}
+    sys.exit(programs[sys.argv[1]](*sys.argv[2:]))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -37,10 +37,11 @@ from rootgraft.engine import process_memory
 from rootgraft.engine.batch import Batch, StepResult
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process, structured_output
-from rootgraft.engine.core.engine_core import EngineCore, Launched
+from rootgraft.engine.core.engine_core import EngineCore
 from rootgraft.engine.core.liveness_thread import LivenessThread
+from rootgraft.engine.core.step_worker import Launched
 from rootgraft.engine.ipc import Channel
-from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts
+from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut, TokenTexts, encode
 from rootgraft.engine.serving import engine_client
 from rootgraft.grammar import vocabulary
 from rootgraft.grammar.compile.compile_service import CompileService
@@ -113,12 +114,12 @@ class Characters:
         return TokenTexts(array("i", [1] * EOS + [5]), bytes(range(32, 127)) + b"<eos>", (EOS,))
 
 
-class Device(FakeWorker):
+class Device(FakeWorker):  # type: ignore[misc]  # helpers of tests have no types
     """A step takes its time, as on a device, and leaves no record, which would grow with each."""
 
     def run(self, batch: Batch, masks: Any = None) -> StepResult:
         time.sleep(STEP_SECONDS)
-        result = super().run(batch, masks)
+        result: StepResult = super().run(batch, masks)
         self.batches.clear()
         self.log.clear()
         return result
@@ -197,7 +198,7 @@ def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     worker = Device(PAGES, PAGE, vocab_size=VOCAB, max_model_len=MAX_LEN, eos=(EOS,), adapters=adapters)
     core = CheckedCore(engine_process.parse_config(options), worker)
     channel = Channel(socket.socket(fileno=int(fd)))
-    channel.send(engine_process.encode([core.ready]))
+    channel.send(encode([core.ready]))
     process_memory.freeze()
     engine_process.serve(core, channel, LivenessThread(int(liveness)))
     core.check()
@@ -220,7 +221,7 @@ def spawn_soak_engine(fd: int, liveness: int, model_path: str, options: str) -> 
 
 def api(folder: str, port: str, tiers: str = "") -> int:
     """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
-    kept = {"kv_disk": str(kv_folder(Path(folder))), "kv_disk_gib": DISK_GIB} if tiers else {}
+    kept: dict[str, Any] = {"kv_disk": str(kv_folder(Path(folder))), "kv_disk_gib": DISK_GIB} if tiers else {}
     files = SimpleNamespace(path=Path(folder), name="soak")
     _replace(model_service, "resolve_model", lambda model, revision: files)
     _replace(model_engine, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
@@ -239,4 +240,5 @@ def api(folder: str, port: str, tiers: str = "") -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit({"engine": engine, "api": api}[sys.argv[1]](*sys.argv[2:]))
+    programs: dict[str, Callable[..., int]] = {"engine": engine, "api": api}
+    sys.exit(programs[sys.argv[1]](*sys.argv[2:]))

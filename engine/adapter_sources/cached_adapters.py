@@ -56,7 +56,7 @@ def cached_adapters(root: Path) -> list[CachedAdapter]:
     for path in (root / "content").glob("*"):
         with suppress(OSError):
             files = [(path / name).stat() for name in (CONFIG, WEIGHTS)]
-            # Of a branch and its commit, both noted, the branch is what a person has named.
+            # Where a branch and its commit are both noted, a person has named the branch.
             name = min(sources[path.name], key=lambda source: (len(source), source), default=f"sha256:{path.name}")
             is_loaded = any(each.st_nlink > 1 for each in files)
             size = sum(each.st_size for each in files)

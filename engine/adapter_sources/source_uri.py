@@ -27,7 +27,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"(.*)@sha256:([0-9A-Fa-f]{64})", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\]")
-# Of URLs and keys: unreserved characters, harmless others, and escapes of anything but dots and separators.
+# A part of a URL or key: unreserved characters, harmless others, and escapes of anything but dots and separators.
 _SEGMENT = re.compile(r"(?:[\w.~!$'()*+,;=:@-]|%(?!2[EeFf]|5[Cc]|00)[0-9A-Fa-f]{2})+", re.ASCII)
 
 

@@ -61,7 +61,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "moe_layer_freq": (1,), "rope_interleave": (True,),
 }  # fmt: skip
 
-# Keys of some families alone, with their values without effect.
+# Keys that only some families have; the values in which a key has no effect are allowed in others too.
 _MULTIPLIERS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,), "logits_scaling": (1.0,),
 }  # fmt: skip

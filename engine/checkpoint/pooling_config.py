@@ -54,10 +54,10 @@ class DenseModule:
 
 
 def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bool) -> Pooler:
-    """Return what a model gives beside tokens.
+    """Return how a model pools: to embeddings, scores or classes, and whether it generates text too.
 
     Args:
-        folder: of the checkpoint; a file is one in GGUF, which says nothing of it.
+        folder: the checkpoint's. A GGUF file says nothing of pooling: it gets the last hidden state.
         classes: rows of its classification head, 0 without one.
         generates: whether it has a language head.
 

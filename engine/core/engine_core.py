@@ -218,7 +218,8 @@ class EngineCore:
                 self._finish(launched)
             except DeviceMemoryError as error:
                 if launched.masks is not None:
-                    launched.masks()  # matchers are lent until masks are filled
+                    # The mask thread has the matchers until it is done, and the next step needs them.
+                    launched.masks()
                 self._drop_steps(error)
         elif self.has_work and not self._outbox:
             time.sleep(_PAUSE)

@@ -36,7 +36,7 @@ class KeptKv:
     """Makes the prefix caches of an engine core, over tiers that outlive each of them.
 
     Attributes:
-        tiers: of the options; None for none.
+        tiers: the stores of KV beyond the device that the options name; None without any.
 
     Raises:
         ConfigError: the model or the device cannot have the tiers, or folder or key are not usable.

@@ -66,8 +66,9 @@ class Launched(NamedTuple):
     """A launched step on its way to ``EngineCore.finish``.
 
     Attributes:
-        masks: waits for its masks; None if it has none: it is being drawn already then.
-        step_timer: seconds of its parts on the host.
+        masks: waits for the token masks of its rows and returns them; None for a step without masks, whose tokens are
+            being drawn already.
+        step_timer: seconds on the host of each part of the step.
     """
 
     step: StepHandle

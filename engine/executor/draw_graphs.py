@@ -87,7 +87,7 @@ class DrawGraphs:
         self._sizes = sizes_up_to(max_lines)
         most, device = self._sizes[-1], model.device
         self._hidden = torch.zeros((most, model.config.hidden_size), dtype=model.dtype, device=device)
-        # Of each size: row and position of each line, the token whose hidden state it has, and the line of each mask.
+        # Each size has, for each line, its row and position, the token of its hidden state, and the line of its mask.
         self._numbers = torch.zeros(4 * (most + 1), dtype=torch.int64, device=device)
         self._words = torch.zeros((most, -(-self.width // 32)), dtype=torch.int32, device=device)
         self._edits = torch.ones((1 + MOST_EDITS, 4), dtype=torch.int32, device=device)  # an empty list of edits

@@ -37,7 +37,7 @@ class HeadInputs:
     @torch.inference_mode()
     def give(self, batch: Batch, pages: Seq[Seq[int]]) -> None:
         """Put the hidden states of a step's tokens together: see ``DraftRunner.run``."""
-        # Of each token the cell that holds them, or the row that has them.
+        # The source of each token's hidden states: a cell of the pool, or the row whose last ones are kept.
         sources = np.full((2, batch.num_tokens), _NO_ROW, np.int64)
         begin = 0
         for row, held in zip(batch.rows, pages, strict=True):

@@ -85,7 +85,7 @@ def make_runner(
     graphs, draws = graphs_for(config, model, kv, inputs), None
     if graphs is not None:
         graphs.capture(graphs.variants)
-        # Of a model on several devices a rank has a part of the head.
+        # A rank of a model on several devices has only a part of the head: it captures no draws.
         draws = draws_for(config, head or model, sampler, graphs.capturer) if mirror is None else None
     if draws is not None:
         draws.capture(draws.variants)

@@ -256,7 +256,7 @@ class ModelRunner:
         hidden, inputs = step.hidden, step.inputs
         adapters = self._of_head(inputs.slots, tokens)
         own = adapters[1]
-        # Of heads that adapters bring the other ranks have nothing: they compute the model's, where a row needs it.
+        # Heads that adapters bring are on this rank alone; the others compute the model's where a row needs it.
         if self._mirror is not None and (own is None or own.needs_head):
             self._mirror.head(tokens.tolist(), best=head == self._model.best and own is None)
         if len(tokens) != len(hidden):

@@ -18,9 +18,9 @@ from .rank_messages import HEADER, MOST_BYTES, Kind, RankMessage
 PERIOD = 0.25
 """Seconds between two signs of life."""
 SILENT_PERIODS = 14
-"""So many without a sign, and the other side counts as hanging."""
+"""Periods without a sign of life after which the other side counts as hanging."""
 START_PERIODS = 120
-"""The same while ranks start: the import of a library holds the interpreter, for seconds where its file is cold."""
+"""Such periods while ranks start: importing a library from a cold disk holds the interpreter for seconds."""
 ENDED = "has ended"
 _LEAST_PROCESSOR_SECONDS = 0.01
 """One tick of the kernel's clock, in half of the periods: a rank that has used as much is not stopped."""

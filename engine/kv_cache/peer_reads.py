@@ -48,7 +48,8 @@ class PeerReads:
         self.store = HostStore(capacity, clock, "peer")
         self._codec = codec
         self._clock = clock
-        self._expected: dict[int, int] = {}  # tokens that another replica is said to have, by sequence
+        # By sequence: the tokens whose KV another replica has, as the fleet said.
+        self._expected: dict[int, int] = {}
         self._asked: dict[int, PeerQuestion] = {}  # by sequence
         self._to_send: list[FetchKv] = []
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-_WRITES_OF_A_HIT = 40  # that take as long as the computation of one page
-_MOST_SEEN = 1 << 17  # keys of pages that were not written
+_WRITES_OF_A_HIT = 40  # so many writes of a page take as long as computing one, which a hit saves
+_MOST_SEEN = 1 << 17  # so many keys of pages that were not written are remembered
 
 
 class WriteAdmission:

@@ -72,12 +72,12 @@ class _Blocks:
 
 
 def _nibbles(at: int) -> Callable[[Tensor], Tensor]:
-    """Low halves of the bytes from ``at`` on, then high ones."""
+    """Return an unpacker of 4-bit numbers: the low halves of a block's bytes from ``at`` on, then the high ones."""
     return lambda raw: torch.cat((raw[..., at:] & 15, raw[..., at:] >> 4), dim=-1)
 
 
 def _with_fifth(at: int) -> Callable[[Tensor], Tensor]:
-    """The same, with a fifth bit of each in the word of 32 in front of them."""
+    """Return an unpacker of 5-bit numbers: 32 fifth bits in the four bytes at ``at``, then halves as in `_nibbles`."""
 
     def unpack(raw: Tensor) -> Tensor:
         shifts = torch.arange(8, dtype=torch.uint8)

@@ -138,7 +138,7 @@ class LayerLoader:
         )
 
     def scaled(self, index: int, norm: Norm) -> Norm:
-        """Return the norm behind a layer, with the factor of the residual stream that the layer ends with."""
+        """Return the norm behind a layer; it multiplies the residual stream by the layer's scalar, if there is one."""
         if not self.config.has_layer_scalars:
             return norm
         scalar = self.weights.exact(f"model.layers.{index}.{LAYER_SCALAR}")

@@ -97,7 +97,7 @@ class _Reader:
         return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
 
     def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:
-        """The projections before and behind experts of a width of their own."""
+        """Return the projections to the experts' own, smaller width and back: [H -> size], [size -> H]."""
         before, behind = self._mixture.names.latent
         return self._fused(self._prefix, {before: size}), self._fused(self._prefix, {behind: hidden})
 

@@ -78,7 +78,7 @@ def kept_rows(codes: Tensor, scales: Tensor, factor: float) -> Tensor:
 
 
 def kept_block_rows(rows: Tensor, factor: float) -> Tensor:
-    """The same of rows in blocks of a GGUF file, [n, K / 64 * 36] uint8.
+    """Return rows in blocks of ``KEPT_AS``, [n, bytes], for rows in blocks of a GGUF file, [n, K / 64 * 36] uint8.
 
     Raises:
         ValueError: a scale is no number.

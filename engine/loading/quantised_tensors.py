@@ -205,7 +205,7 @@ class QuantisedTensor:
         return self._scheme.rounds_inputs
 
     def bytes(self) -> StoredNumbers | None:
-        """Return the same as ``numbers``, for native kernels of a CPU; None where they have no form."""
+        """Return what `numbers` returns; None unless it is INT8 or E4M3 in a form of native CPU kernels."""
         if not self.is_bytes or (stored := self.numbers()) is None:
             return None
         is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
@@ -276,7 +276,10 @@ class Integers:
         return (numbers - zero) * scale
 
     def stored(self, shape: tuple[int, int], step: int) -> StoredNumbers | None:
-        """Return the same for kernels of a GPU; None for zero points that are no integers of eight bits."""
+        """Return the numbers [N, K] for kernels of a GPU, in pieces of `step` rows.
+
+        None if a zero point is not an integer of 8 bits.
+        """
         is_signed = self.numbers(0, 1).dtype is torch.int8
         is_byte = self.bits > 4
         zeros = self.zeros + 128 if is_signed else self.zeros
@@ -356,7 +359,7 @@ class Floats:
     kept: Rows | None = None
 
     def stored(self, shape: tuple[int, int], step: int) -> StoredNumbers | None:
-        """Return the same for kernels of a GPU."""
+        """Return the numbers [N, K] for kernels of a GPU, in pieces of `step` rows; None if no kernel reads them."""
         if self.meaning is None:
             return None
         return replace(self.meaning, shape=shape, pieces=RowPieces(self.codes, shape[0], step))

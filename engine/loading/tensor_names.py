@@ -22,22 +22,22 @@ SINKS = "sinks"
 GATE = "gate_proj"  # of attention's results
 CORRECTION = "e_score_correction_bias"  # of a router
 
-# Of what layers get of a token beside the residual stream, and of the factor behind them.
+# Tensors of the embedding that each layer of Gemma 4 adds for a token, and the factor behind the layer.
 LAYER_EMBEDDING, LAYER_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection"
 LAYER_PROJECTION_NORM, LAYER_SCALAR = "model.per_layer_projection_norm.weight", "layer_scalar"
 LAYER_GATE, LAYER_OUTPUT = "per_layer_input_gate", "per_layer_projection"
 LAYER_NORM = "post_per_layer_input_norm"
 
-# Of a mixture beside an MLP.
+# Tensors of layers that add a mixture of experts to an MLP.
 BEHIND_MLP, BEHIND_EXPERTS = "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 BEFORE_EXPERTS = "pre_feedforward_layernorm_2"
 ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
 
-# Of Mamba.
+# Tensors of Mamba.
 SELECTION, STEPS = "x_proj", "dt_proj"
 SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
-# Of Kimi Linear's delta attention.
+# Tensors of Kimi Linear's delta attention.
 DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_proj", "g_a_proj")
 FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
@@ -45,7 +45,7 @@ DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 INDEXER = "self_attn.indexer"
 """What chooses tokens in a layer of indexed attention: no part of a model that has no longer sequences."""
 
-# Of latent attention.
+# Tensors of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
 KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 
@@ -605,7 +605,7 @@ _GGUF_DELTA = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-# Of Qwen3-Next. The first one is of early files, which have its rows as published; of others see ``delta_from_gguf``.
+# Tensors of Qwen3-Next in GGUF. Early files have ``ssm_in``, with rows as published; others: ``delta_from_gguf``.
 _GGUF_GROUPED = {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
 GGUF_DELTA_PARTS = ("attn_qkv", "attn_gate")
 _GGUF_SHARED = {"ffn_gate_shexp": "gate_proj", "ffn_up_shexp": "up_proj", "ffn_down_shexp": "down_proj"}

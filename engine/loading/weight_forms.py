@@ -295,7 +295,7 @@ class WeightReader:
         return quantised_weights.with_widened(blocks, self.dtype, bias, few_rows=few_rows)
 
     def byte_rows(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
-        """Return the same in the 8 bits that they are stored in, None for another form. Raises ModelError."""
+        """Return matrices [N, K] as one, in their INT8 or FP8 numbers; None for another form. Raises ModelError."""
         if self._form not in _KEEPS_BYTES or not all(map(self._source.is_bytes, names)):
             return None
         found = [self._source.byte_rows(name) for name in names]
@@ -316,7 +316,7 @@ class WeightReader:
         return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, form=form)
 
     def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:
-        """Return the same as it is stored, for kernels of a GPU; None for another form, or where none has one."""
+        """Return matrices [N, K] as one, in their quantised numbers, for a GPU; None where no kernel reads them so."""
         if self._form != "grouped":
             return None
         found = [self._source.numbers(name) for name in names]
@@ -338,7 +338,7 @@ class WeightReader:
         return pack_grouped([by_module(found, turns)], self.device, self.dtype, bias)
 
     def stored_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> QuantisedLinear | None:
-        """Return the same in blocks, for native kernels of a CPU; None for another form or where there are none."""
+        """Return an expert's matrix in the GGUF blocks of the file, for native CPU kernels; None for another form."""
         found = self._source.part_rows(name, index) if self._form.startswith("stored") else None
         if found is None:
             return None
@@ -372,7 +372,7 @@ class WeightReader:
             raise ModelError(f"{name} cannot be quantised: {error}.") from error
 
     def stored(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
-        """Return the same in the blocks that they are stored in, None for another form or type. Raises ModelError."""
+        """Return matrices [N, K] as one, in blocks of the file; None for another form or type. Raises ModelError."""
         parts = [self._source.blocks(name) for name in names] if self._form.startswith("stored") else [None]
         types = {part[0] for part in parts if part}
         if None in parts or len(types) != 1 or not types <= quantised_weights.BLOCK_SIZES.keys():

@@ -110,7 +110,7 @@ class KvPool:
         sizes = (
             (len(layers), num_pages, shape.heads, page_size, _width(shape, dtype)) for shape, layers in by_shape.items()
         )
-        # Of zeros, as a masked position's V is multiplied too, and 0 * NaN is NaN.
+        # Pools begin as zeros: attention multiplies the V of masked positions by 0, and 0 * NaN is NaN.
         pools = ([zeros(size, dtype, device) for _ in range(count)] for size in sizes)
         self.caches = tuple(PagedCaches(k, *v) for k, *v in pools)
         stored: dict[int | None, LayerStates] = {}

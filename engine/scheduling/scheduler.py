@@ -437,7 +437,7 @@ class Scheduler:
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         counts = sequence.counts
         counts.num_scored += len(result.prompt_logprobs)
-        # Of accepted drafts behind the end of the sequence none is a token of its answer.
+        # Accepted drafts behind the end of the sequence are no tokens of its answer.
         counts.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
         counts.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)

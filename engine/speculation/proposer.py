@@ -34,7 +34,8 @@ from .prompt_lookup import NgramIndex
 
 # The share of useful lookups starts as if so many had been useful, and is averaged over at most so many.
 _LOOKUPS, _MOST_LOOKUPS = 20.0, 200.0
-_OVERLAP_GAIN = 0.1  # share of a step that overlap scheduling saves
+# Overlap scheduling saves this share of a step.
+_OVERLAP_GAIN = 0.1
 _PATIENCE = 4  # useless lookups after which the interval doubles
 _LONGEST_BACKOFF = 8  # tokens
 _RARELY = 0.05  # share of lookups that were useful, of all sequences, below which they are made yet more rarely

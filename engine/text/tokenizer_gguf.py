@@ -133,7 +133,7 @@ def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
 
 
 def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str, Any], bool]:
-    """Return a definition, and whether texts begin with the bos token where the file does not say."""
+    """Return the definition of a BPE with merges; and whether its texts begin with bos, if the file does not say."""
     if _get(metadata, "add_space_prefix", False):
         raise ModelError("The GGUF file asks for a space before each text (add_space_prefix): not supported for gpt2.")
     tokens = _get(metadata, "tokens")

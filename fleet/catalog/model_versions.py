@@ -224,7 +224,7 @@ class ModelVersions:
             await asyncio.sleep(_KEEP_SECONDS)
 
     def free(self) -> None:
-        """Allow changes again."""
+        """Allow changes again, which `keep` has refused."""
         self._is_kept = False
 
     def _check_changes(self) -> None:

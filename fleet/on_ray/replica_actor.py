@@ -19,7 +19,7 @@ class ReplicaActor:
         self._host = EngineHost(self._address, token)
 
     def address(self) -> tuple[str, int]:
-        """Return where it waits for the gateway."""
+        """Return the host and port at which the replica waits for the gateway to connect."""
         return self._address, self._host.port
 
     def run(self, model_path: str, options: str) -> int:

@@ -75,7 +75,7 @@ class ReplicaColumns:
 
 @dataclass(frozen=True, slots=True)
 class AdapterColumns:
-    """The same for one adapter.
+    """All replicas with respect to one adapter, one in each place of these arrays.
 
     Attributes:
         loaded: holds it.

@@ -252,7 +252,7 @@ class CompileService:
                     continue
                 if not isinstance(error, WorkerCrashed):
                     raise
-                # Of two fresh workers each has ended itself: that is the grammar's doing.
+                # Two fresh workers have ended themselves: that is the grammar's doing.
                 reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
                 raise self._stopped(spec, reason) from None
         if body[:1] != DONE:

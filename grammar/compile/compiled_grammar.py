@@ -22,8 +22,8 @@ from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
-# Of an answer that has met a limit: ten times the work for one mask, some 150 ms. The lexer's states stay as limited,
-# as they take memory; a lexer that is built again begins without any.
+# An answer that has met a limit gets ten times the work for one mask, some 150 ms. The limit on the lexer's states
+# stays, as they take memory; a lexer that is built again begins without any.
 _LARGER_LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
     step_max_items=5_000_000,

@@ -38,11 +38,11 @@ class EntryLanguage:
     """The entries of one container.
 
     Attributes:
-        words: of null, true and false those that are possible.
+        words: those of null, true and false that are possible.
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
         has_containers: arrays or objects are possible.
-        has_limited: some of them cannot be made longer at any time, so that the new ends of one may be used up.
+        has_limited: some arrays or objects cannot always be made longer: a container may use up what they can be.
         of_keys: the entries are the keys of an object, and not the items of an array.
     """
 
@@ -121,8 +121,8 @@ def number_spellings(begun: Iterable[_Spelled]) -> Iterator[str]:
     Args:
         begun: automata, each with the state after a text, and that text.
     """
-    # Of texts whose shortest ends are equally long the longest goes on: bounds of many digits have few short ends, and
-    # as many beginnings of them as there are numbers.
+    # Among texts whose shortest ends are equally long, the longest goes on: bounds of many digits have few short ends,
+    # and as many beginnings of them as there are numbers.
     order = itertools.count()
     todo = [
         (len(text) + each.number_rests[state], -len(text), next(order), each, state, text)

@@ -18,15 +18,15 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-# Repeats up to which each one is a part of its own, and parts of a grammar that may be such copies: repeats of repeats
-# would double them with every few characters.
+# The first so many times of a repeat are written out, each as a part of its own, while a grammar has fewer copies than
+# the second limit: repeats of repeats would double them with every few characters.
 _MOST_REPEATS = 20
 _MOST_COPIES = 1_000
-# Kind, text, and of a repeat its least and most counts; -1 for no limit.
+# Kind and text of a token, and the least and most counts of a repeat; -1 for no limit.
 _Token = tuple[str, str, int, int]
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
 _DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
-# Of Lark's library, the terminals that grammars of texts use.
+# The terminals of Lark's library that grammars of texts use.
 COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",

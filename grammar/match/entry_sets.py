@@ -100,7 +100,7 @@ class EntryCounter:
         states = [(each, state) for each, state in states if state != DEAD and each.can_finish[state, 0]]
         if not states:
             return Outlook.OTHER
-        # Of integers only zero has a second spelling.
+        # Zero is the only integer with a second spelling.
         least = max((each.num_ends[state, 0] - 1 for each, state in states if id(each) in self._whole), default=0)
         if least > len(entries.values):
             return Outlook.NEW

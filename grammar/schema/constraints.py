@@ -346,7 +346,7 @@ def without_evaluation(alternative: Alternative) -> Alternative:
 
 
 def _both(a: _C, b: _C, nothing: _C) -> _C:
-    # Most often one of the two constrains nothing.
+    # Most conjunctions have a constraint on one side alone: the other one needs no merge.
     return b if a is nothing else a if b is nothing else a & b
 
 

@@ -14,7 +14,7 @@ from ..errors import GrammarError
 from .keywords import of_draft
 
 _CONTAINERS = (dict, list)
-# Of the meta-schemas of the standard, which references may lead to though they are outside of a schema.
+# References may lead out of a schema to the standard's meta-schemas, whose addresses begin so.
 _STANDARD_HOSTS = ("http://json-schema.org/", "https://json-schema.org/")
 # Stands for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
 RECURSIVE = ""
@@ -178,7 +178,7 @@ class Document:
         name = RECURSIVE if keyword == "$recursiveRef" else urldefrag(reference)[1]
         if isinstance(target, bool) or not _declares(self.nodes[target].schema, name):
             return target
-        # Of a meta-schema, the outermost anchor is that of the part which the schema refers to.
+        # The outermost anchor of a meta-schema is that of the part which the schema refers to.
         entries = self._standard_entries if standard_schema(node.scope.base) is not None else ()
         declared = self._identifiers.dynamic[name]
         if declared + len(entries) > 1:

@@ -87,7 +87,7 @@ class ElementwiseKernels:
         offset: float,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        """The same for a layer norm; the bias is of the weight's type."""
+        """Return the layer norm of x plus residual, [T, N] in ``out_dtype``; the bias is of the weight's type."""
         rows, width = x.shape
         _check_sizes(x, residual, weight)
         if bias is not None and (bias.shape != weight.shape or bias.dtype is not weight.dtype):

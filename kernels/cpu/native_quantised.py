@@ -93,7 +93,7 @@ class QuantisedKernels:
     def pack_super_blocks(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, bias: Tensor | None, planes: int
     ) -> QuantisedLinear:
-        """The same of [n, K / 256, bytes of a super-block]; raises ValueError for a factor that is not finite.
+        """Pack pieces [n, K / 256, bytes of a super-block] uint8 of [N, K / 256]; ValueError: a factor is not finite.
 
         Args:
             planes: 0, or 1 for rows of x in 8 bits.

@@ -46,7 +46,7 @@ def _convolve(
         for tap in tl.static_range(TAPS):
             at = token + tap - (TAPS - 1)
             is_own = at >= start
-            # Of tokens before the row's first one the state has the last inputs, oldest first.
+            # The state has the inputs of the last tokens before the row's first one, oldest first.
             held = (origin * (TAPS - 1) + at - start + TAPS - 1) * width + column
             before = tl.load(state + held, inside & (at < start) & (origin >= 0), other=0.0)
             value = tl.where(is_own, _input(x, at, columns, first, width, column, inside & is_own, GATED), before)

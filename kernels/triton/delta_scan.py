@@ -19,7 +19,18 @@ from torch import Tensor
 
 from ..layouts.state_arguments import MOST_STATE, DeltaParams, StateBatch
 from .launch import NARROW_TYPES, Launch, is_narrow, is_of, meta
-from .scan_rows import chunk_end, has_indices, meta_batch, narrow_times_wide, row_launches, sigmoid, softplus
+from .scan_rows import (
+    chunk_end,
+    has_indices,
+    load_state,
+    meta_batch,
+    narrow_times_wide,
+    row_launches,
+    sigmoid,
+    softplus,
+    state_cells,
+    store_state,
+)
 
 CHUNK = 32  # tokens, two blocks of the triangular system
 _SOLVED = tl.constexpr(16)  # tokens of such a block
@@ -40,12 +51,8 @@ def _delta_short(
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if (begin >= end) | ((end - begin > MOST) & (not BY_CHANNEL)):
         return
-    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    in_size, in_dim = size < SIZE, dim < DIM
-    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
-    in_cell = in_size[:, None] & in_dim[None, :]
-    origin = tl.load(source + row).to(tl.int64)
-    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    size, dim, cell, in_size, in_dim, in_cell = state_cells(head, SIZE, DIM, WIDE, BLOCK)
+    kept = load_state(state, tl.load(source + row), cell, in_cell, HEADS * SIZE * DIM)
     rate_of_decay = tl.load(decay + head)
     if BY_CHANNEL:  # noqa: SIM108 (both branches would be compiled)
         bias = tl.load(step_bias + head * SIZE + size, in_size, other=0.0)
@@ -71,12 +78,11 @@ def _delta_short(
         kept += key[:, None] * (rate * error)[None, :]
         result = tl.sum(query[:, None] * kept, 0)
         tl.store(out + (token.to(tl.int64) * HEADS + head) * DIM + dim, result.to(out.dtype.element_ty), in_dim)
-        slot = tl.load(checkpoints + token).to(tl.int64)
+        slot = tl.load(checkpoints + token)
         if slot >= 0:
-            tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+            store_state(state, slot, kept, cell, in_cell, HEADS * SIZE * DIM)
         token += 1
-    slot = tl.load(target + row).to(tl.int64)
-    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+    store_state(state, tl.load(target + row), kept, cell, in_cell, HEADS * SIZE * DIM)
 
 
 @triton.jit
@@ -117,12 +123,8 @@ def _delta_chunks(
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if end - begin <= MOST:
         return
-    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    in_size, in_dim = size < SIZE, dim < DIM
-    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
-    in_cell = in_size[:, None] & in_dim[None, :]
-    origin = tl.load(source + row).to(tl.int64)
-    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    size, dim, cell, in_size, in_dim, in_cell = state_cells(head, SIZE, DIM, WIDE, BLOCK)
+    kept = load_state(state, tl.load(source + row), cell, in_cell, HEADS * SIZE * DIM)
     bias, rate_of_decay = tl.load(step_bias + head), tl.load(decay + head)
     of_keys: tl.constexpr = HEADS // EACH * SIZE
     index = tl.arange(0, CHUNK)
@@ -167,10 +169,9 @@ def _delta_chunks(
         added *= (of_key * tl.exp(last - total))[:, None]
         kept = tl.exp(last) * kept + narrow_times_wide(tl.trans(keys), added)
         if slot >= 0:
-            tl.store(state + slot.to(tl.int64) * HEADS * SIZE * DIM + cell, kept, in_cell)
+            store_state(state, slot, kept, cell, in_cell, HEADS * SIZE * DIM)
         token += count
-    slot = tl.load(target + row).to(tl.int64)
-    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+    store_state(state, tl.load(target + row), kept, cell, in_cell, HEADS * SIZE * DIM)
 
 
 def takes(x: Tensor, gates: Tensor, state: Tensor, batch: StateBatch, params: DeltaParams) -> bool:

@@ -205,7 +205,7 @@ def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
 
 
 def takes_heads(x: Tensor, weights: ExpertWeights) -> bool:
-    """The same for products of heads."""
+    """Return whether the kernels support the product of each head with its own matrix: plain, at aligned addresses."""
     first = weights.first
     return (
         isinstance(first, PackedLinear)

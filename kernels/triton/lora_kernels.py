@@ -284,7 +284,7 @@ def shrink_expand(
 
 
 def shrink_expand_rows(y: Tensor, x: Tensor, table: SlotTable, rows: Tensor, targets: Tensor, tiles: Tiles) -> None:
-    """The same with row ``rows[i]`` of x and ``targets[i]`` of y, [S] int32 each, for position i of the tiles."""
+    """Do `shrink_expand` where position i of the tiles is row ``rows[i]`` of x and ``targets[i]`` of y, [S] int32."""
     for launch in _launches(y, x, None, table, rows, tiles, targets):
         launch.run()
 
@@ -355,7 +355,7 @@ def _expand_launch(
     grid = (sum(cdiv(size, config.columns) for size in sizes), tiles.lines.shape[0], 1)
     args = (y, table.rows, tokens, tiles.lines, shrunk, splits, ranks, num_tokens * ranks, *sizes)
     constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
-    # Of a short tile few numbers are loaded for each part: one compilation is enough.
+    # One compilation is enough for short tiles, as few numbers are loaded for each of their parts.
     parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
     constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
     return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)

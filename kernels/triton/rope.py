@@ -154,7 +154,11 @@ def _rope_store_kv(
 def _rotated(
     source, cos_sin, position, half, mask, TURNS: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The pairs of some vectors at ``source`` [H, 1], rotated, with their places: each program reads what it writes."""
+    """Load the pairs of H vectors at ``source`` [H, 1] and rotate them; no other program writes what this one reads.
+
+    Returns:
+        First and second values [H, BLOCK], their columns [1, BLOCK] each, and whether they exist.
+    """
     i = tl.arange(0, BLOCK)
     if INTERLEAVED:
         first = 2 * i

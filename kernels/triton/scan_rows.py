@@ -1,4 +1,4 @@
-"""Parts of the scans of recurrent states in Triton: launches over rows, the end of a chunk, the gates' functions."""
+"""Parts of the scans of recurrent states in Triton: a program's state, launches, chunks, the gates' functions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,32 @@ from .launch import Launch, cdiv, meta, power_of_two, shared_bytes
 SHORT = 8  # tokens of a row up to which it is scanned token by token: a draft and its verification
 _CELLS = 4096  # cells of a state that a program keeps in registers, on four warps
 _LARGE = 200_000  # bytes of shared memory of a GPU on which chunks have twice as many, on eight
+
+
+@triton.jit
+def state_cells(head, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which part of a head's state [SIZE, DIM] program (r, h, b) has: all rows of columns ``b * BLOCK ...``.
+
+    Returns:
+        Its rows [WIDE] and columns [BLOCK], the offsets of its cells [WIDE, BLOCK] in a slot, and for each of the three
+        whether they exist.
+    """
+    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    in_size, in_dim = size < SIZE, dim < DIM
+    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
+    return size, dim, cell, in_size, in_dim, in_size[:, None] & in_dim[None, :]
+
+
+@triton.jit
+def load_state(state, slot, cell, in_cell, CELLS: tl.constexpr):
+    """Load the cells of a slot of CELLS cells; zeros where there is no state yet, which is slot -1."""
+    return tl.load(state + slot.to(tl.int64) * CELLS + cell, in_cell & (slot >= 0), other=0.0)
+
+
+@triton.jit
+def store_state(state, slot, kept, cell, in_cell, CELLS: tl.constexpr):
+    """Store the cells of a slot of CELLS cells."""
+    tl.store(state + slot.to(tl.int64) * CELLS + cell, kept, in_cell)
 
 
 @triton.jit
@@ -46,7 +72,7 @@ def narrow_times_wide(narrow, wide):
 
 @triton.jit
 def wide_times_narrow(wide, narrow):
-    """The same, from the other side."""
+    """The product of a matrix in fp32 and one as it is stored, to 16 bits as in `narrow_times_wide`."""
     if narrow.dtype == tl.bfloat16:
         high = wide.to(tl.bfloat16)
         low = (wide - high.to(tl.float32)).to(tl.bfloat16)

@@ -16,7 +16,18 @@ from torch import Tensor
 
 from ..layouts.state_arguments import MOST_STATE, SsmParams, StateBatch
 from .launch import NARROW_TYPES, Launch, is_narrow, is_of, meta
-from .scan_rows import chunk_end, has_indices, meta_batch, narrow_times_wide, row_launches, softplus, wide_times_narrow
+from .scan_rows import (
+    chunk_end,
+    has_indices,
+    load_state,
+    meta_batch,
+    narrow_times_wide,
+    row_launches,
+    softplus,
+    state_cells,
+    store_state,
+    wide_times_narrow,
+)
 
 CHUNK = 32  # tokens
 
@@ -32,12 +43,8 @@ def _ssm_short(
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if (begin >= end) | (end - begin > MOST):
         return
-    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    in_size, in_dim = size < SIZE, dim < DIM
-    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
-    in_cell = in_size[:, None] & in_dim[None, :]
-    origin = tl.load(source + row).to(tl.int64)
-    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    size, dim, cell, in_size, in_dim, in_cell = state_cells(head, SIZE, DIM, WIDE, BLOCK)
+    kept = load_state(state, tl.load(source + row), cell, in_cell, HEADS * SIZE * DIM)
     bias, rate, direct = tl.load(step_bias + head), tl.load(decay + head), tl.load(skip + head)
     of_group = HEADS * DIM + (head // EACH) * SIZE
     token = begin
@@ -50,12 +57,11 @@ def _ssm_short(
         kept = tl.exp(step * rate) * kept + (step * into)[:, None] * wide[None, :]
         result = tl.sum(out_of[:, None] * kept, 0) + direct * wide
         tl.store(out + (token.to(tl.int64) * HEADS + head) * DIM + dim, result.to(out.dtype.element_ty), in_dim)
-        slot = tl.load(checkpoints + token).to(tl.int64)
+        slot = tl.load(checkpoints + token)
         if slot >= 0:
-            tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+            store_state(state, slot, kept, cell, in_cell, HEADS * SIZE * DIM)
         token += 1
-    slot = tl.load(target + row).to(tl.int64)
-    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+    store_state(state, tl.load(target + row), kept, cell, in_cell, HEADS * SIZE * DIM)
 
 
 @triton.jit
@@ -69,12 +75,8 @@ def _ssm_chunks(
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     if end - begin <= MOST:
         return
-    size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    in_size, in_dim = size < SIZE, dim < DIM
-    cell = (head * SIZE + size[:, None]) * DIM + dim[None, :]
-    in_cell = in_size[:, None] & in_dim[None, :]
-    origin = tl.load(source + row).to(tl.int64)
-    kept = tl.load(state + origin * HEADS * SIZE * DIM + cell, in_cell & (origin >= 0), other=0.0)
+    size, dim, cell, in_size, in_dim, in_cell = state_cells(head, SIZE, DIM, WIDE, BLOCK)
+    kept = load_state(state, tl.load(source + row), cell, in_cell, HEADS * SIZE * DIM)
     bias, rate, direct = tl.load(step_bias + head), tl.load(decay + head), tl.load(skip + head)
     of_group = HEADS * DIM + (head // EACH) * SIZE
     index = tl.arange(0, CHUNK)
@@ -105,10 +107,9 @@ def _ssm_chunks(
         added = wide.to(tl.float32) * (step * tl.exp(last - total))[:, None]
         kept = tl.exp(last) * kept + narrow_times_wide(tl.trans(into), added)
         if slot >= 0:
-            tl.store(state + slot.to(tl.int64) * HEADS * SIZE * DIM + cell, kept, in_cell)
+            store_state(state, slot, kept, cell, in_cell, HEADS * SIZE * DIM)
         token += count
-    slot = tl.load(target + row).to(tl.int64)
-    tl.store(state + slot * HEADS * SIZE * DIM + cell, kept, in_cell)
+    store_state(state, tl.load(target + row), kept, cell, in_cell, HEADS * SIZE * DIM)
 
 
 def takes(x: Tensor, steps: Tensor, state: Tensor, batch: StateBatch, params: SsmParams) -> bool:

@@ -100,7 +100,7 @@ class FakeReplica:
         elif isinstance(message, ReadKv):
             self.num_read += 1
             part = KvBlocks(message.id, (b"page",), is_last=False)
-            return [part] * (self.num_read % 3) + [KvBlocks(message.id, (), is_last=True)]
+            return [*([part] * (self.num_read % 3)), KvBlocks(message.id, (), is_last=True)]
         elif isinstance(message, ListPrefixes):
             prompts = [each.submit.tokens for each in self.running.values()][:3] or [array("i", range(200))]
             path = Path(Namespace(self.base))
@@ -365,7 +365,7 @@ class Simulation:
             seed=draw.choice((None, 7)),
             prompt_logprobs=draw.choice((None, None, 0)),
         )
-        submits = []
+        submits: list[Submit] = []
         for _ in range(draw.choice((1, 1, 1, 2))):
             submit = Submit(len(self.clients) + len(submits), array("i", tokens), params, adapter=name)
             submits.append(replace(submit, params=replace(params, seed=draw.randrange(1 << 30))))

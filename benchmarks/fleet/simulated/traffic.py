@@ -103,7 +103,7 @@ def _program(name: str, seed: int) -> Traffic:
     with Session("http://127.0.0.1:9/v1") as session:  # where nothing listens: no call goes there
         session._backend = model
         run(name, 0, seed, session)
-    calls = []
+    calls: list[Call] = []
     for prompt, _ in model.calls:
         texts = [message["content"] for message in prompt.messages]
         after = [at for at, (_, text) in enumerate(model.calls[: len(calls)]) if any(text in each for each in texts)]
