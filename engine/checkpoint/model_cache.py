@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, UnknownArchitecture
 from .bucket_model import bucket_copies, is_in_bucket, remove_copy
-from .families.library_classes import LIBRARY_CLASSES
+from .families.library_classes import TESTED_CLASSES
 from .gguf import GgufFile
 from .locate import DEFAULT_MODEL, DEFAULT_NAME, cache_folder
 from .read_config import read_model_config
@@ -177,7 +177,7 @@ def _fault_of_folder(folder: Path) -> str:
     try:
         read_model_config(folder)
     except UnknownArchitecture as error:
-        if error.architecture not in LIBRARY_CLASSES:
+        if error.architecture not in TESTED_CLASSES:
             return str(error)
     except ModelError as error:
         return str(error)

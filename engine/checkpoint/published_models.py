@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..errors import ModelError, UnknownArchitecture
 from .families.family_table import BY_NAME
-from .families.library_classes import LIBRARY_CLASSES
+from .families.library_classes import TESTED_CLASSES
 from .gguf import TENSOR_TYPES
 from .hf_config import model_config
 from .quantization_config import KEY
@@ -40,7 +40,7 @@ GGUF_OF_WHOLE: Final = {
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
 }
 """Architectures in GGUF files of multimodal classes, where it is not that of their language model."""
-_GGUF_AS: Final = {"mistral": "llama"}
+_GGUF_AS: Final = {"mistral": "llama", "glm4_moe_lite": "deepseek2"}
 """Families that llama.cpp writes as another one, which computes the same."""
 # What publishers of quantised forms write in config.json, by the name of the form.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -105,9 +105,11 @@ def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
     try:
         found = model_config(config)
     except UnknownArchitecture as error:
-        if form == PLAIN and error.architecture in LIBRARY_CLASSES:
+        if error.architecture not in TESTED_CLASSES:
+            return FormAnswer(form, "", str(error))
+        if form == PLAIN:
             return FormAnswer(form, "by the transformers library")
-        return FormAnswer(form, "", str(error))
+        return FormAnswer(form, "", f"The transformers library computes {error.architecture} from 16 bits alone.")
     except ModelError as error:
         return FormAnswer(form, "", str(error))
     limit = f", up to {found.max_position_embeddings:,} tokens" if BY_NAME[found.family].indexed else ""

@@ -186,7 +186,12 @@ def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) ->
     text = fields.mapping(TEXT)
     if not text:
         raise fields.wrong(TEXT, f"the language model's config in {whole.family.architecture}")
-    return text | {key: value for key in _SHARED if (value := shared_value(config, key)) is not None}
+    return text | shared_keys(config)
+
+
+def shared_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the whole model that go before those of its language model."""
+    return {key: value for key in _SHARED if (value := shared_value(config, key)) is not None}
 
 
 def shared_value(config: Mapping[str, Any], key: str) -> Any:

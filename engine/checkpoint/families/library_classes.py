@@ -1,5 +1,9 @@
 """Classes that the transformers library computes over our KV pool, and that the tests compare with it."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 LIBRARY_CLASSES = (
     "AfmoeForCausalLM",
     "ApertusForCausalLM",
@@ -16,6 +20,7 @@ LIBRARY_CLASSES = (
     "GPTBigCodeForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoXForCausalLM",
+    "Gemma3nForCausalLM",
     "GemmaForCausalLM",
     "GraniteMoeSWAForCausalLM",
     "GraniteMoeSharedForCausalLM",
@@ -25,6 +30,7 @@ LIBRARY_CLASSES = (
     "HyperCLOVAXForCausalLM",
     "JetMoeForCausalLM",
     "LagunaForCausalLM",
+    "MiMoV2FlashForCausalLM",
     "MiniCPM3ForCausalLM",
     "MiniMaxM2ForCausalLM",
     "MinistralForCausalLM",
@@ -37,3 +43,31 @@ LIBRARY_CLASSES = (
     "StableLmForCausalLM",
     "VaultGemmaForCausalLM",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryWrapper:
+    """A multimodal class, of which the library computes the language model alone.
+
+    Attributes:
+        text_class: the causal class of the language model.
+        text_type: its ``model_type``.
+        towers: modules beside the language model. Text does not pass them, so they are not loaded.
+    """
+
+    text_class: str
+    text_type: str
+    towers: tuple[str, ...]
+
+
+LIBRARY_WRAPPERS = {
+    "Gemma3nForConditionalGeneration": LibraryWrapper(
+        text_class="Gemma3nForCausalLM",
+        text_type="gemma3n_text",
+        towers=("vision_tower", "audio_tower", "embed_vision", "embed_audio"),
+    )
+}
+"""By the class in ``config.json``."""
+
+TESTED_CLASSES = frozenset((*LIBRARY_CLASSES, *LIBRARY_WRAPPERS))
+"""Classes in ``config.json`` that load by the library, by what the tests compare."""

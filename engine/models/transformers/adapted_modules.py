@@ -27,10 +27,12 @@ class AdaptedModules:
         modules: by the name that adapters address them by; embedding and head have the names that they have in most
             models.
         renamed: the model's own names of embedding and head.
+        towers: modules of the checkpoint that are not computed, and in which an adapter's part changes no text.
     """
 
     modules: Mapping[str, nn.Module]
     renamed: Mapping[str, str]
+    towers: tuple[str, ...]
 
     def layout(self, dtype: torch.dtype, device: torch.device) -> BaseLayout:
         """Return the base model as adapters see it."""
@@ -41,6 +43,7 @@ class AdaptedModules:
             read_weight=lambda name: plain_weight(self.modules[name]),
             read_bias=lambda name: _bias(self.modules[name]),
             renamed=self.renamed,
+            towers=self.towers,
             takes_own=False,
         )
 
@@ -71,13 +74,16 @@ def observed_rows(model: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
             hook.remove()
 
 
-def adapted_modules(model: Any, rows: Mapping[nn.Module, set[int]], num_tokens: int) -> AdaptedModules:
+def adapted_modules(
+    model: Any, rows: Mapping[nn.Module, set[int]], num_tokens: int, towers: tuple[str, ...]
+) -> AdaptedModules:
     """Return the modules of a causal model that have all tokens of a step as their input, in its order.
 
     Others are left out: an expert has the tokens that are routed to it, which the model alone knows.
 
     Args:
         rows: of a pass over ``num_tokens`` tokens of the model without its head, from ``observed_rows``.
+        towers: as in ``AdaptedModules``.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     modules: dict[str, nn.Module] = {}
@@ -89,7 +95,7 @@ def adapted_modules(model: Any, rows: Mapping[nn.Module, set[int]], num_tokens: 
             modules[known], renamed[name] = module, known
         elif isinstance(module, nn.Linear | Conv1D) and sees_all and not _OF_ONE_EXPERT.search(name):
             modules[name] = module
-    return AdaptedModules(modules, renamed)
+    return AdaptedModules(modules, renamed, towers)
 
 
 def _hook(name: str, step: CurrentStep, dtype: torch.dtype) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:

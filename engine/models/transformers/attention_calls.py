@@ -36,6 +36,7 @@ class AttentionCall:
 
     Attributes:
         module: that called.
+        source: index of the call whose keys and values these are: its own, or that of an earlier layer (Gemma 3n).
         key_dim: dimensions of a query and a key.
         value_dim: dimensions of a value.
         scale: factor of the scores.
@@ -45,6 +46,7 @@ class AttentionCall:
     """
 
     module: nn.Module
+    source: int
     num_heads: int
     num_kv_heads: int
     key_dim: int
@@ -63,6 +65,15 @@ class _Record:
     longest: int
     calls: list[AttentionCall] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, int | None]] = field(default_factory=dict)  # mask and window by the mask's address
+    stored: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)  # call, keys and values, each only once
+
+    def source(self, key: Tensor, value: Tensor) -> int:
+        """Return the call whose keys and values these are; the next one for new ones."""
+        for index, k, v in self.stored:
+            if k is key and v is value:
+                return index
+        self.stored.append((len(self.calls), key, value))
+        return len(self.calls)
 
 
 _RECORD: ContextVar[_Record] = ContextVar("attention_record")
@@ -106,6 +117,7 @@ def _record_attention(
     record.calls.append(
         AttentionCall(
             module=module,
+            source=record.source(key, value),
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             key_dim=query.shape[3],

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ....lora.base_projections import in_tower
 from ...checkpoint.families.library_classes import LIBRARY_CLASSES
 from ...checkpoint.safetensors_files import shard_names
 from ...errors import ModelError, shortened
@@ -78,7 +79,8 @@ def _load(folder: Path, found: LibraryModel, dtype: torch.dtype) -> Any:
     except Exception as error:
         raise ModelError(f"{found.name} of transformers does not load: {shortened(str(error), 300)}") from error
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := sorted(map(str, info.get(fault) or ())):
+        names = sorted(name for name in map(str, info.get(fault) or ()) if not in_tower(name, found.towers))
+        if names:
             kind = fault.partition("_")[0]
             raise ModelError(f"The checkpoint has {kind} tensors for {found.name}: {shortened(', '.join(names), 300)}.")
     return model
@@ -98,11 +100,11 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
     prompts = _prompts(found.config.vocab_size, model.device)
     expected = model(input_ids=prompts, use_cache=False, return_dict=True).logits.float()
     calls, rows = _probe(model, decoder, prompts[:1, :_PROBED], max(longest, NUM_TOKENS))
-    adapted = adapted_modules(model, rows, _PROBED)
+    adapted = adapted_modules(model, rows, _PROBED, found.towers)
     for module in (*rows, model.get_output_embeddings()):
         pack(module, dtype)
     step = CurrentStep()
-    head_dim = attach_layers(calls, dtype, step)
+    shapes = attach_layers(calls, dtype, step)
     model.set_attn_implementation(PAGED)
     adapted.hook(step, dtype)
     given = GivenHidden(decoder)
@@ -111,10 +113,9 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
         family=found.name,
         vocab_size=expected.shape[-1],
         hidden_size=found.config.hidden_size,
-        num_layers=len(calls),
         num_heads=calls[0].num_heads,
-        num_kv_heads=calls[0].num_kv_heads,
-        head_dim=head_dim,
+        shapes=shapes,
+        kv_sources=tuple(call.source for call in calls),
         max_position_embeddings=found.longest,
         eos_token_ids=end_tokens(folder, found.config, expected.shape[-1]),
     )
@@ -169,8 +170,6 @@ def _check_calls(calls: list[AttentionCall], num_layers: int) -> None:
             f"A pass calls transformers' attention interface {len(calls)} times, from {len(modules)} modules, in "
             f"{num_layers} layers: only layers with one call each are computed."
         )
-    if len({call.num_kv_heads for call in calls}) != 1:
-        raise ModelError("Its layers have different numbers of KV heads, which is not computed.")
 
 
 def _replace(model: Any, decoder: Any, given: GivenHidden) -> None:

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from ....kernels.ops import AttentionParams, RopeParams, attention, rope_store_kv
 from ....lora.lora_step import LoraStep
+from ...checkpoint.model_config import KvShape
 from ..forward_inputs import ForwardInputs
 from ..kv_pool import KvPool
 from .attention_calls import AttentionCall
@@ -47,11 +48,13 @@ class PagedLayer:
 
     Attributes:
         index: of its caches in the pool.
+        stores: whether it has keys and values of its own, not those of an earlier layer.
         head_dim: of its caches; queries, keys and values with fewer dimensions are padded by zeros, which adds nothing.
         dtype: of queries, and of caches unless they have 8 bits.
     """
 
     index: int
+    stores: bool
     num_heads: int
     value_dim: int
     head_dim: int
@@ -65,8 +68,11 @@ class PagedLayer:
         inputs, kv = self.step.inputs, self.step.kv
         assert inputs is not None and kv is not None  # inside a forward pass
         caches = kv.k_layers[self.index], kv.v_layers[self.index]
-        qkv = torch.cat([self._rows(part) for part in (query, key, value)], dim=1)
-        q = rope_store_kv(qkv, inputs.positions, inputs.kv_loc, *caches, self.heads)
+        if self.stores:
+            qkv = torch.cat([self._rows(part) for part in (query, key, value)], dim=1)
+            q = rope_store_kv(qkv, inputs.positions, inputs.kv_loc, *caches, self.heads)
+        else:
+            q = self._rows(query).view(-1, self.num_heads, self.head_dim)
         out = attention(q, *caches, inputs, self.params)
         return out.view(1, -1, self.num_heads, self.head_dim)[..., : self.value_dim].to(value.dtype)
 
@@ -86,19 +92,20 @@ def paged_attention(
     return layer(query, key, value), None
 
 
-def attach_layers(calls: list[AttentionCall], dtype: torch.dtype, step: CurrentStep) -> int:
+def attach_layers(calls: list[AttentionCall], dtype: torch.dtype, step: CurrentStep) -> tuple[KvShape, ...]:
     """Give each module that calls attention its layer of the pool, in the order of the calls.
 
     Returns:
-        The head dimension of the pool's caches: the largest of keys and values.
+        Heads and dimensions of each layer's caches, the latter the larger of keys and values.
     """
-    head_dim = max(max(call.key_dim, call.value_dim) for call in calls)
-    for index, call in enumerate(calls):
+    shapes = tuple(KvShape(call.num_kv_heads, max(call.key_dim, call.value_dim)) for call in calls)
+    for index, (call, shape) in enumerate(zip(calls, shapes, strict=True)):
         layer = PagedLayer(
             index=index,
+            stores=call.source == index,
             num_heads=call.num_heads,
             value_dim=call.value_dim,
-            head_dim=head_dim,
+            head_dim=shape.dim,
             dtype=dtype,
             heads=RopeParams(call.num_heads, call.num_kv_heads),
             params=AttentionParams(
@@ -110,7 +117,7 @@ def attach_layers(calls: list[AttentionCall], dtype: torch.dtype, step: CurrentS
             step=step,
         )
         setattr(call.module, _ATTRIBUTE, layer)
-    return head_dim
+    return shapes
 
 
 AttentionInterface.register(PAGED, paged_attention)

@@ -12,8 +12,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ...checkpoint.config_fields import Fields
+from ...checkpoint.families.library_classes import LIBRARY_WRAPPERS, LibraryWrapper
 from ...checkpoint.model_config import KvShape
 from ...checkpoint.read_config import CONFIG, GENERATION_CONFIG, read_config_file, read_generation_config
+from ...checkpoint.text_config import TEXT, shared_keys
 from ...errors import ModelError, quoted, shortened
 
 # Keys that are refused, with their values without effect (None always is one), and why.
@@ -33,25 +35,38 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig:
-    """What the engine reads of the model's configuration; see ``ModelConfig``."""
+    """What the engine reads of the model's configuration; see ``ModelConfig``.
+
+    Attributes:
+        shapes: heads and dimensions of each layer's caches.
+        kv_sources: for each layer the one whose keys and values it reads, mostly itself.
+    """
 
     family: str
     vocab_size: int
     hidden_size: int
-    num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    shapes: tuple[KvShape, ...]
+    kv_sources: tuple[int | None, ...]
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
 
     @property
-    def kv_shapes(self) -> tuple[KvShape | None, ...]:
-        return (KvShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+    def num_layers(self) -> int:
+        return len(self.shapes)
 
     @property
-    def kv_sources(self) -> tuple[int | None, ...]:
-        return tuple(range(self.num_layers))
+    def num_kv_heads(self) -> int:
+        return self.shapes[0].heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.shapes[0].dim
+
+    @property
+    def kv_shapes(self) -> tuple[KvShape | None, ...]:
+        own = zip(self.shapes, self.kv_sources, strict=True)
+        return tuple(shape if source == index else None for index, (shape, source) in enumerate(own))
 
     @property
     def has_states(self) -> bool:
@@ -74,11 +89,13 @@ class LibraryModel:
         model_class: the causal model.
         config: the library's object.
         longest: tokens of the longest sequence.
+        towers: modules of the checkpoint beside the language model, which are not loaded.
     """
 
     model_class: Any
     config: Any
     longest: int
+    towers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -88,7 +105,7 @@ class LibraryModel:
 
 def has_class(fields: Mapping[str, Any]) -> bool:
     """Return whether the library has the causal model that a ``config.json`` names."""
-    return _class_name(fields) is not None
+    return _wrapper(fields) is not None or _class_name(fields) is not None
 
 
 def read_library_model(folder: Path) -> LibraryModel:
@@ -98,6 +115,8 @@ def read_library_model(folder: Path) -> LibraryModel:
         ModelError: the library has no such causal model, or it has a part that is refused.
     """
     fields = read_config_file(folder)
+    if (wrapper := _wrapper(fields)) is not None:
+        fields = _language_fields(fields, wrapper)
     _refuse(fields)
     name = _class_name(fields)
     if name is None:
@@ -124,7 +143,23 @@ def read_library_model(folder: Path) -> LibraryModel:
         raise ModelError(
             f"{CONFIG}: {name} has layers of {others[0]}, which --model-impl transformers does not compute."
         )
-    return LibraryModel(model_class, config, _longest(config, name))
+    return LibraryModel(model_class, config, _longest(config, name), () if wrapper is None else wrapper.towers)
+
+
+def _wrapper(fields: Mapping[str, Any]) -> LibraryWrapper | None:
+    """Return the multimodal class that a configuration names, if its language model is served."""
+    names = fields.get("architectures")
+    return LIBRARY_WRAPPERS.get(names[0]) if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _language_fields(fields: Mapping[str, Any], wrapper: LibraryWrapper) -> dict[str, Any]:
+    """Return the configuration of a multimodal checkpoint's language model. Raises ModelError without one."""
+    text = Fields(fields, CONFIG).mapping(TEXT)
+    if text.get("model_type", wrapper.text_type) != wrapper.text_type:
+        raise Fields(text, f"{CONFIG}: {TEXT}").wrong("model_type", wrapper.text_type)
+    quantised = {key: fields[key] for key in ("quantization_config", "compression_config") if key in fields}
+    own = {"architectures": [wrapper.text_class], "model_type": wrapper.text_type}
+    return {**text, **shared_keys(fields), **quantised, **own}
 
 
 def end_tokens(folder: Path, config: Any, vocab_size: int) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.engine.greedy_answers import greedy_answers
+from support.models.library_models import MODELS as LIBRARY
+from support.models.library_models import library_model, save_library_model
 from support.models.tiny_models import VOCAB, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
@@ -15,6 +17,8 @@ from rootgraft.engine.executor.worker import Worker
 from rootgraft.radix.tree import RadixTree
 
 COUNT = 8
+# Layers of the library's that read the keys of others, and layers of several numbers of KV heads.
+BY_LIBRARY = ("Gemma3nForCausalLM", "MiMoV2FlashForCausalLM")
 GEMMA4 = ("gemma4", "gemma4_same_values", "gemma4_mixture")
 COMMON = [(17 * index + index * index) % VOCAB for index in range(40)]
 PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMON], COMMON[:37]]
@@ -23,9 +27,9 @@ PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMO
 @torch.no_grad()
 def greedy(name: str, prompt: list[int]) -> list[int]:
     """By transformers, each token from the whole text."""
-    tokens = list(prompt)
+    tokens, model = list(prompt), library_model(name) if name in LIBRARY else tiny_model(name)
     for _ in range(COUNT):
-        tokens.append(int(tiny_model(name)(torch.tensor([tokens])).logits[0, -1].argmax()))
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
 
@@ -54,14 +58,15 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     core.close()
 
 
-@pytest.mark.parametrize("name", GEMMA4)
+@pytest.mark.parametrize("name", [*GEMMA4, *BY_LIBRARY])
 def test_preemption_changes_no_token(name: str, tmp_path: Path) -> None:
     """Sequences that come back as prefix hits, beside others, read keys that another layer's pages hold."""
     config = EngineConfig(
         dtype="float32", device="cpu", threads=1, max_num_seqs=3, block_size=4, max_num_batched_tokens=16,
         max_model_len=64, num_gpu_blocks_override=64,
     )  # fmt: skip
-    core = EngineCore(config, Worker(config, save(name, tmp_path)))
+    folder = save_library_model(name, tmp_path) if name in LIBRARY else save(name, tmp_path)
+    core = EngineCore(config, Worker(config, folder))
     answers, _ = greedy_answers(core, PROMPTS, COUNT, preempt_every=3)
     assert answers == [greedy(name, prompt) for prompt in PROMPTS]
     assert core.stats()["preemptions"] > 3

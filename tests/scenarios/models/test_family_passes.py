@@ -36,7 +36,8 @@ FAMILIES = [
     *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),
     *("mamba", "falcon_mamba", "jamba", "kimi_linear"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
-    *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
+    *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
+    *("mellum", "jais2"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone"),
 ]

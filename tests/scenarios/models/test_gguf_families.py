@@ -65,6 +65,7 @@ WRITTEN = [
     "arcee",
     "deepseek_v2_plain",
     "deepseek_v3",
+    "glm4_moe_lite",
     "ministral3",
     "glm",
     "glm4_moe",
@@ -94,7 +95,11 @@ def test_logits(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("llama_scaled", "exaone4_full", *APART)])
+# Files of GLM-4.7-Flash are those of DeepSeek V3, which has other names for the same.
+OTHERWISE = ("llama_scaled", "exaone4_full", "glm4_moe_lite", *APART)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in OTHERWISE])
 def test_same_config_as_from_the_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     from_folder = read_model_config(save(name, tmp_path / "hf"))

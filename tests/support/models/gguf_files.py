@@ -44,6 +44,7 @@ _ARCHITECTURES = {
     "arcee": "arcee",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "ministral3": "mistral3",
     "glm": "chatglm",
     "glm4_moe": "glm4moe",
@@ -365,7 +366,7 @@ def _add_latent_metadata(writer: gguf.GGUFWriter, config: Any, rope: dict[str, A
     if config.norm_topk_prob:
         writer.add_expert_weights_norm(True)
     gating = gguf.ExpertGatingFuncType
-    writer.add_expert_gating_func(gating.SIGMOID if config.model_type == "deepseek_v3" else gating.SOFTMAX)
+    writer.add_expert_gating_func(gating.SOFTMAX if config.model_type == "deepseek_v2" else gating.SIGMOID)
     if config.n_group is not None:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)

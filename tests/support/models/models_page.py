@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rootgraft.engine.checkpoint.families.family import Family
 from rootgraft.engine.checkpoint.families.family_table import BY_GGUF_NAME, FAMILIES
-from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES
+from rootgraft.engine.checkpoint.families.library_classes import LIBRARY_CLASSES, LIBRARY_WRAPPERS
 from rootgraft.engine.checkpoint.families.mixture import MixtureFamily
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.published_models import (
@@ -84,17 +84,15 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal and quantised checkpoints, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal checkpoints but [those above](#language-models-of-multimodal-checkpoints); quantised ones (MiMo V2 Flash in the FP8 that it is published in), GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
-Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. A result may depend on the other rows of a step in its last bits, as on a GPU.
+Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. Layers that read the keys of others (Gemma 3n) have none in the pool. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
 
 # Families of this year that our decoder lacks: models, and their class.
 IN_TRANSFORMERS = {
     "DeepSeek V4": "DeepseekV4ForCausalLM",
-    "Gemma 3n": "Gemma3nForCausalLM",
     "Ling 2.5": "BailingHybridForCausalLM",
-    "MiMo V2 Flash": "MiMoV2FlashForCausalLM",
     "MiniMax M3": "MiniMaxM3VLForCausalLM",
     "OLMo Hybrid": "OlmoHybridForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
@@ -264,7 +262,11 @@ def _published() -> str:
 
 def _multimodal() -> str:
     head = ["| class | language model as | not loaded | GGUF |", "|---|---|---|---|"]
-    return "\n".join([*head, *map(_tower_row, MULTIMODAL)]) + "\n"
+    by_library = (
+        f"| `{name}` | `{each.text_class}` of the library | {', '.join(f'`{tower}`' for tower in each.towers)} | |"
+        for name, each in LIBRARY_WRAPPERS.items()
+    )
+    return "\n".join([*head, *map(_tower_row, MULTIMODAL), *by_library]) + "\n"
 
 
 def _tower_row(whole: Multimodal) -> str:

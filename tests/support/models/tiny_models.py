@@ -58,6 +58,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GlmMoeDsaConfig,
@@ -80,6 +82,8 @@ from transformers import (
     HunYuanMoEV1ForCausalLM,
     InternLM3Config,
     IQuestCoderConfig,
+    Jais2Config,
+    Jais2ForCausalLM,
     JambaConfig,
     JambaForCausalLM,
     KimiLinearConfig,
@@ -96,6 +100,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -141,6 +147,8 @@ from transformers import (
     SolarOpenForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 
 VOCAB = 131
@@ -584,6 +592,36 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GlmMoeDsaForCausalLM,
         {**_LATENT, **_INDEX, "n_routed_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 2},
     ),
+    "glm4_moe_lite": (
+        Glm4MoeLiteConfig,
+        Glm4MoeLiteForCausalLM,
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "youtu": (YoutuConfig, YoutuForCausalLM, {**_LATENT, "tie_word_embeddings": True}),
+    "mellum": (
+        MellumConfig,
+        MellumForCausalLM,
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 14,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "jais2": (Jais2Config, Jais2ForCausalLM, {**_NATIVE, "head_dim": 16, "layer_norm_eps": 1e-4}),
     "granite_moe": (
         GraniteMoeConfig,
         GraniteMoeForCausalLM,

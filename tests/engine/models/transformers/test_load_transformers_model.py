@@ -208,3 +208,48 @@ def test_weights_of_an_adapter_s_own_are_refused(options: dict[str, Any], tmp_pa
     folder = make_library_adapter(GPT2, tmp_path / "adapter", 0, **options)
     with pytest.raises(AdapterError, match=r"does not (compute|have)"):
         AdapterReader(model.layout, max_rank=8).read(str(folder))
+
+
+GEMMA3N = "Gemma3nForCausalLM"
+
+
+def written_wrapper(folder: Path, **changes: Any) -> Path:
+    """Gemma 3n as it is published: in a multimodal class, with K and V of layers that read those of others."""
+    save_library_model(GEMMA3N, folder)
+    (folder / "generation_config.json").unlink()
+    tensors = load_file(folder / "model.safetensors")
+    inner = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    unused = {f"model.language_model.layers.{index}.self_attn.k_proj.weight": torch.zeros(32, 64) for index in (3, 4)}
+    towers = {f"model.{name}.weight": torch.zeros(4, 4) for name in ("vision_tower.stem", "embed_audio.projection")}
+    save_file(inner | unused | towers, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    text = json.loads(file.read_text()) | {"eos_token_id": 7}
+    del text["architectures"]
+    whole = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "eos_token_id": [2, 5]}
+    towers_of_config = {"vision_config": {"hidden_size": 4}, "audio_config": {"hidden_size": 4}}
+    file.write_text(json.dumps({**whole, **towers_of_config, "text_config": text | changes}))
+    return folder
+
+
+def test_the_language_model_of_a_multimodal_class(tmp_path: Path) -> None:
+    """Its towers are not loaded, and an adapter's part in them changes nothing."""
+    model = load(written_wrapper(tmp_path / "model"), "auto")
+    assert isinstance(model, TransformersModel)
+    assert model.config.eos_token_ids == (2, 5)
+    assert model.config.kv_sources == (0, 1, 2, 2, 1)
+    theirs = library_logits(GEMMA3N, PROMPT)
+    torch.testing.assert_close(run_whole(model, PROMPT, 4), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    folder = make_library_adapter(GEMMA3N, tmp_path / "adapter", 0)
+    file = folder / "adapter_model.safetensors"
+    trained = {
+        name.replace("model.layers", "model.language_model.layers"): tensor for name, tensor in load_file(file).items()
+    }
+    tower = "base_model.model.model.vision_tower.stem"
+    save_file(trained | {f"{tower}.lora_A.weight": torch.ones(3, 4), f"{tower}.lora_B.weight": torch.ones(4, 3)}, file)
+    read = AdapterReader(model.layout, max_rank=8).read(str(folder))
+    assert read is not None
+
+
+def test_a_multimodal_class_of_another_language_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"text_config: model_type .* gemma3n_text"):
+        load(written_wrapper(tmp_path, model_type="gemma3_text"))
