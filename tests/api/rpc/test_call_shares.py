@@ -25,11 +25,12 @@ def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def open_calls(rpc: RpcClient, count: int, key: str | None = None) -> Iterator[list[Any]]:
-    """Keep streams open within the block, on which no message is sent."""
+def open_calls(rpc: RpcClient, count: int, key: str | None = None, *, beside: int = 0) -> Iterator[None]:
+    """Keep streams open within the block, on which no message is sent, ``beside`` others."""
     nothing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    calls, before = rpc.server.shares.calls, rpc.server.shares.calls.total
-    made = []
+    calls, made = rpc.server.shares.calls, []
+    # An answer comes before its call has ended on the server.
+    wait_until(lambda: calls.total == beside)
     for number in range(count):
         made.append(
             rpc.both(
@@ -39,14 +40,14 @@ def open_calls(rpc: RpcClient, count: int, key: str | None = None) -> Iterator[l
                 **_of(key),
             )
         )
-        wait_until(lambda number=number: calls.total == before + number + 1)
+        wait_until(lambda number=number: calls.total == beside + number + 1)
     try:
-        yield made
+        yield
     finally:
         for call in made:
             call.cancel()
             nothing.put(None)
-        wait_until(lambda: calls.total == before)
+        wait_until(lambda: calls.total == beside)
 
 
 def _of(key: str | None) -> dict[str, Any]:
@@ -54,7 +55,11 @@ def _of(key: str | None) -> dict[str, Any]:
 
 
 def ask(rpc: RpcClient, key: str | None = None) -> str:
+    """Ask for an answer, and wait for the end of the call on the server, which comes after it."""
+    calls = rpc.server.shares.calls
+    before = calls.total
     text: str = rpc.unary(f"{GENERATION}/GenerateUnary", chat_request("hi"), ANSWER, **_of(key)).text
+    wait_until(lambda: calls.total == before)
     return text
 
 
@@ -85,9 +90,10 @@ def test_a_tenant_leaves_as_much_as_it_has(serve_with: Any) -> None:
         assert refused(rpc, "first").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert ask(rpc, "second") == "answer 0"
         assert rpc.unary(f"{GENERATION}/GenerateUnary", chat_request("hi"), ANSWER, metadata=[("x-api-key", "second")])
+        wait_until(lambda: rpc.server.shares.calls.total == 2)
         # Those without a valid key are one more tenant, who gets no share of the others.
         assert refused(rpc).code() is grpc.StatusCode.UNAUTHENTICATED
-        stack.enter_context(open_calls(rpc, 1, "wrong"))
+        stack.enter_context(open_calls(rpc, 1, "wrong", beside=2))
         assert refused(rpc, "wrong").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert ask(rpc, "second") == "answer 0"
 
