@@ -21,18 +21,19 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return how many connections of HTTP may be open beside the descriptors in use at first and a reserve."""
-    return _room() - _aside["gRPC"]
+    """Return how many connections of HTTP may be open beside those of gRPC."""
+    return connection_room() - _aside["gRPC"]
 
 
 def set_aside(wanted: int) -> int:
     """Set descriptors aside for connections of gRPC. Returns how many: those wanted, but a quarter of all at most."""
-    _aside["gRPC"] = min(wanted, max(1, _room() // 4))
+    _aside["gRPC"] = min(wanted, max(1, connection_room() // 4))
     return _aside["gRPC"]
 
 
 @cache
-def _room() -> int:
+def connection_room() -> int:
+    """Return how many connections of both may be open beside the descriptors in use at first and a reserve."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = WANTED if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/proc/self/fd")) - min(_RESERVE, soft // 4))

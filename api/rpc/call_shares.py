@@ -20,7 +20,7 @@ _RETRY = (("retry-after", "5"),)
 Continuation = Callable[[Any], Awaitable[Any]]
 
 
-class CallShares(grpc.aio.ServerInterceptor):
+class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
     """Counts open calls by tenant. Belongs to one event loop.
 
     Args:
