@@ -22,7 +22,7 @@ def raise_limit() -> None:
 
 def most_connections() -> int:
     """Return how many connections of HTTP may be open beside those of gRPC."""
-    return connection_room() - _aside["gRPC"]
+    return max(1, connection_room() - _aside["gRPC"])
 
 
 def set_aside(wanted: int) -> int:
