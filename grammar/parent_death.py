@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that has started it ends. Linux only; elsewhere nothing."""
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends. Linux only; elsewhere nothing.
+
+    A parent that has ended before the kernel was told ends this process at once.
+
+    Args:
+        parent: process id, which only the parent itself knows for certain: a process whose parent is gone has another.
+    """
     _set(signal.SIGKILL)
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(0)
 
 
 def outlive_parent() -> None:

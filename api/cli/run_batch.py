@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -111,7 +112,7 @@ def _own_server(engine: EngineConfig) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="rootgraft-") as folder:
         uds = f"{folder}/socket"
         options = ServerConfig(uds=uds, log_level="warning")
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options))
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(engine, options, os.getpid()))
         process.start()
         try:
             yield uds
@@ -123,8 +124,8 @@ def _own_server(engine: EngineConfig) -> Iterator[str]:
             process.join()
 
 
-def _serve(engine: EngineConfig, options: ServerConfig) -> None:
+def _serve(engine: EngineConfig, options: ServerConfig, parent: int) -> None:
+    end_with_parent(parent)
     from ..http.server import serve
 
-    end_with_parent()
     sys.exit(serve(engine, options))

@@ -6,6 +6,7 @@ place of a lost gateway keeps neither the others nor the engines from the proces
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Protocol
@@ -42,5 +43,6 @@ class ForkedGateways:
 
 
 def _start(listening: int, link: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "rootgraft.api.http.gateway_process", str(listening), str(link)]
+    numbers = map(str, (listening, link, os.getpid()))
+    command = [sys.executable, "-P", "-m", "rootgraft.api.http.gateway_process", *numbers]
     return subprocess.Popen(command, pass_fds=[listening, link], stdin=subprocess.DEVNULL)

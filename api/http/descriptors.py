@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import Counter
 from functools import cache
 
 WANTED = 1 << 16  # descriptors of a process, where its hard limit allows them
 _RESERVE = 64
+_aside: Counter[str] = Counter()
 
 
 def raise_limit() -> None:
@@ -18,9 +20,20 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-@cache
 def most_connections() -> int:
-    """Return how many connections may be open beside the descriptors in use at the first call and a reserve."""
+    """Return how many connections of HTTP may be open beside those of gRPC."""
+    return max(1, connection_room() - _aside["gRPC"])
+
+
+def set_aside(wanted: int) -> int:
+    """Set descriptors aside for connections of gRPC. Returns how many: those wanted, but a quarter of all at most."""
+    _aside["gRPC"] = min(wanted, max(1, connection_room() // 4))
+    return _aside["gRPC"]
+
+
+@cache
+def connection_room() -> int:
+    """Return how many connections of both may be open beside the descriptors in use at first and a reserve."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = WANTED if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/proc/self/fd")) - min(_RESERVE, soft // 4))

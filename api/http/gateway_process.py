@@ -1,7 +1,7 @@
 """The gateway process: answers HTTP on a port that it shares with other gateways, for the main process of a server.
 
-    python -P -m rootgraft.api.http.gateway_process LISTENING LINK
-    python -P -m rootgraft.api.http.gateway_process FORKS
+    python -P -m rootgraft.api.http.gateway_process LISTENING LINK PARENT
+    python -P -m rootgraft.api.http.gateway_process FORKS PARENT
 
 LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process. FORKS: the end of a
 ``ForkServer``; such a process is no gateway but forks them for ``ForkedGateways``, with the modules imported. It has no
@@ -176,12 +176,12 @@ class _Gateway:
             self._client.ended.set()
 
 
-def _main(descriptors: list[int]) -> int:
-    if len(descriptors) == 1:  # serve_forks sees to it that this process and its forks end with their parent
-        set_up_process()
-        return serve_forks(socket.socket(fileno=descriptors[0]), run)
-    end_with_parent()
+def _main(numbers: list[int]) -> int:
+    *descriptors, parent = numbers
+    end_with_parent(parent)
     set_up_process()
+    if len(descriptors) == 1:
+        return serve_forks(socket.socket(fileno=descriptors[0]), run)
     return run(*descriptors)
 
 

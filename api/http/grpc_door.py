@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp
 
 from ...engine.errors import ConfigError
-from ..config import ServerConfig
+from ..generate.server_state import ServerState
+from .descriptors import set_aside
 
 if TYPE_CHECKING:
     from ..rpc.rpc_server import RpcServer
 
 
-def open_rpc(app: ASGIApp, options: ServerConfig) -> RpcServer | None:
+def open_rpc(app: ASGIApp, state: ServerState) -> RpcServer | None:
     """Return the gRPC server of an application, which listens already; None without ``--grpc-port``.
 
     Raises:
         ConfigError: grpcio is missing, or the port cannot be used.
     """
-    if options.grpc_port is None:
+    port = state.options.grpc_port
+    if port is None:
         return None
     try:
-        from ..rpc.rpc_server import RpcServer
+        from ..rpc.rpc_server import MAX_CONNECTIONS, RpcServer
     except ImportError as error:
         raise ConfigError(f"--grpc-port needs gRPC ({error}): pip install 'rootgraft[grpc]'") from None
-    return RpcServer(app, options, options.grpc_port)
+    return RpcServer(app, state, port, set_aside(MAX_CONNECTIONS))

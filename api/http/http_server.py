@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..config import ServerConfig
+from ..generate.server_state import ServerState
 from .connection import MAX_MESSAGE_BYTES, uvicorn_options
 from .grpc_door import open_rpc
 from .tls import RenewableContext
@@ -26,7 +26,7 @@ class HttpServer(uvicorn.Server):
 
     Args:
         tls: None for plain HTTP.
-        options: of a server that may speak gRPC as well; None for one that does not.
+        state: of a server that may speak gRPC as well; None for one that does not.
         max_message_bytes: of a WebSocket's messages.
 
     Raises:
@@ -37,7 +37,7 @@ class HttpServer(uvicorn.Server):
         self,
         app: ASGIApp,
         tls: RenewableContext | None,
-        options: ServerConfig | None = None,
+        state: ServerState | None = None,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
@@ -45,7 +45,7 @@ class HttpServer(uvicorn.Server):
         settings.load()
         settings.ssl = tls
         super().__init__(settings)
-        self._rpc = None if options is None else open_rpc(app, options)
+        self._rpc = None if state is None else open_rpc(app, state)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer HTTP until ``should_exit``, and gRPC as long."""

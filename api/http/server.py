@@ -131,7 +131,7 @@ class _Service:
             )
             self._state.observers.gateways = self._gateways.status
         most = self._options.max_request_bytes
-        self._http = HttpServer(create_app(self._models.router), tls, self._options, max_message_bytes=most)
+        self._http = HttpServer(create_app(self._models.router), tls, self._state, max_message_bytes=most)
         self._signalled = asyncio.Event()
         self._closing = False
         self._is_loaded = False

@@ -15,8 +15,10 @@ from starlette.types import ASGIApp
 
 from ...engine.errors import ConfigError
 from ..config import ServerConfig
+from ..generate.server_state import ServerState
 from . import generation_service, inference_service
 from .app_calls import AppCalls, CallError
+from .call_shares import MAX_CALLS, CallShares
 from .generation_service import GenerationService
 from .inference_service import InferenceService
 from .messages import message, pool
@@ -25,6 +27,10 @@ HEALTH = "grpc.health.v1.Health"
 WATCH_SECONDS = 1.0
 MAX_STREAMS = 1000
 """Calls of one connection that run at a time."""
+MAX_CONNECTIONS = MAX_CALLS
+"""Of those with a call a tenant has its share at most, and others are closed after ``_IDLE_SECONDS``."""
+_IDLE_SECONDS = 60.0
+_HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
 _SERVICES = (generation_service.NAME, inference_service.NAME)
 
@@ -37,24 +43,32 @@ class RpcServer:
 
     Args:
         app: with all of its middleware.
+        state: of the application, for keys and options.
+        connections: that may be open.
 
     Raises:
         ConfigError: the port is taken, or the certificate cannot be used.
 
     Attributes:
         port: that it listens on.
+        shares: the calls that are open.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerConfig, port: int) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, port: int, connections: int = MAX_CONNECTIONS) -> None:
+        options = state.options
         limits = {
             "grpc.max_receive_message_length": options.max_request_bytes,
             "grpc.max_concurrent_streams": MAX_STREAMS,
+            "grpc.max_allowed_incoming_connections": connections,
+            "grpc.max_connection_idle_ms": round(_IDLE_SECONDS * 1000),
+            "grpc.server_handshake_timeout_ms": round(_HANDSHAKE_SECONDS * 1000),
             "grpc.so_reuseport": 0,
             "grpc.http2.min_ping_interval_without_data_ms": 10_000,
             "grpc.keepalive_time_ms": 60_000,
             "grpc.keepalive_timeout_ms": 20_000,
         }
-        self._server = grpc.aio.server(options=list(limits.items()))
+        self.shares = CallShares(lambda: state.limits.keys)
+        self._server = grpc.aio.server(interceptors=[self.shares], options=list(limits.items()))
         calls = AppCalls(app)
         self._server.add_generic_rpc_handlers(
             (_generation(GenerationService(calls)), _inference(InferenceService(calls)), _health(calls))

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_benchmark,
+                preexec_fn=partial(_end_with_benchmark, os.getpid()),
             )
             self._log = Path(log.name)
             try:
@@ -77,9 +78,11 @@ class Server:
         return self._log.read_text(errors="replace")[-size:] if self._log else ""
 
 
-def _end_with_benchmark() -> None:
+def _end_with_benchmark(benchmark: int) -> None:
     """Ask the kernel to end this process when the benchmark ends, killed or not: its own session hears no Ctrl-C."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != benchmark:  # it has ended before
+        os._exit(0)
 
 
 def free_port() -> int:

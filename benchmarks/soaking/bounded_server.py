@@ -9,6 +9,7 @@ python -m benchmarks.soaking.bounded_server api FOLDER PORT THREADS
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -61,7 +62,7 @@ def compile_service(*arguments: Any, **options: Any) -> CompileService:
     return service
 
 
-def engine(fd: str, liveness: str, folder: str, options: str) -> int:
+def engine(parent: str, fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process, with small caches of grammars and of outputs that drafts come from."""
     vocabulary.MAX_WORDS = WORDS
     # The modules look these names up when they make them.
@@ -70,12 +71,12 @@ def engine(fd: str, liveness: str, folder: str, options: str) -> int:
         (structured_output, "CompileService", compile_service),
     ):
         setattr(module, name, made)
-    return engine_process.main([fd, liveness, folder, options])
+    return engine_process.main([parent, fd, liveness, folder, options])
 
 
 def spawn(fd: int, liveness: int, model_path: str, options: str) -> subprocess.Popen[bytes]:
     """Start the engine process above in place of the usual one."""
-    words = [sys.executable, "-m", "benchmarks.soaking.bounded_server", "engine"]
+    words = [sys.executable, "-m", "benchmarks.soaking.bounded_server", "engine", str(os.getpid())]
     return subprocess.Popen([*words, str(fd), str(liveness), model_path, options], pass_fds=[fd, liveness], cwd=ROOT)
 
 

@@ -1,9 +1,10 @@
 """The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one per model.
 
-    python -P -m rootgraft.engine.core.engine_process [FD LIVENESS PATH OPTIONS]
+    python -P -m rootgraft.engine.core.engine_process PARENT [FD LIVENESS PATH OPTIONS]
 
-FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life. OPTIONS: an `EngineConfig` as JSON.
-Without arguments it imports the engine, and takes them from the socket that is its standard input (`EnginePreload`).
+PARENT: the process that starts it. FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life.
+OPTIONS: an `EngineConfig` as JSON. Without these it imports the engine, and takes them from the socket that is its
+standard input (`EnginePreload`).
 
 It exits when the channel closes, and is killed with the thread that has started it, so it never outlives its parent
 process, which alone handles signals.
@@ -240,7 +241,8 @@ def preload() -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Run the engine process. Returns its exit code."""
-    end_with_parent()
+    parent, *arguments = arguments
+    end_with_parent(int(parent))
     set_up_process()
     if not (arguments or (arguments := preload())):
         return 0

@@ -1,10 +1,10 @@
 """The engine template: a process with the engine imported and the weights loaded, which forks engine processes.
 
-    python -P -m rootgraft.engine.core.engine_template FD PATH OPTIONS
+    python -P -m rootgraft.engine.core.engine_template FD PARENT PATH OPTIONS
 
-FD: its end of a ``ForkServer``. PATH, OPTIONS: as of ``engine_process``. Engine processes share the memory of the
-weights: nobody writes to it. It says nothing where it cannot load: an engine process that is started in the plain way
-says why.
+FD: its end of a ``ForkServer``. PARENT, PATH, OPTIONS: as of ``engine_process``. Engine processes share the memory of
+the weights: nobody writes to it. It says nothing where it cannot load: an engine process that is started in the plain
+way says why.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .engine_process import parse_config, run, set_up_process
 
 def main(arguments: list[str]) -> int:
     """Run the template. Returns its exit code."""
-    end_with_parent()
+    fd, parent, path, options = arguments
+    end_with_parent(int(parent))
     set_up_process()
-    fd, path, options = arguments
     config, end = parse_config(options), socket.socket(fileno=int(fd))
     try:
         from ..executor.load_weights import load_for_forks

@@ -38,10 +38,8 @@ EXIT_SOFTWARE = 70
 
 def main(arguments: list[str]) -> int:
     """Run a follower. Returns its exit code."""
-    end_with_parent()
     *links, parent, engine = map(int, arguments)
-    if os.getppid() != parent:  # it has ended before
-        return 0
+    end_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link, life, pages = (socket.socket(fileno=each) for each in links)

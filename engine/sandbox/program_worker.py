@@ -45,7 +45,7 @@ def encode_job(program: str, seconds: float, num_bytes: int, arguments: Any, dat
 
 def main() -> None:
     """Serve until the input is closed."""
-    end_with_parent()
+    end_with_parent(int(sys.argv[1]))
     os.nice(NICE)
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr

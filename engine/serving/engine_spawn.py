@@ -85,10 +85,10 @@ class EnginePreload:
 def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start an engine process, which takes no signals of a terminal until it ignores them: they are for its parent."""
     # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
-    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", *arguments]
+    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(os.getpid())]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
-        return subprocess.Popen(command, **options)
+        return subprocess.Popen([*command, *arguments], **options)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -67,7 +67,8 @@ class ForkServer:
     """The side of who needs the processes. Belongs to one event loop.
 
     Args:
-        module: to run, which ends in ``serve_forks``. It is given the number of its socket and then ``arguments``.
+        module: to run, which ends in ``serve_forks``. It is given the number of its socket, this process's, and then
+            ``arguments``.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -113,7 +114,8 @@ class ForkServer:
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), *self._arguments]
+            words = (str(theirs.fileno()), str(os.getpid()), *self._arguments)
+            command = [sys.executable, "-P", "-m", self._module, *words]
             # numpy would start threads as it is imported, which no forked process has.
             environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(

@@ -5,7 +5,8 @@ limits on processor time and memory; a worker that exceeds either is killed and 
 worker (no time for it, a kill when memory is short) is no limit of the grammar's: the compile goes on, or is tried
 again, and fails at last in a way that may be asked for again. Workers yield the cores to the engine, unless that leaves
 them none. A tenant gets as many of the workers, and of the places in the queue before them, as it leaves to others.
-Results and errors are cached by content. Requests for a grammar that is being compiled share one future.
+Results and errors are cached by content; beyond the limit the tenant that has the most loses first. Requests for a
+grammar that is being compiled share one future.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import os
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from ...tenancy.tenant_slots import ShareFull, TenantSlots, Turn
 from ...tenancy.thread_calls import NoThread, call_on
@@ -79,6 +81,7 @@ class _Entry:
     result: CompiledGrammar | GrammarError
     num_bytes: int
     expires: float
+    tenant: str
 
     def is_valid(self) -> bool:
         if isinstance(self.result, CompiledGrammar) and self.result.has_failed:
@@ -231,7 +234,7 @@ class CompileService:
     def _settle(
         self, pending: _Pending, turn: Turn, result: CompiledGrammar | GrammarError | CompileUnavailable
     ) -> None:
-        self._remember(pending.spec.key, result)
+        self._remember(pending.spec.key, result, turn.tenant)
         self._slots.leave(turn)
         if isinstance(result, CompiledGrammar):
             pending.future.set_result(result)
@@ -289,7 +292,8 @@ class CompileService:
             self.stats.stopped += 1
         return _timeout(spec, reason)
 
-    def _remember(self, key: str, result: CompiledGrammar | GrammarError | CompileUnavailable) -> None:
+    def _remember(self, key: str, result: CompiledGrammar | GrammarError | CompileUnavailable, tenant: str) -> None:
+        """Note that a compile has ended, and keep its result. Beyond the limit the tenant with the most loses first."""
         if isinstance(result, CompileUnavailable):
             with self._lock:
                 self._pending.pop(key, None)
@@ -297,20 +301,25 @@ class CompileService:
             return
         expires = time.monotonic() + RETRY_SECONDS if isinstance(result, GrammarTimeout) else float("inf")
         if isinstance(result, GrammarError):
-            entry = _Entry(result.copy(), ERROR_BYTES, expires)
+            entry = _Entry(result.copy(), ERROR_BYTES, expires, tenant)
         else:
-            entry = _Entry(result, result.artifact.num_bytes, expires)
+            entry = _Entry(result, result.artifact.num_bytes, expires, tenant)
         with self._lock:
             self._pending.pop(key, None)
             self._entries[key] = entry
             self.stats.compiled += isinstance(result, CompiledGrammar)
             self.stats.refused += isinstance(result, GrammarError)
             self.stats.pending = len(self._pending)
-            self.stats.cached_bytes = sum(entry.num_bytes for entry in self._entries.values())
-            while self.stats.cached_bytes > self._cache_bytes and len(self._entries) > 1:
-                _, dropped = self._entries.popitem(last=False)
-                self.stats.cached_bytes -= dropped.num_bytes
-            self.stats.cached = len(self._entries)
+            held: Counter[str] = Counter()
+            for each in self._entries.values():
+                held[each.tenant] += each.num_bytes
+            while held.total() > self._cache_bytes and len(self._entries) > 1:
+                # The newest stays, as whoever asked for it needs it now.
+                others = {each.tenant for each in islice(self._entries.values(), len(self._entries) - 1)}
+                largest = max(others, key=held.__getitem__)
+                oldest = next(each for each, found in self._entries.items() if found.tenant == largest)
+                held[largest] -= self._entries.pop(oldest).num_bytes
+            self.stats.cached_bytes, self.stats.cached = held.total(), len(self._entries)
 
 
 def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> WorkerPool[WorkerHandle]:

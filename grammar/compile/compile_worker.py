@@ -85,7 +85,7 @@ def main(is_first: bool) -> None:
     Args:
         is_first: gets ready at the priority that it was started with, which it lowers then.
     """
-    end_with_parent()
+    end_with_parent(int(sys.argv[1]))
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
     first = read_frame(incoming)

@@ -74,7 +74,7 @@ class WorkerProcess:
         self._ending = ending or Event()
         self.num_jobs = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
+            [sys.executable, "-P", "-c", code, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

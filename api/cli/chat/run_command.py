@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,8 +61,9 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
         print_dim("Loading the model ...")
     with _log_file() as log:
         # A process group of its own, so that Ctrl-C stops an answer and not the server.
+        ends_with_this = partial(end_with_parent, os.getpid())
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=end_with_parent
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=ends_with_this
         )
         try:
             yield _ready(server, log)

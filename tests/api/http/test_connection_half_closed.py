@@ -83,4 +83,13 @@ def test_the_limit_on_descriptors_leaves_a_reserve(monkeypatch: pytest.MonkeyPat
     for soft, reserve in ((1024, 64), (used + 128, min(64, (used + 128) // 4)), (8, None)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         expected = 1 if reserve is None else soft - used - reserve
-        assert abs(descriptors.most_connections.__wrapped__() - expected) <= 2
+        assert abs(descriptors.connection_room.__wrapped__() - expected) <= 2
+
+
+def test_connections_of_grpc_take_a_quarter_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "connection_room", lambda: 400)
+    assert [(descriptors.set_aside(wanted), descriptors.most_connections()) for wanted in (2000, 50, 0)] == [
+        (100, 300),
+        (50, 350),
+        (0, 400),
+    ]

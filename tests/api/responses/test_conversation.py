@@ -16,6 +16,7 @@ from support.machine.waits import wait_until
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import EngineDead
+from rootgraft.tenancy.tenant_shares import TenantShares
 
 
 def test_going_on_from_a_response(live: Live) -> None:
@@ -219,6 +220,22 @@ def test_a_background_response_is_cancelled_or_deleted(live: Live) -> None:
         foreground = client.responses.create(**ASKED)
         with pytest.raises(openai.BadRequestError, match="'background'"):
             client.responses.cancel(foreground.id)
+
+
+def test_background_responses_of_a_tenant_leave_places_to_others(serve_with: Any) -> None:
+    live = serve_with(ServerConfig(api_key=("first", "second")))
+    live.state.stores.responses.jobs = TenantShares(3)
+    live.async_engine.gate = asyncio.Event()
+    with live.openai(api_key="first") as first, live.openai(api_key="second") as second:
+        made = [client.responses.create(**ASKED, background=True) for client in (first, second)]
+        with pytest.raises(openai.RateLimitError, match="1 background responses with keys of yours"):
+            second.responses.create(**ASKED, background=True)
+        live.state.stores.responses.jobs.most = 2
+        with pytest.raises(openai.InternalServerError, match="2 background responses are under way already"):
+            first.responses.create(**ASKED, background=True)
+        first.responses.cancel(made[0].id)
+        assert second.responses.retrieve(made[1].id).status == "queued"
+        assert first.responses.create(**ASKED, background=True).status == "queued"
 
 
 def test_a_background_response_that_fails(live: Live) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from support.api.rpc_live import GENERATION, RpcClient, chat_request, generate_request
+from support.api.api_live import Live
+from support.api.rpc_live import GENERATION, RpcClient, chat_request, generate_request, rpc_of
 from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.api.config import ServerConfig
+from rootgraft.api.generate.server_state import ServerState
 from rootgraft.api.http.app import create_app
 from rootgraft.api.http.grpc_door import open_rpc
+from rootgraft.api.observe.metrics import Metrics
 from rootgraft.api.rpc.messages import message
 from rootgraft.engine.errors import ConfigError
 
@@ -72,15 +76,44 @@ def test_an_unknown_method(rpc: RpcClient) -> None:
 
 def test_a_port_that_is_taken(rpc: RpcClient, live: Any) -> None:
     app = create_app(live.state)
-    assert open_rpc(app, ServerConfig()) is None
+    assert open_rpc(app, _state_with(None)) is None
 
     async def job() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(ConfigError, match=f"--grpc-port {port} cannot be used"):
-                open_rpc(app, ServerConfig(grpc_port=port))
+                open_rpc(app, _state_with(port))
 
     asyncio.run(job())
+
+
+def _state_with(port: int | None) -> ServerState:
+    return ServerState(ServerConfig(grpc_port=port), Metrics("model", dict))
+
+
+def test_connections_of_all_have_a_bound(live: Live) -> None:
+    with rpc_of(live, connections=2) as rpc, ExitStack() as stack:
+        _check(rpc.channel)
+        own_pool = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        second = stack.enter_context(grpc.insecure_channel(rpc.address, own_pool))
+        _check(second)
+        host, port = rpc.address.split(":")
+        with socket.create_connection((host, int(port)), HANG_SECONDS) as third:
+            assert third.recv(1) == b"", "a connection beyond the bound is closed at once"
+        _check(second)
+        second.close()
+        # The server sees the end of a connection at some time after its client.
+        wait_until(lambda: _is_taken(host, int(port)))
+
+
+def _check(channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    assert health.Check(health_pb2.HealthCheckRequest(), timeout=HANG_SECONDS).status == SERVING
+
+
+def _is_taken(host: str, port: int) -> bool:
+    with socket.create_connection((host, port), HANG_SECONDS) as sock:
+        return sock.recv(1) != b""
 
 
 def test_messages_are_found_by_name() -> None:

@@ -69,7 +69,7 @@ def test_it_leaves_in_silence_when_its_client_does(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
-    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process"]
+    command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(os.getpid())]
     with theirs:
         done = subprocess.run(command, stdin=theirs, capture_output=True, check=False, timeout=HANG_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (3 if "_exit" in program else 0, b"", b"")

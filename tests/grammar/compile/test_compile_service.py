@@ -20,7 +20,7 @@ import pytest
 from support.machine.waits import HANG_SECONDS
 
 from rootgraft.grammar.compile import compile_service, worker_handle
-from rootgraft.grammar.compile.compile_service import CompileQueueFull, CompileService, compile_workers
+from rootgraft.grammar.compile.compile_service import ERROR_BYTES, CompileQueueFull, CompileService, compile_workers
 from rootgraft.grammar.compile.compile_worker import (
     LOADING_NICE,
     MOST_NICE,
@@ -400,10 +400,10 @@ def test_the_queue_is_bounded_and_closing_answers_everyone(vocabulary):
 class GatedService(CompileService):
     """Compiles nothing: refuses each grammar once its gate is open, and notes the order."""
 
-    def __init__(self, workers: int, most_pending: int) -> None:
+    def __init__(self, workers: int, most_pending: int, **limits: int) -> None:
         self.begun: list[bytes] = []
         self.gates: dict[bytes, threading.Event] = {}
-        super().__init__(None, workers=workers, most_pending=most_pending)  # type: ignore[arg-type]
+        super().__init__(None, workers=workers, most_pending=most_pending, **limits)  # type: ignore[arg-type]
 
     def ask(self, name: str, tenant: str, *, stuck: bool = False) -> Future[Any]:
         spec = GrammarSpec.regex(name)
@@ -423,14 +423,14 @@ class GatedService(CompileService):
 
 
 @pytest.fixture
-def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], GatedService]]:
+def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GatedService]]:
     monkeypatch.setattr(
         compile_service, "compile_workers", lambda *_, **__: SimpleNamespace(close=lambda: None), raising=True
     )
     made: list[GatedService] = []
 
-    def make(workers: int, most_pending: int) -> GatedService:
-        made.append(GatedService(workers, most_pending))
+    def make(workers: int, most_pending: int, **limits: int) -> GatedService:
+        made.append(GatedService(workers, most_pending, **limits))
         return made[-1]
 
     yield make
@@ -481,6 +481,19 @@ def test_without_keys_one_tenant_has_all_workers_and_places(gated):
         service.ask("more", "")
     service.open_all()
     assert not wait(futures, HANG_SECONDS).not_done
+
+
+def test_a_tenant_that_fills_the_cache_loses_its_own(gated):
+    service = gated(1, 8, cache_bytes=4 * ERROR_BYTES)
+    for name, tenant in [("b0", "b"), ("b1", "b"), *((f"a{number}", "a") for number in range(9))]:
+        assert service.ask(name, tenant).exception(HANG_SECONDS)
+    assert service.stats.cached == 4 and service.stats.cached_bytes == 4 * ERROR_BYTES
+    begun = len(service.begun)
+    for name in ("b0", "b1", "a7", "a8"):
+        assert service.ask(name, "c").exception(HANG_SECONDS)
+    assert len(service.begun) == begun, "those that are kept are not compiled again"
+    service.ask("a6", "a").exception(HANG_SECONDS)
+    assert len(service.begun) == begun + 1
 
 
 def test_a_vocabulary_survives_the_pipe(vocabulary):

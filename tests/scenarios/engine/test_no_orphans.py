@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,15 +25,31 @@ HANGS = {
 CHILD = """
 import sys
 from rootgraft.grammar.parent_death import end_with_parent
-end_with_parent()
+end_with_parent(int(sys.argv[2]))
 print("ready", flush=True)
 exec(sys.argv[1])
 """
 
 PARENT_OF_ONE = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
+import os, subprocess, sys
+command = [sys.executable, "-P", "-c", *sys.argv[1:3], str(os.getpid())]
+child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 assert child.stdout.readline() == "ready\\n"
+print(child.pid, flush=True)
+child.wait()
+"""
+
+LATE_CHILD = """
+import os, sys
+sys.stdin.read()  # until the parent is gone
+from rootgraft.grammar.parent_death import end_with_parent
+end_with_parent(int(sys.argv[1]))
+print("lives on", flush=True)
+"""
+
+PARENT_OF_A_LATE_ONE = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], str(os.getpid())], stdin=subprocess.PIPE)
 print(child.pid, flush=True)
 child.wait()
 """
@@ -68,7 +85,7 @@ from rootgraft.engine.serving.fork_server import serve_forks
 
 def run(one, other):
     os.write(one, b"ready")
-    exec(sys.argv[2])
+    exec(sys.argv[3])
 
 sys.exit(serve_forks(socket.socket(fileno=int(sys.argv[1])), run))
 """
@@ -129,6 +146,16 @@ def test_a_child_is_killed_with_its_parent(hang: str) -> None:
         wait_for_the_end_of(child)
 
 
+def test_a_child_that_asks_after_its_parents_death_ends() -> None:
+    command = [sys.executable, "-P", "-c", PARENT_OF_A_LATE_ONE, LATE_CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        wait_for_the_end_of(child)
+        assert parent.stdout.read() == ""
+
+
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 def test_a_command_and_what_it_has_started_are_killed_with_their_parent(hang: str) -> None:
     command = [sys.executable, "-P", "-c", PARENT_OF_A_COMMAND, hang]
@@ -158,7 +185,7 @@ def test_whatever_starts_a_process_has_it_end_with_itself() -> None:
     assert found == STARTERS.keys()
     for starter, how in STARTERS.items():
         call, _, module = how.partition(" of ")
-        assert f"{call}(" in (ROOT / (module or starter)).read_text() or f"={call}" in (ROOT / starter).read_text()
+        assert re.search(rf"\b{call}[(,)]", (ROOT / (module or starter)).read_text()), starter
 
 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)

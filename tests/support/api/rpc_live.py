@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from rootgraft.api.http.app import create_app
 from rootgraft.api.rpc.messages import message
-from rootgraft.api.rpc.rpc_server import RpcServer
+from rootgraft.api.rpc.rpc_server import MAX_CONNECTIONS, RpcServer
 from support.api.api_live import Live
 from support.machine.waits import HANG_SECONDS
 
@@ -22,8 +22,8 @@ GENERATION, INFERENCE = "/rootgraft.v1.Generation", "/inference.GRPCInferenceSer
 class RpcClient:
     """Calls methods by name on one connection."""
 
-    def __init__(self, channel: Any, live: Live, address: str) -> None:
-        self.channel, self.live, self.address = channel, live, address
+    def __init__(self, channel: Any, live: Live, address: str, server: RpcServer) -> None:
+        self.channel, self.live, self.address, self.server = channel, live, address, server
 
     def unary(self, method: str, request: Any, answer: str, **options: Any) -> Any:
         options = {"timeout": 60, **options}
@@ -44,11 +44,11 @@ def _bytes(request: Any) -> bytes:
 
 
 @contextmanager
-def rpc_of(live: Live) -> Iterator[RpcClient]:
+def rpc_of(live: Live, connections: int = MAX_CONNECTIONS) -> Iterator[RpcClient]:
     """Serve gRPC beside a live server within the block."""
 
     async def start() -> RpcServer:
-        server = RpcServer(create_app(live.state), live.state.options, 0)
+        server = RpcServer(create_app(live.state), live.state, 0, connections)
         await server.start()
         return server
 
@@ -56,7 +56,7 @@ def rpc_of(live: Live) -> Iterator[RpcClient]:
     try:
         address = f"127.0.0.1:{server.port}"
         with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
-            yield RpcClient(channel, live, address)
+            yield RpcClient(channel, live, address, server)
     finally:
         asyncio.run_coroutine_threadsafe(server.close(), live.loop).result(HANG_SECONDS)
 

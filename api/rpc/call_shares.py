@@ -1,0 +1,63 @@
+"""Call shares: gRPC calls of all connections have a bound, of which tenants have shares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from ...tenancy.tenant_shares import TenantShares
+from ..access.api_keys import KeyRing
+
+MAX_CALLS = 2000
+"""Calls of all connections that are open, also those of which no message has come yet."""
+_NOBODY = "?"
+"""The tenant of calls without a valid key, such as a health check's, where keys are in use: no key's name has this."""
+_RETRY = (("retry-after", "5"),)
+
+Continuation = Callable[[Any], Awaitable[Any]]
+
+
+class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
+    """Counts open calls by tenant. Belongs to one event loop.
+
+    Args:
+        keys: returns the server's.
+
+    Attributes:
+        calls: that are open, by tenant.
+    """
+
+    def __init__(self, keys: Callable[[], KeyRing]) -> None:
+        self.calls = TenantShares(MAX_CALLS)
+        self._keys = keys
+
+    async def intercept_service(self, continuation: Continuation, handler_call_details: Any) -> Any:
+        """Return a call's handler, or one that refuses with RESOURCE_EXHAUSTED beyond the tenant's share."""
+        tenant = self._tenant(handler_call_details.invocation_metadata or ())
+        if self.calls.left_for(tenant) < 1:
+            return _refusing(f"{self.calls.held(tenant)} calls of yours are open: end one of them.")
+        task = asyncio.current_task()
+        assert task is not None
+        # A call is one task from here to its end, however it ends.
+        self.calls.take(tenant)
+        task.add_done_callback(lambda _: self.calls.give_back(tenant))
+        return await continuation(handler_call_details)
+
+    def _tenant(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+        keys, found = self._keys(), None
+        given = {name: value for name, value in metadata if isinstance(value, str)}
+        scheme, _, token = given.get("authorization", "").partition(" ")
+        for text in (token if scheme.lower() == "bearer" else "", given.get("x-api-key", "")):
+            found = found or keys.find(text.strip().encode("latin-1", "replace"))
+        return _NOBODY if found is None else found.tenant
+
+
+def _refusing(text: str) -> Any:
+    async def refuse(_messages: AsyncIterator[bytes], context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text, _RETRY)
+
+    # Of this kind no message is awaited before the answer.
+    return grpc.stream_unary_rpc_method_handler(refuse)
