@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -95,8 +97,7 @@ class Followers:
             for rank, device in enumerate(devices):
                 if rank:
                     self._greet(rank, config, model_path, identity, store, device, len(devices))
-            for rank in self._links:
-                self._hear(rank)
+            self._hear_all()
             self._all_heard.set()
             self._signs.started()
             width = config.tensor_parallel_size
@@ -256,13 +257,25 @@ class Followers:
         with suppress(OSError):
             self._links[rank].sendall(json.dumps(hello).encode() + b"\n")
 
-    def _hear(self, rank: int) -> None:
-        """Wait for a follower's answer. Raises ConfigError with its words, unless it is ready."""
+    def _hear_all(self) -> None:
+        """Wait for the answers of all followers, as they come: who has ended is heard before who is still silent.
+
+        Raises:
+            ConfigError: with the words of the first one that is not ready.
+        """
+        ranks: dict[Any, int] = {link: rank for rank, link in self._links.items()}
+        deadline = time.monotonic() + START_SECONDS
+        while ranks:
+            found = wait(list(ranks), max(0.0, deadline - time.monotonic()))
+            for link in found or [next(iter(ranks))]:
+                self._hear(ranks.pop(link), is_there=bool(found))
+
+    def _hear(self, rank: int, *, is_there: bool) -> None:
         link = self._links[rank]
-        link.settimeout(START_SECONDS)
+        link.settimeout(START_SECONDS if is_there else 0.0)
         try:
             answer = read_line(link)
-        except TimeoutError:
+        except (BlockingIOError, TimeoutError):
             answer = f"has not answered within {START_SECONDS:g} s"
         except OSError:
             answer = f"has ended with code {self._processes[rank].wait()}"

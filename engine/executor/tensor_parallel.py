@@ -13,7 +13,7 @@ from ..checkpoint.read_config import open_checkpoint
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..loading.model_impl import own_config
-from ..loading.shards import check_split
+from ..loading.shards import check_split, fitting_sizes
 from ..loading.stages import check_stages
 from ..machine import resources
 from .device import choose_device
@@ -40,15 +40,16 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
     if config.pipeline_parallel_size > 1:
         check_stages(model, config.pipeline_parallel_size)
     if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count < size:
+            fitting = [1, *(each for each in fitting_sizes(model) if each <= count)]
+            raise ConfigError(
+                f"{config.ranks_option} needs {size} GPUs, and {count} can be seen (CUDA_VISIBLE_DEVICES may name "
+                f"others). Try: rootgraft serve --tensor-parallel-size {fitting[-1]}"
+            )
         if config.pipeline_parallel_size > 1 and config.kv_cache_memory is None:
             raise ConfigError(
                 f"{config.ranks_option} on GPUs needs --kv-cache-memory, the GiB for the KV of each rank."
-            )
-        count = torch.cuda.device_count()
-        if count < size:
-            raise ConfigError(
-                f"{config.ranks_option} needs {size} GPUs, and {count} are visible. Try: rootgraft serve "
-                f"--tensor-parallel-size {max(1, count)}"
             )
         return replace(config, enforce_eager=True), [torch.device("cuda", rank) for rank in range(size)]
     threads = config.threads or max(1, resources.cores().compute_threads // size)

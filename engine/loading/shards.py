@@ -51,11 +51,10 @@ def check_split(config: ModelConfig, size: int) -> None:
     for name, is_there in parts.items():
         if is_there:
             raise ConfigError(f"{option}: {name} cannot be split over ranks. Leave it out, or take another model.")
-    counts = dict.fromkeys(_counts(config))
-    if any(count % size for count, _ in counts):
-        found = [what.format(count) for count, what in counts]
+    found = [what.format(count) for count, what in dict.fromkeys(_counts(config)) if count % size]
+    if found:
         listed = " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
-        raise ConfigError(f"{option} does not divide the model's {listed}. {_advice(config)}")
+        raise ConfigError(f"{option} does not divide {listed}. {_advice(config)}")
     for heads in _kv_heads(config):
         if heads % size and size % heads:
             raise ConfigError(
@@ -66,7 +65,7 @@ def check_split(config: ModelConfig, size: int) -> None:
 def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
     """Numbers that the ranks must divide, and how to name them."""
     if any(config.attends):
-        yield config.num_heads, "{} heads"
+        yield config.num_heads, "the model's {} heads"
     for index, layer in enumerate(config.layers):
         if has_plain_mlp(config, index):
             yield config.mlp_size_of(index), "the MLP's {} columns"
@@ -94,14 +93,18 @@ def _kv_heads(config: ModelConfig) -> set[int]:
     return {*layers, *(mixer.num_groups for mixer in mixers if isinstance(mixer, Mamba2Layer))}
 
 
-def _advice(config: ModelConfig) -> str:
-    """Return the sizes that the model can be split by."""
+def fitting_sizes(config: ModelConfig) -> list[int]:
+    """Return the sizes that divide a model, of whose parts each can be split."""
     counts, kv = {count for count, _ in _counts(config)}, _kv_heads(config)
-    fitting = [
+    return [
         size
         for size in range(2, min(counts) + 1)
         if not any(count % size for count in counts) and not any(heads % size and size % heads for heads in kv)
     ]
+
+
+def _advice(config: ModelConfig) -> str:
+    fitting = fitting_sizes(config)
     return f"It takes {', '.join(map(str, fitting))}." if fitting else "Leave it out: no size divides this model."
 
 

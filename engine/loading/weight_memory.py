@@ -10,7 +10,7 @@ from ...kernels import quantised_weights
 from ..checkpoint.model_config import ModelConfig
 from ..error_stream import write_line
 from ..errors import ConfigError
-from .tensor_names import EMBEDDING, HEAD, Shape, expected_shapes
+from .tensor_names import EMBEDDING, HEAD, Shape, expected_shapes, mixture_shapes
 from .weight_forms import FORMS, WeightForm, has_kernels
 from .weight_readers import WeightSource
 
@@ -83,6 +83,26 @@ def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, 
     is_plain = found[EMBEDDING] == math.prod(embedding) * dtype.itemsize
     beside = _tensor_bytes(HEAD if head != embedding else EMBEDDING, head, source, config, dtype, form)
     return sum(found.values()) + (beside if is_plain or head != embedding else 0)
+
+
+def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> float:
+    """Return the least bytes of weights that a step of one token reads.
+
+    They are those of all tensors but the embedding, of which one row is looked up, and the experts that the token is
+    not given to; of weights that are kept in two forms, the smaller one is read.
+    """
+    form = "stored" if form == "stored_both" else form
+    found, total = tensor_bytes(source, config, dtype, form), weight_bytes(source, config, dtype, form)
+    is_head_too = config.tied_head and total == sum(found.values())
+    idle = 0.0 if is_head_too else float(found[EMBEDDING])
+    for index, layer in enumerate(config.layers):
+        mixture = layer.mixture
+        if mixture is None:
+            continue
+        shapes = mixture_shapes(f"model.layers.{index}.{mixture.names.block}", mixture, config.hidden_size)
+        experts = sum(found[name] for name, shape in shapes.items() if len(shape) > 2 or ".experts." in name)
+        idle += experts * (1 - mixture.top_k / mixture.num_experts)
+    return total - idle
 
 
 def _tensor_bytes(

@@ -24,7 +24,7 @@ from ..loading.load_model import open_source
 from ..loading.shards import Shard, ShardSource, check_split
 from ..loading.stages import Stage, StageSource, check_stages
 from ..loading.weight_forms import WeightForm, choose_weight_form
-from ..loading.weight_memory import weight_bytes
+from ..loading.weight_memory import token_bytes, weight_bytes
 from ..loading.weight_readers import WeightSource
 from ..models.kv_pool import bytes_per_page
 
@@ -59,6 +59,9 @@ class WeightPlan:
         kv_tokens: that the KV pool holds at most: steps take of the same memory on a GPU.
         sums: of hidden states over the ranks that have the same layers, in each step; none of one rank.
         stages: parts of the layers, which compute a token one after another.
+        h200_milliseconds: what a step of one token takes on as many H200: reads of weights, and sums at the least and
+            the most. Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink. Both are figures of
+            others.
     """
 
     shape: str
@@ -73,16 +76,7 @@ class WeightPlan:
     kv_tokens: int
     sums: int
     stages: int
-
-    @property
-    def h200_milliseconds(self) -> tuple[float, float, float]:
-        """What a step of one token takes on as many H200: reads of weights, and sums at the least and the most.
-
-        Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink. Both are figures of others.
-        """
-        reads = self.stages * self.memory_bytes / _H200_BYTES
-        least, most = (self.stages * self.sums * seconds for seconds in _SUM_SECONDS)
-        return 1e3 * reads, 1e3 * least, 1e3 * most
+    h200_milliseconds: tuple[float, float, float]
 
 
 class _FirstRank(Alone):
@@ -113,6 +107,9 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         check_split(model, config.tensor_parallel_size)
         shard = Shard.of(model, _FirstRank(config.tensor_parallel_size))
         of_part, part = ShardSource(source, shard), shard.config
+    # Stages compute a token one after another: together they read, and add up, what one of them with all layers would.
+    reads = token_bytes(of_part, part, dtype, form) / _H200_BYTES
+    least, most = (_all_sums(config, part) * seconds for seconds in _SUM_SECONDS)
     if config.pipeline_parallel_size > 1:
         check_stages(model, config.pipeline_parallel_size)
         stage = Stage.of(part, _FirstRank(size), config.tensor_parallel_size)
@@ -133,9 +130,14 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         ranks=size,
         kv_token_bytes=kv_page // config.block_size,
         kv_tokens=(config.num_gpu_blocks_override or pages) * config.block_size,
-        sums=sum(map(_sums, part.layers)) if config.tensor_parallel_size > 1 else 0,
+        sums=_all_sums(config, part),
         stages=config.pipeline_parallel_size,
+        h200_milliseconds=(1e3 * reads, 1e3 * least, 1e3 * most),
     )
+
+
+def _all_sums(config: EngineConfig, part: ModelConfig) -> int:
+    return sum(map(_sums, part.layers)) if config.tensor_parallel_size > 1 else 0
 
 
 def _sums(layer: LayerConfig) -> int:

@@ -12,10 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import psutil
 
 from ...engine.errors import ConfigError
 from .cluster_room import ReplicaResources, check_room
+from .ray_services import START_SECONDS, change_services
 
 LOCAL = "local"
 AUTO = "auto"
@@ -34,8 +32,6 @@ OBJECT_STORE_BYTES = 80 << 20
 """Nearly the least that Ray takes: nothing of a request goes through its object store."""
 
 REACH_SECONDS = 3.0
-START_SECONDS = 120.0
-"""So long a local Ray has to start. Ray itself gives up after 30, which it takes on a machine that others keep busy."""
 
 # Folders of a local cluster's sessions begin so; the process id of its server follows.
 _FOLDER = "rootgraft-ray-"
@@ -61,6 +57,11 @@ _LOCAL_SYSTEM = {
     "raylet_check_gc_period_milliseconds": 5000,
     "io_context_event_loop_lag_collection_interval_ms": 30_000,
     "task_events_report_interval_ms": 0,
+    # For the agent of runtime environments and for actors, processes that a busy machine starts late.
+    "agent_register_timeout_ms": int(1e3 * START_SECONDS),
+    "worker_register_timeout_seconds": int(START_SECONDS),
+    # Ray would start a process for each core, of which actors take few, and answer nobody until all of them are there.
+    "prestart_worker_first_driver": False,
     # Ray would kill the process that it likes least; the replicas' memory is set by their options.
     "memory_monitor_refresh_ms": 0,
 }
@@ -224,7 +225,7 @@ class _Connection:
         """End those of Ray's processes that a cluster of one machine needs for nothing: together 1.8 % of a core."""
         worker: Any = importlib.import_module("ray._private.worker")
         node = worker._global_node
-        for end in (node.kill_log_monitor, node.kill_monitor, node.kill_dashboard):
+        for end in (node.kill_log_monitor, node.kill_monitor):
             end(check_alive=False)
 
     def _init(self, **options: Any) -> None:
@@ -236,8 +237,7 @@ class _Connection:
         # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda *given, **named: None
-        services: Any = importlib.import_module("ray._private.services")
-        services.get_node = until_there(services.get_node)
+        change_services(is_local=self._address == LOCAL)
         try:
             ray.init(
                 **options,
@@ -274,26 +274,6 @@ def _end_processes_of(folder: Path) -> None:
             if process.uids().real == os.getuid() and any(str(folder) in part for part in process.cmdline()):
                 logger.warning("a process of an earlier server's Ray is ended: %d", process.pid)
                 process.kill()
-
-
-def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) -> Callable[..., Any]:
-    """Return Ray's look-up of a node as one that waits for a node that is not there yet, at most so many seconds."""
-    if hasattr(get_node, "__wrapped__"):
-        # An earlier start of this process has replaced it.
-        return get_node
-
-    @wraps(get_node)
-    def find(*given: Any, **named: Any) -> Any:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return get_node(*given, **named)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-
-    return find
 
 
 def _reach(address: str) -> None:

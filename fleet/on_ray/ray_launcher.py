@@ -20,8 +20,8 @@ from .ray_cluster import RayCluster
 from .ray_replica import HostAddress, RayReplica
 from .replica_actor import ReplicaActor
 
-PLACEMENT_SECONDS = 60.0
-"""For Ray to find a place for a replica and to start its actor."""
+PLACEMENT_SECONDS = 150.0
+"""For Ray to find a place for a replica and to start its actor, which a busy machine does within ``START_SECONDS``."""
 
 
 class RayLauncher:

@@ -106,11 +106,11 @@ def test_the_largest_logit_is_that_of_all_ranks(tmp_path: Path) -> None:
     ("name", "size", "reason"),
     [
         ("lfm2", 2, "short convolutions cannot be split over ranks"),
-        ("falcon_h1_normed", 2, "does not divide the model's 6 heads, .* Mamba-2's 5 heads and Mamba-2's 1 groups"),
-        ("qwen3_5_biased", 2, "does not divide the model's .* and the delta net's 3 key heads"),
+        ("falcon_h1_normed", 2, "size 2 does not divide Mamba-2's 5 heads and Mamba-2's 1 groups"),
+        ("qwen3_5_biased", 2, "size 2 does not divide the delta net's 3 key heads"),
         ("gemma4_same_values", 2, "neither divides the model's 3 KV heads nor is a multiple of them. It takes 6."),
         ("olmo2", 2, "norms over all query heads together cannot be split"),
-        ("llama", 4, "does not divide the model's 6 heads and the MLP's 72 columns. It takes 2, 6."),
+        ("llama", 4, "does not divide the model's 6 heads. It takes 2, 6."),
         ("llama", 3, "neither divides the model's 2 KV heads nor is a multiple of them. It takes 2, 6."),
     ],
 )

@@ -63,11 +63,30 @@ def test_stages_of_ranks_share_layers_and_their_sums(folder: Path) -> None:
     assert part.memory_bytes < min(shard.memory_bytes, stage.memory_bytes)
 
 
-@pytest.mark.parametrize(("ranks", "reads"), [(4, "7.7"), (8, "4.1")])
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_a_token_reads_its_experts_and_a_row_of_the_embedding(family: str, tmp_path: Path) -> None:
+    """Also where the experts of a layer are one tensor; stages read together what one rank does."""
+    names = {"mixtral": "MixtralForCausalLM", "gpt_oss": "GptOssForCausalLM"}
+    count, chosen = 4, 1
+    fields = {"architectures": [names[family]], "model_type": family, "num_local_experts": count}
+    fields |= {"num_experts_per_tok": chosen, "layer_types": ["full_attention"] * LAYERS, "sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | fields))
+    biases = 2 * INNER + WIDTH if family == "gpt_oss" else 0
+    unread = VOCABULARY * WIDTH + LAYERS * (count - chosen) * (3 * WIDTH * INNER + biases)
+    alone, part = plan(tmp_path, 1), plan(tmp_path, 2)
+    read, read_in_stages = (
+        each.h200_milliseconds[0] * 4.8e9 for each in (alone, plan(tmp_path, 1, pipeline_parallel_size=3))
+    )
+    assert read == read_in_stages == pytest.approx(alone.memory_bytes - 4 * unread)
+    assert part.h200_milliseconds[0] < 0.6 * alone.h200_milliseconds[0]
+
+
+@pytest.mark.parametrize(("ranks", "reads"), [(4, "7.2"), (8, "3.6")])
 def test_a_dry_run_tells_what_70b_takes(
     ranks: int, reads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the shape alone: bytes of each rank, sums in a step, and milliseconds on H200s."""
+    """Of the shape alone: bytes of each rank, sums in a step, and milliseconds on H200s, of which a token's row of the
+    embedding takes none."""
     shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     others = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | shape | others))

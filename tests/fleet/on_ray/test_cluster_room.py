@@ -132,23 +132,3 @@ def test_a_cluster_is_told_what_its_replicas_compute_on(address: str, monkeypatc
     monkeypatch.setattr(metadata, "version", lambda name: "2.60.0")
     with pytest.raises(ConfigError, match="--device is auto; with --ray-address it is cpu or cuda"):
         ray_fleet(EngineConfig(), Path("m"), ServerConfig(ray_address=address).fleet_options)
-
-
-def test_a_node_of_a_busy_machine_is_waited_for() -> None:
-    """Ray's own look-up fails until the node is there; what is looked up later is not waited for twice over."""
-    answers = iter([RuntimeError("not yet"), RuntimeError("not yet"), {"node": 1}])
-
-    def get_node(address: str, node: str) -> object:
-        assert (address, node) == ("address", "node")
-        if isinstance(found := next(answers), Exception):
-            raise found
-        return found
-
-    patient = ray_cluster.until_there(get_node)
-    assert patient("address", "node") == {"node": 1} and ray_cluster.until_there(patient) is patient
-
-    def missing() -> object:
-        raise RuntimeError("never")
-
-    with pytest.raises(RuntimeError, match="never"):
-        ray_cluster.until_there(missing, seconds=0.0)()

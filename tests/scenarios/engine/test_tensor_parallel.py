@@ -79,12 +79,14 @@ def test_mixed_requests_get_the_answers_of_one_rank(ranks: LLM, folder: Path, mo
     assert drafted
 
 
-def test_another_program_or_other_files_end_the_start_with_one_line(folder: Path) -> None:
+@pytest.mark.parametrize("place", [0, -1])
+def test_another_program_or_other_files_end_the_start_with_one_line(place: int, folder: Path) -> None:
     config = EngineConfig(device="cpu", dtype="float32", tensor_parallel_size=2)
     ours = identity(config, folder / "model")
+    theirs = [f"{each}0" if each is ours[place] else each for each in ours]
     with pytest.raises(ConfigError) as refusal:
-        Followers(config, folder / "model", ["rootgraft 0.0", *ours[1:]], [torch.device("cpu")] * 2)
-    assert str(refusal.value) == f"--tensor-parallel-size: rank 1 has {ours[0]} where rank 0 has rootgraft 0.0."
+        Followers(config, folder / "model", theirs, [torch.device("cpu")] * 2)
+    assert str(refusal.value) == f"--tensor-parallel-size: rank 1 has {ours[place]} where rank 0 has {theirs[place]}."
 
 
 def test_a_silent_follower_fails_the_requests_and_nothing_is_left(ranks: LLM) -> None:

@@ -21,8 +21,8 @@ def pool(
     model: DecoderModel, num_pages: int, page_size: int, num_rows: int, dtype: torch.dtype | None = None
 ) -> KvPool:
     """A pool with a state for each row, where the model has states."""
-    states = StatePool(model.config, num_rows + 1, model.dtype, CPU) if model.config.has_states else None
-    return KvPool(model.config, num_pages, page_size, dtype or model.dtype, CPU, states)
+    states = StatePool(model.config, num_rows + 1, model.dtype, model.device) if model.config.has_states else None
+    return KvPool(model.config, num_pages, page_size, dtype or model.dtype, model.device, states)
 
 
 def with_states(inputs: ForwardInputs, model: DecoderModel, rows: list[int], done: list[int]) -> ForwardInputs:

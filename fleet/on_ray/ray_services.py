@@ -1,0 +1,79 @@
+"""How Ray starts its processes, changed for machines that others keep busy: it gives up after times of its own.
+
+A raylet waits 15 seconds for ports that its agent, a Python process with many imports, writes into files, and aborts
+without them; a driver waits 30 seconds for its node and up to 60 for a dashboard. No option says otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import socket
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+START_SECONDS = 120.0
+"""So long a local Ray has to start. Ray itself gives up after 30, which it takes on a machine that others keep busy."""
+_NO_PORT = -1  # as an agent without dashboard modules writes
+
+
+def change_services(*, is_local: bool) -> None:
+    """Change how Ray starts: it waits longer, and a local one has no dashboard and waits for no port of its agent."""
+    services: Any = importlib.import_module("ray._private.services")
+    services.get_node = until_there(services.get_node)
+    if is_local:
+        services.start_api_server = _start_no_dashboard
+        services.start_raylet = without_agent_ports(services.start_raylet)
+
+
+def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) -> Callable[..., Any]:
+    """Return Ray's look-up of a node as one that waits for a node that is not there yet, at most so many seconds."""
+    if hasattr(get_node, "__wrapped__"):
+        # An earlier start of this process has replaced it.
+        return get_node
+
+    @wraps(get_node)
+    def find(*given: Any, **named: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*given, **named)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+
+    return find
+
+
+def without_agent_ports(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Ray's start of a raylet as one whose raylet finds the ports of its agents, and waits for neither of them.
+
+    Nobody asks the dashboard's agent for anything here, and who asks the other one tries again until it is there.
+    """
+    if hasattr(start_raylet, "__wrapped__"):
+        return start_raylet
+    signature = inspect.signature(start_raylet)
+
+    @wraps(start_raylet)
+    def start(*given: Any, **named: Any) -> Any:
+        call = signature.bind(*given, **named)
+        raylet: Any = importlib.import_module("ray._raylet")
+        for name in (
+            raylet.METRICS_AGENT_PORT_NAME,
+            raylet.METRICS_EXPORT_PORT_NAME,
+            raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        ):
+            raylet.persist_port(call.arguments["session_dir"], call.arguments["node_id"], name, _NO_PORT)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            call.arguments["runtime_env_agent_port"] = listener.getsockname()[1]
+        return start_raylet(*call.args, **call.kwargs)
+
+    return start
+
+
+def _start_no_dashboard(*given: Any, **named: Any) -> tuple[None, None]:
+    """Stand for Ray's start of its dashboard, which it waits for even where none is wanted."""
+    return None, None
