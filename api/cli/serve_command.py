@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError
+from ...engine.machine.resources import memory
+from ...engine.machine.visible_gpus import takes_gpu
 from ...engine.process_memory import uncollected
 from ...engine.serving.engine_spawn import EnginePreload
 from ..config import ServerConfig
@@ -32,6 +36,9 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
     """
     if models[0][1][-1].dry_run:
         return _dry_run(models)
+    for entry, options in models:
+        with naming_place(entry):
+            _check_kv_memory(options[0])
     with ExitStack() as stack:
         # A SIGHUP re-reads the models file. It stays pending until the server can handle it.
         if models[0][0].options is not None:
@@ -55,6 +62,16 @@ def _dry_run(models: ParsedModels) -> int:
             findings += check_model(options[0])
     _checked(models)
     return print_report(findings)
+
+
+def _check_kv_memory(config: EngineConfig) -> None:
+    """Check that the KV pool of a CPU is no larger than its memory, which else shows once the weights are loaded."""
+    asked, has = config.kv_cache_memory, memory().total / 2**30
+    if asked is not None and asked > has and not takes_gpu(config.device):
+        raise ConfigError(
+            f"--kv-cache-memory {asked:g} (GiB) is more than the memory that this process may use, {has:.1f} GiB. Try: "
+            f"rootgraft serve --kv-cache-memory {min(4.0, has / 4):.2g}"
+        )
 
 
 def _is_single_engine(models: ParsedModels) -> bool:

@@ -6,6 +6,8 @@ import { bytes, percent, plural, seconds, whole } from "./format.js";
 import { hue, namespaceOf } from "./palette.js";
 import { short } from "./requests.js";
 
+const LAST = 5; // characters of a slot's name that are never cut
+
 export function showSequences(engine) {
   const { sequences, stats } = engine;
   const unseen = stats.running - sequences.length;
@@ -17,8 +19,8 @@ export function showSequences(engine) {
     ["answer", "number"], ["drafts", "number"], ["form"], ["age", "number"],
   ];
   const rows = sequences.map((each) => [
-    [el("span", `dot ${hue(namespaceOf(each, engine))}`), each.adapter ?? "base model"],
-    ...(withTenants ? [each.tenant] : []),
+    [el("span", `dot ${hue(namespaceOf(each, engine))}`), short(each.adapter ?? "base model")],
+    ...(withTenants ? [short(each.tenant ?? "")] : []),
     reach(each, hue(namespaceOf(each, engine))),
     whole(each.cached),
     whole(each.prompt),
@@ -68,8 +70,14 @@ export function showAdapters(engine) {
   function slot({ adapter, ready, running, closing }) {
     if (adapter === null) return el("div", "slot vacant", el("b", "muted", "free"), el("small", "", "no adapter"));
     const state = closing ? "closing" : ready ? (running ? `${whole(running)} running` : "idle") : "loading";
-    return set(el("div", `slot ${colorOf(adapter, engine)}`, el("b", "", adapter), el("small", "", state)), { title: adapter });
+    return set(el("div", `slot ${colorOf(adapter, engine)}`, ends(adapter), el("small", "", state)), { title: adapter });
   }
+}
+
+/** A name that fits any width: its middle is cut, and its last letters, by which names of a row differ, stay. */
+function ends(name) {
+  const tail = Math.max(0, name.length - LAST);
+  return el("b", "", el("span", "", name.slice(0, tail)), el("span", "", name.slice(tail)));
 }
 
 /** Colour of an adapter: that of its first namespace. */

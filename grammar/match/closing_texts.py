@@ -98,7 +98,7 @@ class ClosingTexts:
 
     def prepare(self) -> None:
         """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
-        _ = self.listed, self.tails, self.ends, self.rests, self.jump, token_kinds(self.vocabulary)
+        _ = self.listed, self.tails, self.key_rests, self.ends, self.rests, self.jump, token_kinds(self.vocabulary)
         _ = self._rests_outside, self._rests_inside, self._kinds
 
     @cached_property
@@ -131,11 +131,9 @@ class ClosingTexts:
 
     @cached_property
     def key_rests(self) -> list[list[int]]:
-        """Rests of the short properties that some object needs, from within their keys on, of the fewest tokens first.
-
-        None where there are no others, whose keys may be taken for those.
-        """
-        return self._cut_ends(_key_rests(self._artifact.properties)) if self._artifact.optional else []
+        """Rests of short properties, from within their keys on, of the fewest tokens first; empty if all are of one."""
+        properties = {*self._artifact.properties, *self._artifact.optional}
+        return self._cut_ends(_key_rests(sorted(properties))) if len(properties) > 1 else []
 
     def _cut_ends(self, ends: set[bytes]) -> list[list[int]]:
         """Cut the shortest of some texts into as few tokens as possible, of the fewest tokens first."""
@@ -329,10 +327,21 @@ class ClosingTexts:
         found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
         return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
 
-    def begins_in_key(self, tokens: list[int], lexical: int) -> bool:
-        """Return whether a completion begins within the key of an object."""
+    def before_key(self, tokens: list[int], lexical: int) -> bytes | None:
+        """Return what a completion has before the letters of its first key, nothing within one; None if it has no key.
+
+        Args:
+            tokens: of the completion.
+            lexical: the state in which it begins.
+        """
+        if not self.key_rests or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
+            return None
         text = b"".join(self.vocabulary.tokens[token] for token in tokens)
-        return self.is_json and lexical == INSIDE and text[_string_end(text, INSIDE) :].lstrip().startswith(b":")
+        begin = _string_end(text, lexical)
+        if lexical == INSIDE and text[begin:].lstrip().startswith(b":"):
+            return b""
+        key = next((found for found in _STRINGS.finditer(text, begin) if found["key"]), None)
+        return None if key is None else text[: key.start() + 1]
 
     def begins_alike(self, tokens: list[int], others: list[int]) -> bool:
         """Return whether the text of some tokens begins with that of others."""
@@ -357,6 +366,7 @@ class ClosingTexts:
 
 _STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"?', re.DOTALL)
 _SCALARS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"(?P<key>[ \t\r\n]*:)?', re.DOTALL)
 _BLANKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[:,] ', re.DOTALL)
 _MARKS_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},:]', re.DOTALL)
 _STRING_OR_BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)

@@ -21,6 +21,7 @@ HEAD_START = 40
 # Tokens that a search may try. Successful searches in a schema try up to 800, in structural tags up to 10,000.
 MAX_TRIES = 12_000
 MAX_SEARCH = 300
+MAX_KEYS = 4  # properties that are tried in place of another one
 MAX_FEW = 64  # allowed tokens up to which each is tried
 
 
@@ -51,19 +52,22 @@ class CompletionSearch:
             near: if given, a completion of more tokens ends the search too: a shorter one is not to be expected.
         """
         best: list[int] | None = None
+        keys = set[bytes]()
         count = [MAX_TRIES] if left is None else left
         probe = BoundedState(state.copy(), count)
         bounded = BoundedState(state, count)
         sources = self._others(bounded, lexical, most), self._completions(bounded, lexical, most)
         try:
             for number, source in enumerate(sources):
-                for found in source:
-                    found = self._recut(probe, found, lexical, enough)
-                    if best is None or len(found) < len(best):
-                        best = found
-                    if len(best) <= enough:
-                        return best
-                    if number and near is not None and len(best) > near:
+                for first in source:
+                    others = self._other_keys(bounded, first, lexical, most, keys) if number else ()
+                    for each in chain([first], others):
+                        found = self._recut(probe, each, lexical, enough)
+                        if best is None or len(found) < len(best):
+                            best = found
+                        if len(best) <= enough:
+                            return best
+                    if number and near is not None and best is not None and len(best) > near:
                         break
         except SearchExhausted:
             pass
@@ -98,7 +102,7 @@ class CompletionSearch:
             others += [self._walk(state.copy(), flipped, most, first) for first in ([], texts.ends)]
         for found in chain(islice(walk, HEAD_START), chain.from_iterable(zip_longest(walk, *others))):
             if found is not None:
-                yield from sorted([found, *self._needed_keys(state, found, lexical, most)], key=len)
+                yield found
         yield from self._branches(state, lexical, most)
         yield from self._one_more(state, lexical, most)
 
@@ -130,17 +134,34 @@ class CompletionSearch:
                 if found is not None:
                     yield [*begin, *rest, *found]
 
-    def _needed_keys(self, state: BackendState, found: list[int], lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield a completion by the rest of a property that is needed, as a walk may end the key of another one."""
-        if not (self._texts.key_rests and self._texts.begins_in_key(found, lexical)):
+    def _other_keys(
+        self, state: BackendState, found: list[int], lexical: int, most: int, tried: set[bytes]
+    ) -> Iterator[list[int]]:
+        """Yield completions with another property in place of the first one in ``found``.
+
+        A walk goes on with one property that may be begun, or be under way, and another may take fewer tokens.
+
+        Args:
+            tried: texts before a key behind which other keys were tried; that of ``found`` is added.
+        """
+        before = self._texts.before_key(found, lexical)
+        if before is None or before in tried:
             return
-        after = state.copy()
-        rest = _accept_first(after, self._texts.key_rests)
-        if rest is None or self._texts.begins_alike(found, rest):
+        tried.add(before)
+        begin, after = self._texts.vocabulary.fewest(before), state.copy()
+        if begin and not advance(after, begin):
             return
-        for end in self._walk(after, OUTSIDE, most):
-            if end is not None:
-                yield [*rest, *end]
+        count = 0
+        for rest in self._texts.key_rests:
+            advanced = after.advance(rest)
+            if advanced == len(rest) and not self._texts.begins_alike(found, [*begin, *rest]):
+                count += 1
+                for end in self._walk(after.copy(), OUTSIDE, most):
+                    if end is not None:
+                        yield [*begin, *rest, *end]
+            rollback_unless_failed(after, advanced)
+            if count == MAX_KEYS:
+                return
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
         """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -114,7 +114,7 @@ class ShortestInstance:
             for alternative in self._analysis.conjunction(conj) if conj != ALWAYS else ():
                 if alternative.types & OBJECT:
                     required = alternative.objects.required
-                    written = self._properties(alternative.objects)
+                    written = self._properties(alternative.objects, self._pattern_names(alternative.objects))
                     found |= {text: None for name, text in written.items() if name not in required}
         return _shortest(found)
 
@@ -138,7 +138,8 @@ class ShortestInstance:
         return list(islice(groups, MAX_PLACES))
 
     def containers(self) -> list[tuple[str, ...]]:
-        """Return groups of short arrays and objects, one of each kind that may be the value of one place.
+        """Return groups of short arrays and objects: the shortest of each kind that may be the value of one place, and
+        of objects one for each member that may be added, whose key may have been begun.
 
         Which of them takes the fewest tokens depends on the vocabulary, and another one may have been begun.
         """
@@ -146,21 +147,35 @@ class ShortestInstance:
         left = MAX_CONTAINERS_TEXT
         for conj in self._satisfiability.satisfiable():
             alternatives = self._satisfiability.satisfiable_alternatives(conj) if conj != ALWAYS else ()
-            found = dict.fromkeys(text for each in alternatives for text in self._containers(each))
-            group = tuple(text for text in sorted(found, key=len) if len(text) <= MAX_CONTAINER_TEXT)[:MAX_KINDS]
-            group = tuple(text for text, size in zip(group, accumulate(map(len, group)), strict=True) if size <= left)
-            if len(group) > 1 and group not in groups:
-                groups[group] = None
+            kinds = [texts for each in alternatives for texts in self._containers(each)]
+            if len(kinds) < 2:
+                continue
+            least, longer = (dict.fromkeys(text for texts in kinds for text in texts[at]) for at in range(2))
+            order = [*sorted(least, key=len), *sorted(longer.keys() - least.keys(), key=lambda text: (len(text), text))]
+            group = [text for text in order if len(text) <= MAX_CONTAINER_TEXT][:MAX_KINDS]
+            sizes = zip(group, accumulate(map(len, group)), strict=True)
+            group = sorted((text for text, size in sizes if size <= left), key=len)
+            if len(group) > 1 and tuple(group) not in groups:
+                groups[tuple(group)] = None
                 left -= sum(map(len, group))
         return list(groups)
 
-    def _containers(self, alternative: Alternative) -> list[str]:
-        array = self._array(alternative.arrays) if alternative.types & ARRAY else None
-        found = self._object(alternative.objects) if alternative.types & OBJECT else None
-        return [text for text in (array, found) if text is not None]
+    def _containers(self, alternative: Alternative) -> list[tuple[list[str], list[str]]]:
+        """Return the shortest array and object of an alternative, each with those of one more member."""
+        found = list[tuple[list[str], list[str]]]()
+        if alternative.types & ARRAY and (array := self._array(alternative.arrays)) is not None:
+            found.append(([array], []))
+        if alternative.types & OBJECT and (least := self._object(alternative.objects)) is not None:
+            found.append(([least], self._longer_objects(alternative.objects)))
+        return found
 
-    def _properties(self, objects: Objects) -> dict[str, str]:
-        texts = {name: self.text(objects.value(name)) for name in objects.declared()}
+    def _longer_objects(self, objects: Objects) -> list[str]:
+        """Return for each member that may be added the shortest object that has it."""
+        found = (self._object(objects, (name,)) for name in self._more_names(objects))
+        return [text for text in found if text is not None]
+
+    def _properties(self, objects: Objects, more: Iterable[str] = ()) -> dict[str, str]:
+        texts = {name: self.text(objects.value(name)) for name in (*objects.declared(), *more)}
         return {name: f"{json_string(name)}:{text}" for name, text in texts.items() if text is not None}
 
     def _each_kind(self, alternative: Alternative) -> list[str]:
@@ -219,13 +234,15 @@ class ShortestInstance:
     def _different(self, arrays: Arrays, count: int) -> list[str]:
         return (self._distinct(arrays, count) if self._distinct else None) or []
 
-    def _object(self, objects: Objects) -> str | None:
-        texts = {name: self.text(objects.value(name)) for name in objects.required}
+    def _object(self, objects: Objects, more: tuple[str, ...] = ()) -> str | None:
+        """Return the shortest object that has all required members and those of some ``more`` names."""
+        texts = {name: self.text(objects.value(name)) for name in (*objects.required, *more)}
         for name in self._more_names(objects) if len(texts) < objects.least else ():
             texts.setdefault(name, self.text(objects.value(name)))
             if len(texts) == objects.least:
                 break
-        if None in texts.values() or len(texts) < objects.least:
+        too_many = objects.most is not None and len(texts) > objects.most
+        if None in texts.values() or len(texts) < objects.least or too_many:
             return None
         listed = list(objects.declared())
         order = sorted(texts, key=lambda name: listed.index(name) if name in listed else len(listed))
@@ -234,14 +251,19 @@ class ShortestInstance:
     def _more_names(self, objects: Objects) -> list[str]:
         """Return keys that may be added to reach ``minProperties``: listed ones in order, then others."""
         listed = [name for name in objects.declared() if name not in objects.required]
-        patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
-        tries = [*(text for p in patterns for text in read_pattern(p).examples), "", "a", "key"]
+        tries = [*self._pattern_names(objects), "", "a", "key"]
         tries += [f"k{index}" for index in range(objects.least if self._remembers else 0)]
         most = len(tries) if self._remembers else 1
         other = [name for name in dict.fromkeys(tries) if name not in objects.declared()]
         fits = [name for name in (*listed, *other) if self._analysis.admits_name(objects.names, name)]
         fits = [name for name in fits if self.text(objects.value(name)) is not None]
         return [name for name in fits if name in listed] + [name for name in fits if name in other][:most]
+
+    def _pattern_names(self, objects: Objects) -> list[str]:
+        """Return some keys that match the patterns of an object's members, and that it admits."""
+        patterns = [pattern for clause in objects.clauses for pattern, _ in clause.patterns]
+        found = dict.fromkeys(text for pattern in patterns for text in read_pattern(pattern).examples)
+        return [name for name in found if self._analysis.admits_name(objects.names, name)]
 
 
 def _pattern_texts(strings: Strings) -> list[str]:

@@ -282,6 +282,8 @@ def closed(**properties: Any) -> dict[str, Any]:
 
 PERSON = closed(name={"type": "string", "maxLength": 3}, kind={"enum": ["a", "b"]}, n={"enum": [1, 2]})
 LONG = {"name": "abc", "kind": "a", "n": 1}
+# Kinds of objects of which one needs nothing, and begins with the same letter as another's key.
+KINDS = {"anyOf": [closed(ab={"enum": ["abcdef"]}, b={"const": "abcdef"}), closed(ax={"enum": [8]}) | {"required": []}]}
 # A schema and an answer that is longer than the shortest one by one choice.
 CHOICES = [
     (closed(x={"anyOf": [PERSON, {"type": "null"}]}), {"x": LONG}),
@@ -296,6 +298,11 @@ CHOICES = [
     ({"$ref": "#/$defs/p",
       "$defs": {"p": closed(x={"type": "null"}, y={"anyOf": [{"$ref": "#/$defs/p"}, {"enum": [1]}]})}},
      {"x": None, "y": {"x": None, "y": {"x": None, "y": 1}}}),
+    (closed(x=KINDS), {"x": {"ax": 8}}),
+    ({"type": "array", "items": KINDS, "minItems": 1}, [{"ax": 8}]),
+    ({"anyOf": [closed(a={"const": "abcdef"}), closed(ab=KINDS) | {"required": []}]}, {"ab": {"ax": 8}}),
+    ({"anyOf": [{"enum": [1]}, closed(ab={"const": "abcdef"}) | {
+        "required": [], "minProperties": 1, "patternProperties": {"^k[ab]$": {"const": "x"}}}]}, {"ka": "x"}),
 ]  # fmt: skip
 
 

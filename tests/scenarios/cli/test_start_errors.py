@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rootgraft.api.cli import serve_command
+from rootgraft.api.cli.main import main
 from rootgraft.engine.checkpoint.locate import resolve_model
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process
@@ -185,6 +188,15 @@ def test_a_pool_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, t
         ConfigError, match=r"no 9,9\d\d\.\d GiB for the KV pool: Cannot allocate memory\. Try: .*memory 4"
     ):
         worker.Worker(config, tiny_llama)
+
+
+def test_a_pool_beyond_the_memory_is_told_before_the_port_is_open(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve_command, "EnginePreload", None)  # no process is started
+    assert main(["serve", "models/none", "--device", "cpu", "--kv-cache-memory", "99999"]) == 1
+    told = capsys.readouterr().err
+    assert re.search(r"--kv-cache-memory 99999 .* is more than the memory .* Try: .* --kv-cache-memory \d", told)
 
 
 def test_a_folder_of_adapters_that_is_not_there_is_named(tiny_llama: Path, tmp_path: Path) -> None:
