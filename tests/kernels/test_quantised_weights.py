@@ -596,15 +596,19 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_stored_bytes_are_not_rounded_again(dtype):
-    codes = torch.randint(-50, 51, (40, 96), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+@pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
+def test_stored_bytes_are_not_rounded_again(level, dtype):
+    """All bytes, -128 too, at every level of instructions."""
+    codes = torch.arange(40 * 96).mul(7).remainder(256).to(torch.uint8).view(40, 96)
     scales = torch.rand(40, 1, generator=torch.Generator().manual_seed(1)) * 0.01
-    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, form=Format.WIDENED)
-    weight = codes.float() * scales
-    assert torch.equal(quantised_weights.rows(packed, torch.arange(40)), weight)
-    x = randn(1, 7, 96, dtype=dtype)
-    expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
-    assert_near(ops.linear(x, packed, torch.float32), expected, magnitudes)
+    kernels = Kernels(load_level(level)) if level else ops.native_kernels()
+    packed = kernels.quantised.pack_bytes([codes[:32], codes[32:]], (40, 96), Format.WIDENED, scales, None)
+    weight = codes.view(torch.int8).float() * scales
+    assert torch.equal(kernels.quantised.rows(packed, torch.arange(40)), weight)
+    for tokens in (1, 7, 40):
+        x = randn(tokens, tokens, 96, dtype=dtype)
+        expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+        assert_near(kernels.quantised.linear(x, packed, torch.float32), expected, magnitudes)
 
 
 @pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
