@@ -38,7 +38,7 @@ PEERS: Final = {
 """Forms of folders, and those that they are compared with."""
 _BLOCKS: Final[tuple[BlockType, ...]] = (
     *("Q4_0", "Q4_1", "U4_ZERO_POINT", "Q8_0"),
-    *("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "E2M1", "NVFP4"),
+    *("Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "E2M1", "NVFP4", "IQ2"),
 )
 _GROUP: Final = 128
 

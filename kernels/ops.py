@@ -39,18 +39,30 @@ from .backend import (
     use_invariant,
     use_native,
 )
+from .column_ops import take_columns
 from .layouts.attention_arguments import AttentionParams, HeadNorm, LongRows, PagedBatch, RopeParams, SharedPrefixes
 from .layouts.grouped_forms import GroupedLinear
 from .layouts.kv_forms import StaticScales
-from .layouts.packed_weights import Format, Largest, Linear, PackedLinear, QuantisedLinear
+from .layouts.packed_weights import (
+    AnyLinear,
+    Format,
+    JoinedLinear,
+    Largest,
+    Linear,
+    PackedLinear,
+    QuantisedLinear,
+    parts_of,
+)
 from .triton import shared_prefixes
 from .triton.shared_prefixes import Ints, StaticSharedPrefixes
 
 __all__ = [
     "Activation",
+    "AnyLinear",
     "AttentionParams",
     "GroupedLinear",
     "HeadNorm",
+    "JoinedLinear",
     "Largest",
     "Linear",
     "LongRows",
@@ -81,6 +93,7 @@ __all__ = [
     "on_triton",
     "pack_linear",
     "pack_linear_apart",
+    "parts_of",
     "rms_norm",
     "rope_store_kv",
     "set_threads",
@@ -117,7 +130,7 @@ def pack_linear_apart(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight.shape[1], weight.shape[0], weight.contiguous(), None, kernels=None)
 
 
-def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(x: Tensor, layer: AnyLinear, out_dtype: torch.dtype | None = None) -> Tensor:
     """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
 
     A quantised weight takes bfloat16 and float32; its arithmetic: ``kernels.quantised_weights``.
@@ -130,6 +143,9 @@ def linear(x: Tensor, layer: Linear, out_dtype: torch.dtype | None = None) -> Te
         return _grouped_linear(x, layer, out_dtype)
     if isinstance(layer, QuantisedLinear):
         return layer.kernels.linear(x, layer, out_dtype)
+    if isinstance(layer, JoinedLinear):
+        both = (linear(x, part, out_dtype) for part in (layer.first, layer.second))
+        return take_columns(layer.columns, *both)
     if layer.kernels is not None:
         return layer.kernels.linear(x, layer, out_dtype)
     if is_invariant(x.device):
@@ -382,9 +398,9 @@ def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
     return reference.gated_activation(x, kind) if gated else reference.activation(x, kind)
 
 
-def gated_linear(x: Tensor, layer: Linear, kind: Activation) -> Tensor:
+def gated_linear(x: Tensor, layer: AnyLinear, kind: Activation) -> Tensor:
     """``gated_activation(linear(x, layer), kind)``; the native CPU path keeps the product out of memory."""
-    if not on_triton(x.device) and not isinstance(layer, GroupedLinear):
+    if not on_triton(x.device) and not isinstance(layer, GroupedLinear | JoinedLinear):
         if isinstance(layer, QuantisedLinear):
             if layer.kernels.takes_gated(layer):
                 return layer.kernels.gated_linear(x, layer, kind)
@@ -401,9 +417,9 @@ def largest(values: Tensor) -> Largest:
     return reference.largest(values)
 
 
-def largest_linear(x: Tensor, layer: Linear) -> Largest:
+def largest_linear(x: Tensor, layer: AnyLinear) -> Largest:
     """``largest(linear(x, layer, float32))``; the native CPU path keeps the product out of memory."""
-    if isinstance(layer, GroupedLinear):
+    if isinstance(layer, GroupedLinear | JoinedLinear):
         return largest(linear(x, layer, torch.float32))
     if isinstance(layer, QuantisedLinear):
         searched = layer.format not in (Format.WIDENED, Format.FLOAT8)

@@ -32,6 +32,7 @@ from .layouts.packed_weights import Format, QuantisedLinear
 
 __all__ = [
     "BLOCK_SIZES",
+    "FLOAT8_GROUP",
     "MOST_WIDTH",
     "PANEL_ROWS",
     "BlockType",
@@ -65,6 +66,7 @@ BlockType = Literal[
     "U4_ZERO_POINT",
     "E2M1",
     "NVFP4",
+    "IQ2",
 ]
 
 BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
@@ -83,11 +85,13 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "U4_ZERO_POINT": (32, 20),
     "E2M1": (32, 18),
     "NVFP4": (256, 148),
+    "IQ2": (256, 110),
 }
 """Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
 in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
 minimum has too many digits. E2M1, which is not either, is MXFP4 with half its scale in half precision. Nor is NVFP4
 here, 256 numbers of E2M1: half of the matrix's factor in fp32, sixteen scales in E4M3, 16 bytes for each 32 numbers.
+IQ2 is Q3_K whose numbers choose one of 1, 25/8, 43/8, 0 and their negatives, which come behind them.
 """
 
 _PLAIN: dict[BlockType, Format] = {
@@ -108,6 +112,7 @@ _SUPER: dict[BlockType, Format] = {
     "Q6_K": Format.SUPER_6_BITS,
     "IQ4_XS": Format.SUPER_TABLE,
     "NVFP4": Format.SUPER_FLOAT4,
+    "IQ2": Format.SUPER_GRID,
 }
 _WITHOUT_AMX = _SUPER.keys() | {"Q5_0", "Q5_1"}
 """Types whose products with x in 8 bits have no way by AMX."""
@@ -133,7 +138,9 @@ def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
     Args:
         dynamic: for x in 8 bits.
     """
-    return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4") or (block_type in _WITHOUT_AMX and not dynamic)
+    return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4", "IQ2") or (
+        block_type in _WITHOUT_AMX and not dynamic
+    )
 
 
 def is_dynamic_slow(block_type: BlockType) -> bool:

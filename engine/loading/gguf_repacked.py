@@ -3,9 +3,10 @@
     TQ1_0, TQ2_0     d (q - 1)                   Q2_K   with steps of 1                       2.6 bits of each number
     IQ1_S, IQ3_S     (d / m) (2 s + 1) v         Q5_K   q = v + 16, the minimum 16 (d / m)    5.5
     IQ1_M, IQ3_XXS   (d / m) (2 s + 1) v         Q6_K   q = v + 32                            6.6
+    IQ2_XXS to _S    d (2 s + 1) t[q]            IQ2    Q3_K of indices into six values       3.6
 
 v is an integer, m a power of two. They are larger than in the file, but a half to a sixth of widened ones. Values of
-IQ2's types have too many digits for any of these blocks.
+IQ2's types have too many digits for any blocks of GGUF.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .gguf_tables import TABLE_TYPES, VALUES
 
 _SIZES: Final = {name: size for name, _, size in TENSOR_TYPES.values()}
 _BLOCK: Final = 32
+_SIGNED_STEP: Final = 32  # what a scale of six bits in Q3_K is stored above
 _MOST_MINIMUM: Final = 65504 / 16  # factor whose 16-fold is within half precision
 
 
@@ -33,7 +35,7 @@ class _Repacking:
     Attributes:
         kept_as: the type of blocks.
         divisor: m above.
-        pack: numbers v [..., 256], scales [..., groups] or None, and factors [...] -> bytes of blocks.
+        pack: numbers v (of IQ2 indices) [..., 256], scales [..., groups] or None, and factors [...] -> bytes of blocks.
     """
 
     kept_as: BlockType
@@ -54,7 +56,7 @@ def kept_bytes(type_name: str, stored: int) -> int:
 
 def are_exact(type_name: str, raw: Tensor) -> bool:
     """Return whether all factors of a matrix, bytes of its blocks, are as exact in the other blocks, and finite."""
-    factors = TABLE_TYPES[type_name].factor(raw.view(-1, _SIZES[type_name])).float()
+    factors = TABLE_TYPES[type_name].factor(raw.reshape(-1, _SIZES[type_name])).float()
     divisor = _REPACKINGS[type_name].divisor
     divided = (factors / divisor).half().float()
     return bool(((divided * divisor == factors) & (divided.abs() <= _MOST_MINIMUM)).all())
@@ -64,7 +66,10 @@ def repacked_rows(rows: Tensor, type_name: str) -> Tensor:
     """Return rows [n, bytes] uint8 of a type whose factors ``are_exact`` in the blocks that it is ``kept_as``."""
     repacking, table = _REPACKINGS[type_name], TABLE_TYPES[type_name]
     raw = rows.view(len(rows), -1, _SIZES[type_name])
-    numbers = torch.tensor([value * repacking.divisor for value in table.table], dtype=torch.int8)
+    # Of IQ2 the level of a code is in its lowest two bits, its sign in the fourth.
+    places = (code % 4 + code // 8 * 4 for code in range(16))
+    levels = places if repacking.kept_as == "IQ2" else (value * repacking.divisor for value in table.table)
+    numbers = torch.tensor([int(level) for level in levels], dtype=torch.int8)
     scales = None if table.scales is None else table.scales(raw).to(torch.uint8)
     factors = (table.factor(raw).float() / repacking.divisor).half()
     return repacking.pack(numbers[table.codes(raw).int()], scales, factors).flatten(1)
@@ -88,6 +93,18 @@ def _as_q2_k(numbers: Tensor, _: Tensor | None, factors: Tensor) -> Tensor:
     pairs = _fields((numbers + 1).to(torch.uint8).unflatten(-1, (2, 4, _BLOCK)), 2).flatten(-2)
     factor = _as_bytes(factors)
     return torch.cat((steps, pairs, factor, factor), dim=-1)
+
+
+def _as_iq2(numbers: Tensor, scales: Tensor | None, factors: Tensor) -> Tensor:
+    """Third bits, of eight blocks in 32 bytes; two bits, of four blocks; sixteen scales of six bits; the factor."""
+    assert scales is not None
+    q = numbers.to(torch.uint8)
+    third = _fields((q >> 2).unflatten(-1, (8, _BLOCK)), 1)
+    pairs = _fields((q & 3).unflatten(-1, (2, 4, _BLOCK)), 2).flatten(-2)
+    steps = scales.repeat_interleave(16 // scales.shape[-1], dim=-1) + _SIGNED_STEP
+    low = _fields((steps & 15).unflatten(-1, (2, 8)), 4)
+    high = _fields((steps >> 4).unflatten(-1, (4, 4)), 2)
+    return torch.cat((third, pairs, low, high, _as_bytes(factors)), dim=-1)
 
 
 def _as_q5_k(numbers: Tensor, scales: Tensor | None, factors: Tensor) -> Tensor:
@@ -117,4 +134,5 @@ _REPACKINGS: Final[dict[str, _Repacking]] = {
     "IQ3_S": _Repacking("Q5_K", 1, _as_q5_k),
     "IQ1_M": _Repacking("Q6_K", 8, _as_q6_k),
     "IQ3_XXS": _Repacking("Q6_K", 2, _as_q6_k),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), _Repacking("IQ2", 1, _as_iq2)),
 }

@@ -140,7 +140,7 @@ class _Reader:
         """Matrices of modules side by side, and their biases, if any."""
         biased = self._mixture.biased
         bias = self._weights.tensor(*(f"{module}.bias" for module in modules)) if biased else None
-        return self._weights.packed(*(f"{module}.weight" for module in modules), bias=bias)
+        return self._weights.packed_together(*(f"{module}.weight" for module in modules), bias=bias)
 
     def _stacked(self, module: str, expert: int) -> Linear:
         name = f"{self._prefix}.{module}.weight"

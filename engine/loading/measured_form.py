@@ -57,6 +57,7 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.SUPER_5_BITS: "Q5_K",
     Format.SUPER_3_BITS: "Q3_K",
     Format.SUPER_2_BITS: "Q2_K",
+    Format.SUPER_GRID: "IQ2",
     Format.SUPER_TABLE: "IQ4_XS",
     Format.SUPER_FLOAT4: "NVFP4",
     Format.FIVE_BITS: "Q5_1",

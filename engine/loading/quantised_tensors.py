@@ -22,14 +22,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ...kernels.grouped_weights import NumberForm, Offsets, StoredNumbers
-from ...kernels.quantised_weights import BlockType
+from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
 from ..checkpoint.quantization_config import Layout, Quantization, Scheme
 from ..errors import ModelError, shortened
 from . import mxfp4, nvfp4
@@ -43,7 +43,7 @@ _WORD_BYTES: Final = 4
 BLOCK: Final = 32
 """Inputs of a block that native kernels multiply with as it is."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
-_NVFP4: Final = ("nvfp4", "nvfp4_modelopt")
+_FLOAT4: Final = ("nvfp4", "nvfp4_modelopt", "mxfp4_packed")
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
 _FLOATS: Final = ("F32", "F16", "BF16")
@@ -192,12 +192,19 @@ class QuantisedTensor:
         return ", ".join(filter(None, (LAYOUT_NAMES[scheme.layout], *bits, group)))
 
     @property
-    def is_bytes(self) -> bool:
-        """Whether native kernels of a CPU keep it in the 8 bits of its numbers, beside a few scales of each row."""
+    def byte_scales(self) -> int:
+        """The scales of a row that native kernels of a CPU keep beside the 8 bits of its numbers; 0 for another form.
+
+        One, or of FP8 in blocks one for each.
+        """
         scheme, (_, width) = self._scheme, self.shape
         is_integer = scheme.layout in ("int8", "packed", "bnb_int8") and scheme.bits == 8 and scheme.symmetric
         is_float = scheme.layout in ("float8", "float8_blocks")
-        return (is_integer or is_float) and not scheme.group and width % _WORD_BYTES == 0
+        if not (is_integer or is_float) or scheme.group or width % _WORD_BYTES:
+            return 0
+        scales = self._parts.get("weight_scale_inv") or self._parts.get("weight_scale")
+        is_in_blocks = is_float and scales is not None and scales.shape == _blocks_shape(self.shape)
+        return -(-width // _FLOAT8_BLOCK) if is_in_blocks else 1
 
     @property
     def rounds_inputs(self) -> bool:
@@ -206,36 +213,28 @@ class QuantisedTensor:
 
     def bytes(self) -> StoredNumbers | None:
         """Return what `numbers` returns; None unless it is INT8 or E4M3 in a form of native CPU kernels."""
-        if not self.is_bytes or (stored := self.numbers()) is None:
+        if not self.byte_scales or (stored := self.numbers()) is None:
             return None
         is_plain = stored.offsets is None and stored.group_of is None and stored.scales is not None
         return stored if is_plain and stored.numbers in (NumberForm.INT8, NumberForm.E4M3) else None
 
     def blocks(self) -> tuple[BlockType, RowPieces] | None:
         """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
-        if self.likely_blocks() is None:
+        if (found := self.block_type) is None:
             return None
-        opened = self._opened()
-        if isinstance(opened, Floats):
-            rows = opened.kept
-            return None if rows is None else (nvfp4.KEPT_AS, RowPieces(rows, self.shape[0], self._step))
-        found = opened.block_type(self._scheme.bits, self.shape[1])
-        if found is None:
-            return None
-        return found, RowPieces(partial(opened.blocks, block_type=found), self.shape[0], self._step)
+        return found, RowPieces(self._opened().blocks(found), self.shape[0], self._step)
 
-    def likely_blocks(self) -> BlockType | None:
-        """Return the type of blocks that the scheme's numbers have unless scales or groups are unusual."""
+    @cached_property
+    def block_type(self) -> BlockType | None:
+        """The type of blocks that have the same numbers, None where none have: by scales, zero points and groups.
+
+        Raises:
+            ModelError: for a scale, a zero point or an index that no matrix has.
+        """
         scheme, width = self._scheme, self.shape[1]
-        if scheme.layout in _NVFP4:
-            return nvfp4.KEPT_AS if nvfp4.takes_kept(width) else None
-        if scheme.layout not in _INTEGERS or width % BLOCK or (scheme.group or width) % BLOCK:
-            return None
-        if scheme.bits == 8:
-            return "Q8_0" if scheme.symmetric else None
-        if scheme.bits != 4:
-            return None
-        return "Q4_0" if scheme.symmetric else "U4_ZERO_POINT"
+        is_integer = scheme.layout in _INTEGERS and scheme.bits in (4, 8)
+        fits = is_integer and not width % BLOCK and not (scheme.group or width) % BLOCK
+        return self._opened().block_type(width) if fits or scheme.layout in _FLOAT4 else None
 
     @property
     def _step(self) -> int:
@@ -305,7 +304,7 @@ class Integers:
             group_of=self.group_of,
         )
 
-    def block_type(self, bits: int, width: int) -> BlockType | None:
+    def block_type(self, width: int) -> BlockType | None:
         """Return the type of blocks of 32 inputs that have the same numbers, None where there is none.
 
         There is none for groups out of order or of another size, and for scales with more digits than half precision.
@@ -314,10 +313,8 @@ class Integers:
         is_in_order = self.group_of is None and width % BLOCK == 0 and (width // groups) % BLOCK == 0
         if not is_in_order or not torch.equal(self.scales.half().float(), self.scales):
             return None
-        if bits == 8:
+        if self.bits == 8:
             return "Q8_0" if bool((self.zeros == self.zeros[0, 0]).all()) and self._byte_zero() is not None else None
-        if bits != 4:
-            return None
         return "Q4_0" if bool((self.zeros == 8).all()) else "U4_ZERO_POINT"
 
     def _byte_zero(self) -> int | None:
@@ -326,8 +323,11 @@ class Integers:
         is_signed = self.numbers(0, 1).dtype is torch.int8
         return zero if zero == (0 if is_signed else 128) else None
 
-    def blocks(self, first: int, end: int, block_type: BlockType) -> Tensor:
-        """Return rows as blocks, [n, bytes of a row] uint8."""
+    def blocks(self, block_type: BlockType) -> Rows:
+        """Return what reads rows as blocks, [n, bytes of a row] uint8."""
+        return partial(self._blocks, block_type=block_type)
+
+    def _blocks(self, first: int, end: int, block_type: BlockType) -> Tensor:
         numbers = self.numbers(first, end)
         blocks = numbers.shape[1] // BLOCK
         in_blocks = numbers.unflatten(1, (blocks, BLOCK))
@@ -350,12 +350,14 @@ class Floats:
         codes: rows [n, K] uint8, a number in each byte.
         decode: rows [n, K] in fp32.
         meaning: what the bytes are, without rows; None where kernels of a GPU have no form for it.
-        kept: rows in the blocks of NVFP4 that native kernels of a CPU read, None for other numbers.
+        kept_as: the type of blocks that native kernels of a CPU read and that has the same numbers, None for none.
+        kept: rows in such blocks.
     """
 
     codes: Rows
     decode: Rows
     meaning: StoredNumbers | None
+    kept_as: BlockType | None = None
     kept: Rows | None = None
 
     def stored(self, shape: tuple[int, int], step: int) -> StoredNumbers | None:
@@ -363,6 +365,15 @@ class Floats:
         if self.meaning is None:
             return None
         return replace(self.meaning, shape=shape, pieces=RowPieces(self.codes, shape[0], step))
+
+    def block_type(self, width: int) -> BlockType | None:
+        """Return the type of blocks that have the same numbers, None where rows are no whole blocks of it."""
+        return self.kept_as if self.kept_as and width % BLOCK_SIZES[self.kept_as][0] == 0 else None
+
+    def blocks(self, block_type: BlockType) -> Rows:
+        """Return what reads rows as blocks, [n, bytes of a row] uint8."""
+        assert block_type == self.kept_as and self.kept is not None
+        return self.kept
 
 
 Opened = Integers | Floats
@@ -761,6 +772,7 @@ def _open_nvfp4(parts: _Checked) -> Opened:
         codes=codes,
         decode=lambda first, end: nvfp4.e2m1(codes(first, end)) * _in_groups(wide[first:end], width, None),
         meaning=nvfp4.stored_meaning(small, float(factor)),
+        kept_as=nvfp4.KEPT_AS,
         kept=kept,
     )
 
@@ -787,7 +799,16 @@ def _open_mxfp4_packed(parts: _Checked) -> Opened:
     def decode(first: int, end: int) -> Tensor:
         return mxfp4.scaled_values(_halves(numbers[first:end]), _in_groups(exponents[first:end].int(), width, None))
 
-    return Floats(lambda first, end: _halves(numbers[first:end]), decode, mxfp4.stored_meaning(exponents))
+    def kept(first: int, end: int) -> Tensor:
+        return mxfp4.kept_rows(numbers[first:end].unflatten(1, (-1, mxfp4.BLOCK // 2)), exponents[first:end])
+
+    return Floats(
+        codes=lambda first, end: _halves(numbers[first:end]),
+        decode=decode,
+        meaning=mxfp4.stored_meaning(exponents),
+        kept_as=mxfp4.KEPT_AS if mxfp4.fit_half(exponents) else None,
+        kept=kept,
+    )
 
 
 # bitsandbytes

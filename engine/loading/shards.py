@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...kernels.collectives import Ranks
 from ...kernels.grouped_weights import StoredNumbers
-from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
+from ...kernels.quantised_weights import BLOCK_SIZES, FLOAT8_GROUP, BlockType
 from ...lora.split_factors import ModuleSplit
 from ..checkpoint.families.recurrent import (
     DeltaLayer,
@@ -253,8 +253,15 @@ class ShardSource:
             return None
         return kept if cut.dim else replace(kept, pieces=[torch.cat(list(kept.pieces))])
 
-    def is_bytes(self, name: str) -> bool:
-        return self._source.is_bytes(self._stored(name))
+    def byte_scales(self, name: str) -> int:
+        """Return the scales of the rank's part of a row; 0 where a block of FP8 is cut."""
+        found = self._source.byte_scales(self._stored(name))
+        cut = self._cut(name)
+        if found < 2 or cut is None or cut.dim == 0:
+            return found
+        width = self._source.shapes[self._stored(name)][1]
+        is_between = not any(edge % FLOAT8_GROUP for run in cut.runs for edge in run if edge != width)
+        return -(-cut.size // FLOAT8_GROUP) if is_between else 0
 
     def rounds_inputs(self, name: str) -> bool:
         """Return whether inputs are rounded, by their largest one: of a cut row no rank knows it."""

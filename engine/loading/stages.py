@@ -126,8 +126,8 @@ class StageSource:
     def byte_rows(self, name: str) -> StoredNumbers | None:
         return self._source.byte_rows(self._names[name])
 
-    def is_bytes(self, name: str) -> bool:
-        return self._source.is_bytes(self._names[name])
+    def byte_scales(self, name: str) -> int:
+        return self._source.byte_scales(self._names[name])
 
     def rounds_inputs(self, name: str) -> bool:
         return self._source.rounds_inputs(self._names[name])

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...kernels import ops, quantised_weights
 from ...kernels.grouped_weights import GroupedLinear, NumberForm, by_module, dequantise, group_form, pack_grouped
-from ...kernels.ops import Linear, PackedLinear, QuantisedLinear, pack_linear
+from ...kernels.ops import AnyLinear, JoinedLinear, Linear, PackedLinear, QuantisedLinear, pack_linear
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
@@ -175,7 +175,7 @@ def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
     if (opened := _quantised_folder(checkpoint)) is None:
         return None
     config, source = opened
-    of_blocks = (name for name in source.shapes if not source.is_bytes(name))
+    of_blocks = (name for name in source.shapes if not source.byte_scales(name))
     stored = {name: found for name in of_blocks if (found := source.stored(name)) is not None}
     blocks = blocks_of((kind, source.shapes[name][-1], size) for name, (kind, size) in stored.items())
     if blocks is None:
@@ -206,7 +206,7 @@ def _quantised_folder(checkpoint: Path | GgufFile | None) -> tuple[ModelConfig, 
 def _has_byte_rows(checkpoint: Path | GgufFile | None) -> bool:
     """Return whether a folder has matrices in 8 bits with scales of rows, or FP8 in blocks."""
     opened = _quantised_folder(checkpoint)
-    return opened is not None and any(map(opened[1].is_bytes, opened[1].shapes))
+    return opened is not None and any(map(opened[1].byte_scales, opened[1].shapes))
 
 
 def _fastest(
@@ -275,8 +275,35 @@ class WeightReader:
         self._source.read(name, out)
         return out
 
-    def packed(self, *names: str, bias: Tensor | None = None) -> Linear:
-        """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError."""
+    def packed(self, *names: str, bias: Tensor | None = None) -> AnyLinear:
+        """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError.
+
+        On a CPU those that are kept in different forms are products of their own.
+        """
+        alike = [list(run) for _, run in groupby(names, self._kept_as)]
+        if len(alike) == 1:
+            return self.packed_together(*names, bias=bias)
+        counts = [sum(self._source.shapes[name][0] for name in run) for run in alike]
+        biases = [None] * len(alike) if bias is None else bias.split(counts)
+        found: AnyLinear | None = None
+        for run, part in zip(alike, biases, strict=True):
+            next_one = self.packed_together(*run, bias=part)
+            found = next_one if found is None else JoinedLinear.of(found, next_one)
+        assert found is not None
+        return found
+
+    def _kept_as(self, name: str) -> tuple[object, ...]:
+        """Return what matrices must have in common to be kept as one, beside their width."""
+        if not self._form.startswith("stored"):
+            return ()
+        if self._form in _KEEPS_BYTES and (scales := self._source.byte_scales(name)):
+            found = self._source.byte_rows(name)
+            return scales, found and found.numbers, self._source.rounds_inputs(name)
+        stored = self._source.stored(name)
+        return (stored[0] if stored and stored[0] in quantised_weights.BLOCK_SIZES else None,)
+
+    def packed_together(self, *names: str, bias: Tensor | None = None) -> Linear:
+        """Return the named matrices as one weight, widened where they are stored in different forms."""
         grouped = self.grouped(*names, bias=bias)
         if grouped is not None:
             return grouped
@@ -296,7 +323,7 @@ class WeightReader:
 
     def byte_rows(self, *names: str, bias: Tensor | None = None) -> QuantisedLinear | None:
         """Return matrices [N, K] as one, in their INT8 or FP8 numbers; None for another form. Raises ModelError."""
-        if self._form not in _KEEPS_BYTES or not all(map(self._source.is_bytes, names)):
+        if self._form not in _KEEPS_BYTES or not all(map(self._source.byte_scales, names)):
             return None
         found = [self._source.byte_rows(name) for name in names]
         kept = [each for each in found if each is not None]

@@ -16,7 +16,14 @@ from .weight_readers import WeightSource
 
 _GIB = 1 << 30
 _SCALE_BYTES = 4
-_KEPT_SIZES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "Q6_K": (210, 210), "IQ4_XS": (136, 138)}
+_KEPT_SIZES = {
+    "Q3_K": (110, 114),
+    "IQ2": (110, 114),
+    "Q4_K": (144, 148),
+    "Q5_K": (176, 180),
+    "Q6_K": (210, 210),
+    "IQ4_XS": (136, 138),
+}
 """Bytes of a super-block in a file, and in memory."""
 
 
@@ -68,7 +75,11 @@ def fitting_form(
 def tensor_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> dict[str, int]:
     """Return the least bytes of each tensor of a model in a form, of a rank's source of its part of the head."""
     shapes = {name: source.shapes.get(name, shape) for name, shape in expected_shapes(config).items()}
-    return {name: _tensor_bytes(name, shape, source, config, dtype, form) for name, shape in shapes.items()}
+    products = {name for name, shape in shapes.items() if len(shape) > 1 and (name != EMBEDDING or config.tied_head)}
+    return {
+        name: held_bytes(name, shape, source, dtype, form, is_product=name in products)
+        for name, shape in shapes.items()
+    }
 
 
 def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> int:
@@ -81,7 +92,7 @@ def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, 
     # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed, and a rank has a
     # part of the head beside the whole embedding.
     is_plain = found[EMBEDDING] == math.prod(embedding) * dtype.itemsize
-    beside = _tensor_bytes(HEAD if head != embedding else EMBEDDING, head, source, config, dtype, form)
+    beside = held_bytes(HEAD if head != embedding else EMBEDDING, head, source, dtype, form, is_product=True)
     return sum(found.values()) + (beside if is_plain or head != embedding else 0)
 
 
@@ -105,22 +116,28 @@ def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, f
     return total - idle
 
 
-def _tensor_bytes(
-    name: str, shape: Shape, source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm
+def held_bytes(
+    name: str, shape: Shape, source: WeightSource, dtype: torch.dtype, form: WeightForm, *, is_product: bool
 ) -> int:
+    """Return the bytes of a tensor in a form: of a matrix of products, whose rows are whole panels, no less or more.
+
+    Of ``stored_both`` the most: a measurement may find one of the two forms enough.
+
+    Args:
+        is_product: whether it is packed for matrix products, and no vector or embedding of rows alone.
+    """
     count = math.prod(shape)
-    is_packed = len(shape) > 1 and (name != EMBEDDING or config.tied_head)
     if form == "grouped":
         grouped = source.grouped_bytes(name)
         return count * dtype.itemsize if grouped is None else grouped
     if form.startswith("stored"):
         stored = source.stored(name)
-        if form in ("stored_widened", "stored_both") and source.is_bytes(name):
-            return count + _SCALE_BYTES * shape[0]
+        if form in ("stored_widened", "stored_both") and (scales := source.byte_scales(name)):
+            return count + _SCALE_BYTES * scales * shape[0]
         if not stored or stored[0] not in quantised_weights.BLOCK_SIZES:
             return count * dtype.itemsize
-        return _kept_bytes(*stored) + (count * dtype.itemsize if form == "stored_both" and is_packed else 0)
-    return count if is_packed and form.startswith("int8") else count * dtype.itemsize
+        return _kept_bytes(*stored) + (count * dtype.itemsize if form == "stored_both" and is_product else 0)
+    return count if is_product and form.startswith("int8") else count * dtype.itemsize
 
 
 def _kept_bytes(block_type: str, stored: int) -> int:

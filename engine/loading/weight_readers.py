@@ -82,7 +82,7 @@ class WeightSource(Protocol):
         """Return one matrix [N, K] of a stack of [K, N] in blocks, rows [N, bytes] uint8; None if there are none."""
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return a tensor's type of blocks and their bytes, without reading it; None if it has none."""
+        """Return a tensor's type of blocks and their bytes, without reading its numbers; None if it has none."""
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix [N, K], or one of a stack, as it is stored; None if kernels of a GPU cannot read it so.
@@ -96,8 +96,8 @@ class WeightSource(Protocol):
     def byte_rows(self, name: str) -> StoredNumbers | None:
         """Return a matrix [N, K] in 8 bits with scales of rows, or of FP8 in blocks; None if it is stored otherwise."""
 
-    def is_bytes(self, name: str) -> bool:
-        """Return whether ``byte_rows`` probably gives a matrix, without reading it."""
+    def byte_scales(self, name: str) -> int:
+        """Return the scales of a row of what ``byte_rows`` gives, without reading it; 0 where that is None."""
 
     def rounds_inputs(self, name: str) -> bool:
         """Return whether a matrix was made for inputs in integers of 8 bits."""
@@ -147,6 +147,7 @@ class SafetensorsFolder:
         self._part_names = part_names(quantization)
         self._stored: dict[str, tuple[Any, str]] = {}  # file, and name there
         self._mxfp4: dict[str, dict[str, tuple[Any, str]]] = {}  # the same by ending, for tensors stored as two
+        self._fitting: dict[str, bool] = {}  # of those, whether native kernels of a CPU have their scales
         self._parts: dict[str, tuple[Scheme, dict[str, View]]] = {}  # by module
         files = [(shard, _open(folder / shard)) for shard in shard_names(folder)]
         has_bare_embedding = any(_BARE_EMBEDDING in file.keys() for _, file in files)  # noqa: SIM118 (not a dict)
@@ -280,9 +281,11 @@ class SafetensorsFolder:
     def stored(self, name: str) -> tuple[str, int] | None:
         """Return the type of blocks that a quantised matrix has in memory, and their bytes."""
         if name in self._mxfp4:
+            if not self._fits_half(name):
+                return None
             values, size = BLOCK_SIZES[mxfp4.KEPT_AS]
             return mxfp4.KEPT_AS, math.prod(self.shapes[name]) // values * size
-        found = self._quantised[name].likely_blocks() if name in self._quantised else None
+        found = self._quantised[name].block_type if name in self._quantised else None
         if found is None:
             return None
         values, size = BLOCK_SIZES[found]
@@ -303,6 +306,13 @@ class SafetensorsFolder:
         blocks, scales = self._mxfp4_part(name, part)
         return (mxfp4.KEPT_AS, mxfp4.kept_rows(blocks, scales)) if mxfp4.fit_half(scales) else None
 
+    def _fits_half(self, name: str) -> bool:
+        """Return whether all scales of a stack in MXFP4 fit half precision: experts are kept in one form."""
+        if name not in self._fitting:
+            _, (file, stored) = _in_order(self._mxfp4[name])
+            self._fitting[name] = mxfp4.fit_half(file.get_tensor(stored))
+        return self._fitting[name]
+
     def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
         """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
         blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
@@ -320,9 +330,9 @@ class SafetensorsFolder:
         """Return a quantised matrix in 8 bits."""
         return self._quantised[name].bytes() if name in self._quantised else None
 
-    def is_bytes(self, name: str) -> bool:
-        """Return whether a matrix is quantised in 8 bits."""
-        return name in self._quantised and self._quantised[name].is_bytes
+    def byte_scales(self, name: str) -> int:
+        """Return the scales of a row of a matrix in 8 bits."""
+        return self._quantised[name].byte_scales if name in self._quantised else 0
 
     def rounds_inputs(self, name: str) -> bool:
         """Return what the scheme of a quantised matrix says."""
@@ -428,9 +438,9 @@ class GgufWeights:
             keeps = partial(nvfp4.kept_block_rows, factor=self._factor(name))
             return (nvfp4.KEPT_AS, map(keeps, self._rows(name))) if nvfp4.takes_kept(self.shapes[name][-1]) else None
         if (kept_as := gguf_repacked.kept_as(kind)) is not None:
-            raw = torch.from_numpy(self._data(name).copy())
             repacks = partial(gguf_repacked.repacked_rows, type_name=kind)
-            return (kept_as, map(repacks, self._rows(name))) if gguf_repacked.are_exact(kind, raw) else None
+            is_exact = all(gguf_repacked.are_exact(kind, rows) for rows in self._rows(name))
+            return (kept_as, map(repacks, self._rows(name))) if is_exact else None
         if kind != "MXFP4":
             return kind, self._rows(name)
         if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
@@ -490,8 +500,8 @@ class GgufWeights:
     def byte_rows(self, name: str) -> None:
         return None
 
-    def is_bytes(self, name: str) -> bool:
-        return False
+    def byte_scales(self, name: str) -> int:
+        return 0
 
     def rounds_inputs(self, name: str) -> bool:
         return False
@@ -706,8 +716,8 @@ class RandomWeights:
     def byte_rows(self, name: str) -> None:
         return None
 
-    def is_bytes(self, name: str) -> bool:
-        return False
+    def byte_scales(self, name: str) -> int:
+        return 0
 
     def rounds_inputs(self, name: str) -> bool:
         return False

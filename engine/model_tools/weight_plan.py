@@ -10,8 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from ...kernels import ops
 from ...kernels.collectives import Alone
+from ...kernels.grouped_weights import NumberForm
 from ..checkpoint.families.recurrent import MambaLayer
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import LayerConfig, ModelConfig
@@ -40,6 +43,7 @@ _COMPUTED: dict[WeightForm, str] = {
     "int8_weight_only": "rounded to 8 bits",
     "int8_dynamic": "rounded to 8 bits, activations too",
 }
+_ROUNDED, _SCALED = "activations rounded to 8 bits too", "sums scaled in fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
     model = read_model_config(checkpoint)
     source = open_source(checkpoint, model, dummy=config.load_format == "dummy")
     room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
-    name, part = str(dtype).removeprefix("torch."), model
+    part = model
     form = choose_weight_form(config, device, dtype, checkpoint, available=room)
     of_part: WeightSource = source
     if config.tensor_parallel_size > 1:
@@ -125,7 +129,7 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
         stored_bytes=_file_bytes(path, checkpoint),
         memory_bytes=memory,
         room_bytes=room,
-        computed=_COMPUTED[form].format(dtype=name),
+        computed=_computed(form, of_part, dtype),
         device=ops.native_status() if device.type == "cpu" else ops.triton_status(device),
         ranks=size,
         kv_token_bytes=kv_page // config.block_size,
@@ -138,6 +142,22 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
 
 def _all_sums(config: EngineConfig, part: ModelConfig) -> int:
     return sum(map(_sums, part.layers)) if config.tensor_parallel_size > 1 else 0
+
+
+def _computed(form: WeightForm, source: WeightSource, dtype: torch.dtype) -> str:
+    """Return how products are computed; of integers of 8 bits numbers are not rounded, but activations may be."""
+    usual = _COMPUTED[form].format(dtype=str(dtype).removeprefix("torch."))
+    if form not in ("stored_widened", "stored_both"):
+        return usual
+    found = set()
+    for name in source.shapes:
+        rows = source.byte_rows(name) if source.byte_scales(name) else None
+        if rows is not None and rows.numbers is NumberForm.INT8:
+            rounds = dtype is torch.bfloat16 and source.rounds_inputs(name)
+            found.add(f"integers of 8 bits as stored, {_ROUNDED if rounds else _SCALED}")
+        elif rows is not None or source.stored(name) is not None:
+            found.add(usual)
+    return "; ".join(sorted(found)) or usual
 
 
 def _sums(layer: LayerConfig) -> int:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ...kernels import grouped_weights
 from ...kernels.layouts.kv_forms import StaticScales
-from ...kernels.ops import GroupedLinear, Largest, Linear, largest
+from ...kernels.ops import GroupedLinear, Largest, Linear, largest, parts_of
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -151,7 +151,7 @@ class DecoderModel:
     def weights(self) -> tuple[Linear, ...]:
         """The weights of all matrix products, of those of experts and heads one part's."""
         experts = (product.first for layer in self.layers for _, product in layer.active)
-        return (*(part.packed for part in self.projections), *experts)
+        return (*(each for part in self.projections for each in parts_of(part.packed)), *experts)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, H] fp32."""

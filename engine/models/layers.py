@@ -14,9 +14,9 @@ from ...kernels.collectives import ALONE, Ranks
 from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.ops import (
+    AnyLinear,
     AttentionParams,
     Largest,
-    Linear,
     RopeParams,
     activation,
     attention,
@@ -44,7 +44,7 @@ class Projection:
 
     modules: tuple[str, ...]
     sizes: tuple[int, ...]
-    packed: Linear
+    packed: AnyLinear
     added_over: Ranks | None = None
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from ...kernels import machine_limits, ops
 from ...kernels.layouts import int8_kv_layout
 from ...kernels.layouts.grouped_forms import GroupedLinear, GroupForm
-from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear
+from ...kernels.layouts.packed_weights import Format, Linear, QuantisedLinear, parts_of
 from ..checkpoint.model_config import ModelConfig
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
@@ -280,7 +280,7 @@ def fastest_layer_rate(model: DecoderModel, *, budget: float = 0.3) -> float:
     Args:
         budget: seconds for each kind.
     """
-    *inner, _ = (part.packed for part in model.projections)
+    *inner, _ = (each for part in model.projections for each in parts_of(part.packed))
     kinds = {(layer.in_features, layer.out_features, _form(layer)): layer for layer in inner}
     return max(machine_limits.layer_rate(layer, model.dtype, budget=budget) for layer in kinds.values())
 
@@ -312,8 +312,8 @@ def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rate
     sampled_pairs = load.rows * context + load.prefill
     *earlier, last_layer = (config.attends[index] * _score_dims(config, index) for index in range(config.num_layers))
     attended = (pairs * sum(earlier) + sampled_pairs * last_layer) * config.num_heads
-    *inner, head = (part.packed for part in model.projections)
-    last = [part.packed for part in model.layers[-1].behind_kv]
+    *inner, head = (each for part in model.projections for each in parts_of(part.packed))
+    last = [each for part in model.layers[-1].behind_kv for each in parts_of(part.packed)]
     inner = inner[: len(inner) - len(last)]
     products = tokens * sum(map(_products, inner)) + positions * sum(map(_products, last))
     return {

@@ -32,6 +32,7 @@ _SUPER_SIZES: Final = {
     Format.SUPER_5_BITS: (5, 10),
     Format.SUPER_3_BITS: (3, 9),
     Format.SUPER_2_BITS: (2, 10),
+    Format.SUPER_GRID: (3, 9),
     Format.SUPER_TABLE: (4, 5),
     Format.SUPER_FLOAT4: (4, 10),
 }

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .column_runs import ColumnRuns
 from .grouped_forms import GroupedLinear
 
 
@@ -76,6 +77,7 @@ class Format(IntEnum):
     SUPER_2_BITS: the same, ``(d * s) * q - e * t`` with q of 2 bits (GGUF's Q2_K).
     SUPER_TABLE: blocks of 32 in super-blocks of 256, ``(d * s) * t[q]`` with TABLE's integers (GGUF's IQ4_XS).
     SUPER_FLOAT4: the same, ``(f * s) * t[q]``, t FLOAT4's, s in E4M3 and f in fp32 (NVFP4).
+    SUPER_GRID: the same as SUPER_3_BITS, ``(d * s) * t[q]``, t the six values of GGUF's IQ2_XXS, IQ2_XS and IQ2_S.
     FIVE_BITS: as NIBBLES, with q of 5 bits (GGUF's Q5_1).
     SYMMETRIC_5_BITS: the same, ``d * (q - 16)`` (GGUF's Q5_0).
     NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same five, arranged for products of
@@ -109,6 +111,7 @@ class Format(IntEnum):
     SUPER_FLOAT4 = 20
     FIVE_BITS = 21
     SYMMETRIC_5_BITS = 22
+    SUPER_GRID = 23
 
     @property
     def description(self) -> str:
@@ -148,6 +151,7 @@ _DESCRIPTIONS: Final = {
     Format.SUPER_5_BITS: "5-bit super-blocks",
     Format.SUPER_3_BITS: "3-bit super-blocks",
     Format.SUPER_2_BITS: "2-bit super-blocks",
+    Format.SUPER_GRID: "3-bit super-blocks",
     Format.SUPER_TABLE: "4-bit super-blocks",
     Format.SUPER_FLOAT4: "4-bit super-blocks",
     Format.FIVE_BITS: "5-bit blocks",
@@ -197,6 +201,42 @@ class QuantisedLinear:
 
 
 Linear = PackedLinear | QuantisedLinear | GroupedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLinear:
+    """Two weights of one x in different forms on a CPU, whose outputs are side by side.
+
+    Attributes:
+        columns: those of the first product, then those of the second.
+    """
+
+    first: AnyLinear
+    second: Linear
+    columns: ColumnRuns
+
+    @classmethod
+    def of(cls, first: AnyLinear, second: Linear) -> JoinedLinear:
+        """Join two weights with as many inputs."""
+        assert first.in_features == second.in_features
+        runs = [(index, 0, each.out_features) for index, each in enumerate((first, second))]
+        return cls(first, second, ColumnRuns.of(runs))
+
+    @property
+    def in_features(self) -> int:
+        return self.first.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.first.out_features + self.second.out_features
+
+
+AnyLinear = Linear | JoinedLinear
+
+
+def parts_of(layer: AnyLinear) -> tuple[Linear, ...]:
+    """Return the weights that a layer is joined of, in the order of their outputs: of most layers the layer itself."""
+    return (*parts_of(layer.first), layer.second) if isinstance(layer, JoinedLinear) else (layer,)
 
 
 class Largest(NamedTuple):

@@ -23,7 +23,7 @@ from rootgraft.kernels.cpu.native_library import Buffers, NativeLibrary
 from rootgraft.kernels.cpu.native_ops import Kernels
 from rootgraft.kernels.cpu.native_quantised import QuantisedKernels
 from rootgraft.kernels.cpu.recorded_pass import record
-from rootgraft.kernels.layouts.packed_weights import Format, QuantisedLinear
+from rootgraft.kernels.layouts.packed_weights import Format, JoinedLinear, QuantisedLinear, parts_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -31,7 +31,7 @@ TYPES = st.sampled_from([torch.bfloat16, torch.float32])
 BLOCKS: list[quantised_weights.BlockType] = ["Q4_0", "Q4_1", "Q8_0"]
 SUPER_BLOCKS: list[quantised_weights.BlockType] = ["Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS"]
 ROUNDED_BLOCKS: list[quantised_weights.BlockType] = [*SUPER_BLOCKS, "Q5_0", "Q5_1"]  # take x in 8 bits, not in 15
-WIDENED_BLOCKS: list[quantised_weights.BlockType] = [*ROUNDED_BLOCKS, "U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4"]
+WIDENED_BLOCKS: list[quantised_weights.BlockType] = [*ROUNDED_BLOCKS, "U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4", "IQ2"]
 FACTORS = {
     "Q4_1": (0, 4),
     "Q5_1": (0, 4),
@@ -39,9 +39,11 @@ FACTORS = {
     "Q5_K": (0, 4),
     "Q6_K": (208, 210),
     "Q3_K": (108, 110),
+    "IQ2": (108, 110),
     "Q2_K": (80, 84),
 }
 TWICE_E2M1 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
+GRID = [1.0, 3.125, 5.375, 0.0, -1.0, -3.125, -5.375, 0.0]
 LARGEST = {True: quantised_reference.BYTE, False: quantised_reference.TWO_BYTES}  # integer of x, by ``dynamic``
 
 
@@ -78,8 +80,21 @@ def random_blocks(
     if block_type == "E2M1":
         numbers = torch.cat((raw[:, :, 2:] & 15, raw[:, :, 2:] >> 4), dim=-1).long()
         return raw.flatten(1), (torch.tensor(TWICE_E2M1)[numbers] * factors.float()).flatten(1)
+    if block_type == "IQ2":
+        return raw.flatten(1), of_grid(raw)
     raw, kind = raw.flatten(1), gguf.GGMLQuantizationType[block_type]
     return raw, torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind).copy())
+
+
+def of_grid(raw: Tensor) -> Tensor:
+    """Return what blocks as those of Q3_K stand for whose numbers choose values of a grid."""
+    without = raw.clone()
+    without[:, :, :96] = 0  # all numbers are then -4
+    kind = gguf.GGMLQuantizationType.Q3_K
+    scales = torch.from_numpy(gguf.quants.dequantize(without.flatten(1).numpy(), kind).copy()) / -4
+    third = (raw[:, :, None, :32] >> torch.arange(8)[:, None]) & 1
+    pairs = (raw[:, :, 32:96].unflatten(2, (2, 1, 32)) >> torch.tensor((0, 2, 4, 6))[:, None]) & 3
+    return scales * torch.tensor(GRID)[(pairs.flatten(2) | third.flatten(2) << 2).flatten(1).long()]
 
 
 def with_float8_scales(raw: Tensor, seed: int) -> Tensor:
@@ -279,6 +294,30 @@ def test_a_recorded_product_takes_either_form_by_its_rows():
         x.copy_(randn(count, 9, 96, dtype=torch.bfloat16))
         replay.replay(count, count)
         assert torch.equal(out[:count], ops.linear(x[:count], plain))
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_weights_of_several_forms_are_joined(out_dtype):
+    """With the bits of the plain weight, in recorded passes too."""
+    found = [random_blocks(kind, 3, 48, 256) for kind in ("Q4_K", "Q6_K")]
+    q4_k, q6_k = (
+        quantised_weights.pack_blocks(raw, kind, widened=True)
+        for (raw, _), kind in zip(found, ("Q4_K", "Q6_K"), strict=True)
+    )
+    last = randn(4, 16, 256).bfloat16()
+    weight = torch.cat([*(each.bfloat16() for _, each in found), last])
+    layer = JoinedLinear.of(JoinedLinear.of(q4_k, q6_k), ops.pack_linear(last))
+    assert (layer.in_features, layer.out_features, len(parts_of(layer))) == (256, 112, 3)
+    plain, x = ops.pack_linear(weight), torch.empty(9, 256, dtype=torch.bfloat16)
+    out, replay = record(ops.native_kernels().library, lambda: ops.linear(x, layer, out_dtype), Buffers(9))
+    assert replay is not None
+    for count in (1, 9):
+        x.copy_(randn(count, 9, 256, dtype=torch.bfloat16))
+        replay.replay(count, count)
+        assert torch.equal(out[:count], ops.linear(x[:count], plain, out_dtype))
+    assert torch.equal(ops.linear(x, layer, out_dtype), ops.linear(x, plain, out_dtype))
+    assert torch.equal(ops.gated_linear(x, layer, "silu"), ops.gated_linear(x, plain, "silu"))
+    assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
 
 
 @pytest.mark.parametrize("block_type", BLOCKS + WIDENED_BLOCKS)
@@ -596,15 +635,19 @@ def test_float8_has_the_bits_of_the_plain_weight(level, groups, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_stored_bytes_are_not_rounded_again(dtype):
-    codes = torch.randint(-50, 51, (40, 96), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+@pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])
+def test_stored_bytes_are_not_rounded_again(level, dtype):
+    """All bytes, -128 too, at every level of instructions."""
+    codes = torch.arange(40 * 96).mul(7).remainder(256).to(torch.uint8).view(40, 96)
     scales = torch.rand(40, 1, generator=torch.Generator().manual_seed(1)) * 0.01
-    packed = quantised_weights.pack_bytes([codes.view(torch.uint8)], (40, 96), scales, form=Format.WIDENED)
-    weight = codes.float() * scales
-    assert torch.equal(quantised_weights.rows(packed, torch.arange(40)), weight)
-    x = randn(1, 7, 96, dtype=dtype)
-    expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
-    assert_near(ops.linear(x, packed, torch.float32), expected, magnitudes)
+    kernels = Kernels(load_level(level)) if level else ops.native_kernels()
+    packed = kernels.quantised.pack_bytes([codes[:32], codes[32:]], (40, 96), Format.WIDENED, scales, None)
+    weight = codes.view(torch.int8).float() * scales
+    assert torch.equal(kernels.quantised.rows(packed, torch.arange(40)), weight)
+    for tokens in (1, 7, 40):
+        x = randn(tokens, tokens, 96, dtype=dtype)
+        expected, magnitudes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+        assert_near(kernels.quantised.linear(x, packed, torch.float32), expected, magnitudes)
 
 
 @pytest.mark.parametrize("level", [None, WITHOUT_AMX, "avx512", "avx2"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from support.models import small_gguf
 from support.models.paged_run import CPU, run_whole
 from support.models.quantised_oracle import matrix_meant
-from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix, damaged, damaged_file
+from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix, damaged, damaged_file, folder_of
 from torch import Tensor
 
 from rootgraft.engine.checkpoint import gguf as gguf_types
@@ -46,13 +46,6 @@ def matrix_of(kind: str) -> StoredMatrix:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return MATRICES[kind]()
-
-
-def source_of(matrix: StoredMatrix, folder: Path) -> SafetensorsFolder:
-    quantization = read_quantization({"quantization_config": matrix.config})
-    parts = {f"m.{name}": part.contiguous() for name, part in matrix.parts.items()}
-    save_file(parts, folder / "model.safetensors")
-    return SafetensorsFolder(folder, (), quantization)
 
 
 def in_every_form(source: WeightSource, name: str = NAME) -> Iterator[Tensor]:
@@ -138,7 +131,7 @@ def test_what_is_no_number_is_refused_by_its_part(
     stored = matrix.parts[part].float().reshape(-1)
     stored[-1] = value
     parts = matrix.parts | {part: stored.to(matrix.parts[part].dtype).reshape(matrix.parts[part].shape)}
-    source = source_of(StoredMatrix(matrix.config, parts), tmp_path)
+    source = folder_of(StoredMatrix(matrix.config, parts), tmp_path)
     with pytest.raises(ModelError, match=f"The tensor m.weight is malformed: {match}"):
         list(source.numbers(NAME).pieces)  # type: ignore[union-attr]
     with pytest.raises(ModelError, match=r"The tensor m\.weight is malformed"):
@@ -149,7 +142,7 @@ def test_exponents_of_mxfp4_that_are_no_numbers_are_refused(tmp_path: Path) -> N
     matrix = matrix_of("compressed-tensors mxfp4")
     matrix.parts["weight_scale"][3, 1] = 255
     with pytest.raises(ModelError, match=r"The tensor m\.weight is malformed: weight_scale has exponents of 255"):
-        source_of(matrix, tmp_path).read(NAME, torch.empty(ROWS, WIDTH))
+        folder_of(matrix, tmp_path).read(NAME, torch.empty(ROWS, WIDTH))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +265,7 @@ def test_a_scale_of_a_gguf_file_that_is_infinite_is_refused_by_name(gguf_bytes: 
 def test_a_damaged_header_of_safetensors_is_refused_or_read(seed: int, tmp_path: Path) -> None:
     """A header that says other shapes, types or places of the same bytes."""
     matrix = matrix_of("gptq 4 bits")
-    source_of(matrix, tmp_path)
+    folder_of(matrix, tmp_path)
     file = tmp_path / "model.safetensors"
     raw, draw = bytearray(file.read_bytes()), random.Random(seed)
     length = int.from_bytes(raw[:8], "little")
@@ -300,7 +293,7 @@ def test_a_config_that_lies_about_its_tensors_is_refused(tmp_path: Path) -> None
         ({"quant_method": "quip"}, "quant_method 'quip' is not supported"),
     ):
         with pytest.raises(ModelError, match=match):
-            source_of(StoredMatrix(matrix.config | lie, matrix.parts), tmp_path)
+            folder_of(StoredMatrix(matrix.config | lie, matrix.parts), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -461,8 +461,9 @@ def test_a_file_of_all_types_is_the_model_that_it_means(
     file, meant = mixtures[part]
     forms: tuple[tuple[Path, WeightForm], ...] = (file, form), (meant, "plain")
     models = [load(path, weights, torch.float32) for path, weights in forms]
-    # What has no kernel is told at the start; a GPU's kernels read all types.
-    assert bool(models[0].widened) is (form != "grouped") and not models[1].widened
+    # What is widened is told at the start: factors of few leading digits are no numbers of other blocks.
+    inexact = {"IQ1_M", "IQ1_S", "IQ3_XXS"} if form == "stored_widened" else set()
+    assert (set(models[0].widened) <= inexact) is (form != "plain") and not models[1].widened
     logits = [run_whole(model, [3, 0, 31, 7]) for model in models]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4 * float(logits[1].abs().max()))
 

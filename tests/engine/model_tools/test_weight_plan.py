@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from support.models.quantised_llama import save_quantised
 
 from rootgraft.api.cli.main import main
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.model_tools.weight_plan import WeightPlan, plan_weights
+from rootgraft.kernels import quantised_weights
 
 LAYERS, WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 3, 64, 96, 8, 4, 16, 1000
 CONFIG = {
@@ -95,6 +97,24 @@ def test_a_dry_run_tells_what_70b_takes(
     printed = " ".join(capsys.readouterr().out.split())
     assert "160 sums of hidden states" in printed
     assert f"{reads} ms of reads, 1.6 to 2.4 of sums" in printed, printed
+
+
+@pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
+def test_activations_are_said_to_be_rounded_where_they_are(tmp_path: Path) -> None:
+    """To 8 bits where the model was made for that and is in bfloat16; weights of 8 bits are not rounded again."""
+    save_quantised("compressed-tensors w8a8", tmp_path)
+
+    def computed(dtype: str) -> str:
+        return plan_weights(EngineConfig(device="cpu", dtype=dtype, kv_cache_memory=0.25), tmp_path).computed
+
+    exact = "integers of 8 bits as stored, sums scaled in fp32"
+    assert computed("bfloat16") == computed("float32") == exact
+    config = json.loads((tmp_path / "config.json").read_text())
+    [group] = config["quantization_config"]["config_groups"].values()
+    group["input_activations"] = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert computed("bfloat16") == "integers of 8 bits as stored, activations rounded to 8 bits too"
+    assert computed("float32") == exact
 
 
 def test_ranks_that_do_not_divide_the_model_are_refused(folder: Path) -> None:

@@ -237,8 +237,10 @@ def test_rows_for_an_embedding() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["int4 zeros", "e4m3", "mxfp4", "nvfp4", "q6_k"])
-@pytest.mark.parametrize("tokens", [3, 90])
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [*((kind, 3) for kind in (*KINDS, *SUPER)), *((kind, 90) for kind in ("int4 zeros", "e4m3", "nvfp4", "q6_k"))],
+)
 def test_experts_by_packed_weights(kind: str, tokens: int) -> None:
     """The product of each token with its experts; what no token picked is not read."""
     g = torch.Generator().manual_seed(0)

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from rootgraft.engine.checkpoint.gguf import TENSOR_TYPES
 from rootgraft.engine.checkpoint.quantization_config import read_quantization
@@ -45,9 +46,10 @@ def forms_table() -> str:
 
 def _gguf_row(name: str, bits: float) -> Row:
     other = kept_as(name)
-    cpu = f"as {other}" if other else "blocks" if name in BLOCK_SIZES or name == "MXFP4" else "widened"
+    is_kept = name in BLOCK_SIZES or name == "MXFP4" or other == "IQ2"
+    cpu = "blocks" if is_kept else f"as {other}" if other else "widened"
     gpu = f"{grouped_bits(name):.1f}" if name in GROUPED_TYPES else "widened"
-    return f"{bits:.1f}", cpu, _time(other or (name if cpu == "blocks" else "bfloat16")), gpu, "yes"
+    return f"{bits:.1f}", cpu, _time(other or (name if is_kept else "bfloat16")), gpu, "yes"
 
 
 def _folder_row(matrix: StoredMatrix) -> Row:
@@ -56,16 +58,21 @@ def _folder_row(matrix: StoredMatrix) -> Row:
     assert scheme is not None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "parts.safetensors"
-        save_file({name: part.contiguous() for name, part in matrix.parts.items()}, file)
+        save_file({name: _as_written(name, part) for name, part in matrix.parts.items()}, file)
         opened = safe_open(file, framework="pt")
         tensor = QuantisedTensor("m.weight", scheme, {name: View(opened, name) for name in matrix.parts})
-        blocks, numbers = tensor.likely_blocks(), tensor.numbers()
+        blocks, numbers = tensor.block_type, tensor.numbers()
         packed = None if numbers is None else pack_grouped([numbers], _CPU, torch.bfloat16)
     is_float = scheme.layout.startswith("float8")
-    cpu = ("FP8" if is_float else "8 bits") if tensor.is_bytes else "blocks" if blocks else "widened"
-    time = _time(_MEASURED[cpu] if tensor.is_bytes else blocks or "bfloat16")
+    cpu = ("FP8" if is_float else "8 bits") if tensor.byte_scales else "blocks" if blocks else "widened"
+    time = _time(_MEASURED[cpu] if tensor.byte_scales else blocks or "bfloat16")
     gpu = "widened" if packed is None else str(math.floor(packed.nbytes * 8 / (ROWS * WIDTH)))
     return str(scheme.bits), cpu, time, gpu, "yes"
+
+
+def _as_written(name: str, part: Tensor) -> Tensor:
+    """Return a part with scales in half precision, as tools store them for models in it."""
+    return (part.half() if name == "weight_scale" and part.dtype is torch.float32 else part).contiguous()
 
 
 def _time(form: str) -> str:

@@ -36,14 +36,14 @@ The same for all classes above, as each is one decoder over the same ops:
 | weights of a folder: F32, F16, BF16 | native kernels in float32 and bfloat16 | Triton kernels in bfloat16 and float16 |
 | `--quantization int8_dynamic`, `int8_weight_only` | all linear modules | refused |
 | `--quantization widened`: a quantised checkpoint in the model's type | all linear modules | all linear modules |
-| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q5_0, Q5_1, Q2_K to Q6_K, IQ4_XS) | as stored, those of fewer than 4 bits in 4 |
+| a GGUF file, or the first of a split one, or `org/name:Q4_K_M` on the hub: {types} | dequantised, as stored (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ2_XXS, IQ2_XS, IQ2_S, IQ4_NL, IQ4_XS, MXFP4, NVFP4), or both ([which](../guide/weight-forms.md#forms-of-a-gguf-file)); `--quantization gguf`, `gguf_dynamic`: as stored, activations of 15 or 8 bits (Q4_0, Q4_1, Q8_0), or of 8 alone (Q5_0, Q5_1, Q2_K to Q6_K, IQ4_XS) | as stored, those of fewer than 4 bits in 4 |
 | `--kv-cache-dtype int8` | yes | yes |
 | `--kv-cache-dtype fp8` | refused: `int8` is as small, and faster | yes |
 | LoRA adapters on every linear module, embedding and head; routers and shared experts | batched, native | batched, Triton |
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | as stored, with the bits of the widened form | as stored |
 | GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files, or of 8 bits with scales of rows in these; others widened | as stored, those of 2 and 3 bits in 4 |
-| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, with the bits of the widened form, and LLM.int8() in its 8; others widened, rounded once | as stored |
+| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; NF4 and FP4 widened | as stored |
 
 Activations are not quantised, whatever a config says.
 

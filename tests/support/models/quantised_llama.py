@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -45,22 +47,29 @@ def save_quantised(form: str, folder: Path) -> LlamaForCausalLM:
     return model
 
 
-def write_blocks(path: Path, kind: gguf.GGMLQuantizationType, width: int = 256) -> Path:
-    """Write a GGUF file of one layer, all of whose matrices, [width, width], are in one type; they are zero."""
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+def write_blocks(
+    path: Path,
+    kind: gguf.GGMLQuantizationType,
+    width: int = 256,
+    others: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
+) -> Path:
+    """Write a GGUF file of one layer, whose matrices, [width, width], are in one type but for ``others``; all zero."""
     shapes = {
         name: (VOCAB, width) if name in ("token_embd.weight", "output.weight") else (width,) * len(shape)
         for name, shape in (SHAPES | {"output.weight": (VOCAB, HIDDEN)}).items()
     }
-    zero = 120 if kind is gguf.GGMLQuantizationType.MXFP4 else 0  # a scale of MXFP4 is an exponent
+    types = {name: others.get(name, kind) for name, shape in shapes.items() if len(shape) == 2}
     content = {
-        name: np.full((shape[0], shape[1] // block * block_bytes), zero, np.uint8)
-        if len(shape) == 2
-        else np.ones(shape, "f4")
-        for name, shape in shapes.items()
+        name: _zeros(types[name], *shape) if name in types else np.ones(shape, "f4") for name, shape in shapes.items()
     }
     sizes = {"embedding_length": width, "feed_forward_length": width, "attention__head_count_kv": 4}
-    return write(path, content, types={name: kind for name, shape in shapes.items() if len(shape) == 2}, **sizes)
+    return write(path, content, types=types, **sizes)
+
+
+def _zeros(kind: gguf.GGMLQuantizationType, rows: int, width: int) -> np.ndarray:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    zero = 120 if kind is gguf.GGMLQuantizationType.MXFP4 else 0  # a scale of MXFP4 is an exponent
+    return np.full((rows, width // block * block_bytes), zero, np.uint8)
 
 
 def held_bytes(model: Any) -> int:

@@ -7,12 +7,17 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import save_file
 from torch import Tensor
+
+from rootgraft.engine.checkpoint.quantization_config import read_quantization
+from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 
 ROWS, WIDTH = 128, 256
 """Shape of the matrices."""
@@ -92,6 +97,14 @@ class StoredMatrix:
 
     config: dict[str, Any]
     parts: dict[str, Tensor]
+
+
+def folder_of(matrix: StoredMatrix, folder: Path) -> SafetensorsFolder:
+    """Write a matrix as the tensor ``m.weight`` of a folder, and open that."""
+    quantization = read_quantization({"quantization_config": matrix.config})
+    parts = {f"m.{name}": part.contiguous() for name, part in matrix.parts.items()}
+    save_file(parts, folder / "model.safetensors")
+    return SafetensorsFolder(folder, (), quantization)
 
 
 def _words(*shape: int) -> Tensor:

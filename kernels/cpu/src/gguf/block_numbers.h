@@ -126,14 +126,25 @@ struct PlaneNumbers {
 
   template <int I>
   INLINE Floats number() const {
-    constexpr int kFour = I / kWordBytes, kByte = 8 * (I % kWordBytes), kHalf = I / (kBlockValues / 2);
-    constexpr int kTopPlace = kByte + kFour / kTopWords * kTopWords;
-    const Words low = load_words(from + kFour % kLow * kWidth), top = top_bits(kFour);
+    constexpr int kHalf = I / (kBlockValues / 2);
+    const Words whole = words<I>();
     return fma(scales[kHalf], map([&](int p) {
-      WordPart number = low.part[p] >> (kByte + kFour / kLow * kLow) & kLowMask;
-      if constexpr (kTop > 0) number |= moved<kTopPlace - kLow>(top.part[p]) & kTopMask << kLow;
-      return __builtin_convertvector((IntPart)number, FloatPart);
+      return __builtin_convertvector((IntPart)whole.part[p], FloatPart);
     }), minima[kHalf]);
+  }
+
+  // The one at a place as a word.
+  template <int I>
+  INLINE Words words() const {
+    constexpr int kFour = I / kWordBytes, kByte = 8 * (I % kWordBytes);
+    constexpr int kTopPlace = kByte + kFour / kTopWords * kTopWords;
+    const Words top = top_bits(kFour);
+    Words whole = load_words(from + kFour % kLow * kWidth);
+    for (int p = 0; p < kParts; p++) {
+      whole.part[p] = whole.part[p] >> (kByte + kFour / kLow * kLow) & kLowMask;
+      if constexpr (kTop > 0) whole.part[p] |= moved<kTopPlace - kLow>(top.part[p]) & kTopMask << kLow;
+    }
+    return whole;
   }
 
   // Those at places 4 i up, one in each byte.
@@ -159,6 +170,28 @@ struct PlaneNumbers {
   static INLINE WordPart moved(const WordPart& bits) {
     if constexpr (kBy >= 0) return bits >> kBy;
     else return bits << -kBy;
+  }
+};
+
+// Numbers of three bits that choose a value of the grids of IQ2_XXS, IQ2_XS and IQ2_S: a level, and its sign.
+struct GridNumbers {
+  PlaneNumbers<2, 1> numbers;
+
+  template <int I>
+  INLINE Floats number() const {
+    alignas(64) static constexpr float kValues[16] = {1, 3.125f, 5.375f, 0, -1, -3.125f, -5.375f, 0};
+    const Words whole = numbers.words<I>();
+    return numbers.scales[I / (kBlockValues / 2)] * map([&](int p) {
+#if defined(__AVX512F__)
+      return (FloatPart)_mm512_permutexvar_ps((__m512i)whole.part[p], _mm512_load_ps(kValues));
+#elif defined(__AVX2__)
+      return (FloatPart)_mm256_permutevar8x32_ps(_mm256_load_ps(kValues), (__m256i)whole.part[p]);
+#else
+      FloatPart value;
+      for (int i = 0; i < kLanes; i++) value[i] = kValues[whole.part[p][i]];
+      return value;
+#endif
+    });
   }
 };
 
@@ -342,8 +375,12 @@ INLINE auto plane_block(const uint32_t* words, const uint16_t* factors, const ui
   if constexpr (!kHasMinimumFactor<F>) {
     const auto* signed_steps = reinterpret_cast<const int8_t*>(steps);
     const Floats first = factor * load_bytes(signed_steps), second = factor * load_bytes(signed_steps + kWidth);
-    const Floats middle = broadcast(F == Format::kSuper6Bits ? -32.0f : -4.0f);
-    return Planes{words, {first, second}, {first * middle, second * middle}};
+    if constexpr (F == Format::kSuperGrid) {
+      return GridNumbers{{words, {first, second}, {}}};
+    } else {
+      const Floats middle = broadcast(F == Format::kSuper6Bits ? -32.0f : -4.0f);
+      return Planes{words, {first, second}, {first * middle, second * middle}};
+    }
   } else {
     const Floats minimum = load_half(factors + kWidth) * broadcast(-1.0f);
     if constexpr (F == Format::kSuper5Bits) {
@@ -418,6 +455,7 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kSuperFloat4: return f(std::integral_constant<Format, Format::kSuperFloat4>{});
     case Format::k5Bits: return f(std::integral_constant<Format, Format::k5Bits>{});
     case Format::kSymmetric5Bits: return f(std::integral_constant<Format, Format::kSymmetric5Bits>{});
+    case Format::kSuperGrid: return f(std::integral_constant<Format, Format::kSuperGrid>{});
 #if ROOTGRAFT_AMX
     case Format::kNibbleRows: return f(std::integral_constant<Format, Format::kNibbleRows>{});
     case Format::kByteRows: return f(std::integral_constant<Format, Format::kByteRows>{});

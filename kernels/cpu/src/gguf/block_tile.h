@@ -46,6 +46,7 @@ enum class Format : int64_t {
   // Blocks of 32 of 5 bits, in planes as those of kSuper5Bits.
   k5Bits,           // d * q + m
   kSymmetric5Bits,  // d * (q - 16)
+  kSuperGrid,       // super-blocks of grid values, for products that widen them; see super_blocks.h
 };
 
 constexpr bool is_by_rows(Format format) { return format >= Format::kNibbleRows && format <= Format::kZeroPointRows; }
@@ -55,7 +56,7 @@ template <Format F>
 constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4 || F == Format::kSuperTable || F == Format::kSuperFloat4;
 template <Format F>
 constexpr bool kIsSuperPlanes = F == Format::kSuper6Bits || F == Format::kSuper5Bits || F == Format::kSuper3Bits ||
-                                F == Format::kSuper2Bits;
+                                F == Format::kSuper2Bits || F == Format::kSuperGrid;
 // Numbers whose bits lie in planes: two or four of each, and one or two more.
 template <Format F>
 constexpr bool kIsPlanes = kIsSuperPlanes<F> || F == Format::k5Bits || F == Format::kSymmetric5Bits;
@@ -78,7 +79,7 @@ template <Format F>
 constexpr int bits_of() {
   if (F == Format::kSuper6Bits) return 6;
   if (F == Format::kSuper5Bits || F == Format::k5Bits || F == Format::kSymmetric5Bits) return 5;
-  if (F == Format::kSuper3Bits) return 3;
+  if (F == Format::kSuper3Bits || F == Format::kSuperGrid) return 3;
   if (F == Format::kSuper2Bits) return 2;
   return kIsNibbles<F> ? 4 : 8;
 }

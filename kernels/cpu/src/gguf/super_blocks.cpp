@@ -107,7 +107,8 @@ bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuper6Bits>& to) 
 }
 
 // The third bits of a block are a bit of 32 bytes; two bits of each value; sixteen scales of 6 bits in 12 bytes; d.
-bool pack_q3_k(const uint8_t* from, const SuperColumn<Format::kSuper3Bits>& to) {
+template <Format F>
+bool pack_q3_k(const uint8_t* from, const SuperColumn<F>& to) {
   const uint8_t *low = from + 96, *high = from + 104;
   for (int block = 0; block < kSuperBlocks; block++) {
     uint8_t value[kBlockValues];
@@ -163,7 +164,7 @@ bool pack_nvfp4(const uint8_t* from, const SuperColumn<Format::kSuperFloat4>& to
 template <Format F>
 bool pack_column(const uint8_t* from, const SuperColumn<F>& to) {
   if constexpr (F == Format::kSuper6Bits) return pack_q6_k(from, to);
-  else if constexpr (F == Format::kSuper3Bits) return pack_q3_k(from, to);
+  else if constexpr (F == Format::kSuper3Bits || F == Format::kSuperGrid) return pack_q3_k(from, to);
   else if constexpr (F == Format::kSuper2Bits) return pack_q2_k(from, to);
   else if constexpr (F == Format::kSuperTable) return pack_iq4_xs(from, to);
   else if constexpr (F == Format::kSuperFloat4) return pack_nvfp4(from, to);
@@ -177,7 +178,8 @@ constexpr int stored_bytes() {
     case Format::kSuper6Bits: return 210;
     case Format::kSuperFloat4: return 148;
     case Format::kSuper5Bits: return 176;
-    case Format::kSuper3Bits: return 110;
+    case Format::kSuper3Bits:
+    case Format::kSuperGrid: return 110;
     case Format::kSuper2Bits: return 84;
     case Format::kSuperTable: return 136;
     default: return 144;

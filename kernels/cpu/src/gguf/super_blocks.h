@@ -8,6 +8,7 @@
 //   kSuper2Bits     (d s) q - (e t)   sixteen blocks of 16 with q of 2 bits; s and t of 4 bits (Q2_K)
 //   kSuperTable     (d s) table[q]    eight blocks of 32 with q of 4 bits; s a signed byte (IQ4_XS)
 //   kSuperFloat4    (f s) table[q]    sixteen blocks of 16 with q of 4 bits; s in E4M3, f in fp32 (NVFP4)
+//   kSuperGrid      (d s) table[q]    as kSuper3Bits, whose q choose one of six values (IQ2_XXS, IQ2_XS, IQ2_S)
 //
 // Words of a panel lie as those of kNibbles and kBytes, in blocks of 32. Numbers in planes have 4 or 2 bits in as many
 // words: byte j of word i has those at places 4 (i + n w) + j in its bits n w up, w the number of words; the top bits, one or
@@ -28,12 +29,13 @@ constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 
 // Whether numbers have a minimum, which is added to them, and whether it has a factor of its own.
 template <Format F>
-constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || kIsPlanes<F>;
+constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || (kIsPlanes<F> && F != Format::kSuperGrid);
 template <Format F>
 constexpr bool kHasMinimumFactor = kHasMinima<F> && F != Format::kSuper3Bits && F != Format::kSuper6Bits;
 // Whether the halves of a block have scales of their own.
 template <Format F>
-constexpr bool kHasHalfScales = F == Format::kSuper6Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits;
+constexpr bool kHasHalfScales = F == Format::kSuper6Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits ||
+                                F == Format::kSuperGrid;
 
 template <Format F>
 constexpr int kFactorHalves =

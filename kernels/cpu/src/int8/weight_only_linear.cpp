@@ -76,7 +76,10 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), magnitude, _mm512_load_si512(table + 64));
   };
   const __m512i low = look_up(kBf16Bytes.low);
-  const __m512i high = _mm512_ternarylogic_epi32(look_up(kBf16Bytes.high), value, sign, 0xF8);  // a | b & c
+  // The magnitude of -128 is 128, which is no place of the tables: its lowest seven bits are those of 0, as its low byte.
+  const __m512i magnitudes = _mm512_mask_mov_epi8(look_up(kBf16Bytes.high), _mm512_cmpeq_epi8_mask(value, sign),
+                                                  _mm512_set1_epi8(0x43));
+  const __m512i high = _mm512_ternarylogic_epi32(magnitudes, value, sign, 0xF8);  // a | b & c
   _mm512_storeu_si512(to, _mm512_unpacklo_epi8(low, high));
   _mm512_storeu_si512(to + kWidth, _mm512_unpackhi_epi8(low, high));
 }
