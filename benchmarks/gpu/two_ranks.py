@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,8 @@ def logits(folder: Path, device: torch.device, ranks: Ranks) -> Tensor:
     shard = None if ranks is ALONE else Shard.of(read_model_config(folder), ranks)
     model = load_model(folder, dtype=torch.float32, device=device, shard=shard)
     with device:
-        return run_whole(model, TOKENS).cpu()
+        found: Tensor = run_whole(model, TOKENS).cpu()
+    return found
 
 
 def follow(rank: int, folder: Path, device: str) -> None:
@@ -97,7 +99,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = save(family, Path(name))
             expected = logits(folder, torch.device(args.device), ALONE)
-            torch.multiprocessing.spawn(follow, (folder, args.device), nprocs=SIZE)
+            multiprocessing: Any = torch.multiprocessing
+            multiprocessing.spawn(follow, (folder, args.device), nprocs=SIZE)
             found = torch.load(folder / "found.pt")
         error = float((found - expected).abs().max() / expected.abs().max())
         print(f"{family}: the largest difference is {error:.1e} of the largest logit", flush=True)
