@@ -5,7 +5,8 @@ tokenizer.model             or else a SentencePiece model, see ``tokenizer_sente
 tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; without all of them there is
                             only Python code, which is never run
 added_tokens.json           ids of further tokens, beside ``tokenizer.model``
-tokenizer_config.json       names of special tokens, further added tokens, and flags of all added tokens
+tokenizer_config.json       names of special tokens, further added tokens, flags of all added tokens, and whether a text
+                            begins like a word behind a space, see ``prefix_space``
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
 chat_template.jinja         chat templates, the first of these three that exists
@@ -24,6 +25,7 @@ from typing import Any
 
 from ..errors import ModelError, quoted, shortened
 from .definition_parts import add_ends, added_token
+from .prefix_space import set_prefix_space
 from .tokenizer_sentencepiece import SENTENCEPIECE, read_sentencepiece
 from .tokenizer_tiktoken import TIKTOKEN, read_tiktoken
 
@@ -83,7 +85,10 @@ def has_definition(folder: Path) -> bool:
 def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the content of ``tokenizer.json``, else that of another vocabulary in its form."""
     if (folder / DEFINITION).is_file():
-        return _read_json(folder / DEFINITION)
+        definition = _read_json(folder / DEFINITION)
+        if definition is not None:
+            set_prefix_space(definition, config)
+        return definition
     if (folder / SENTENCEPIECE).is_file():
         return _sentencepiece(folder, config)
     if not (folder / TIKTOKEN).is_file():

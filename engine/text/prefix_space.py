@@ -1,0 +1,89 @@
+"""``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is spelled like one behind a space.
+
+Classes of transformers that make their own steps from the configuration take this key before what ``tokenizer.json``
+says; for other classes it has no effect. Without the key the file counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_BYTE_LEVEL = frozenset(
+    f"{name}Tokenizer" for name in ("Bart", "CodeGen", "Cohere", "GPT2", "GPTNeoX", "Qwen2", "Roberta")
+)
+_METASPACE = "LlamaTokenizer"
+_PARTS = {"pre_tokenizer": "pretokenizers", "normalizer": "normalizers", "decoder": "decoders"}
+"""Where a sequence of each kind has its steps."""
+_MARK = "\u2581"
+
+Step = dict[str, Any]
+
+
+def set_prefix_space(definition: dict[str, Any], config: dict[str, Any]) -> None:
+    """Change a definition to what its configuration says of the space before the first word, if it says so."""
+    wanted, name = config.get("add_prefix_space"), str(config.get("tokenizer_class")).removesuffix("Fast")
+    if not isinstance(wanted, bool):
+        return
+    if name in _BYTE_LEVEL:
+        for step in _steps(definition, "pre_tokenizer"):
+            if step["type"] == "ByteLevel":
+                step["add_prefix_space"] = wanted
+    elif name == _METASPACE and _has_prefix(definition) != wanted:
+        _change_mark(definition, wanted=wanted)
+
+
+def _change_mark(definition: dict[str, Any], *, wanted: bool) -> None:
+    """Add the mark before the first word and its removal from answers, or take both away."""
+    is_metaspace = False
+    for part in ("pre_tokenizer", "decoder"):
+        for step in _steps(definition, part):
+            if step["type"] == "Metaspace":
+                is_metaspace = is_metaspace or part == "pre_tokenizer"
+                step.pop("add_prefix_space", None)
+                step["prepend_scheme"] = "first" if wanted else "never"
+    _replace(
+        definition, "normalizer", _is_mark, [{"type": "Prepend", "prepend": _MARK}] * (wanted and not is_metaspace)
+    )
+    if not any(step["type"] == "Metaspace" for step in _steps(definition, "decoder")):
+        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        _replace(definition, "decoder", _is_strip, [], [strip] * wanted)
+
+
+def _has_prefix(definition: dict[str, Any]) -> bool:
+    for step in _steps(definition, "pre_tokenizer"):
+        if step["type"] == "Metaspace":
+            return bool(
+                step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
+            )
+    return any(map(_is_mark, _steps(definition, "normalizer")))
+
+
+def _is_mark(step: Step) -> bool:
+    return bool(step["type"] == "Prepend" and step["prepend"] == _MARK)
+
+
+def _is_strip(step: Step) -> bool:
+    return bool(step["type"] == "Strip" and step["content"] == " " and step["start"])
+
+
+def _replace(
+    definition: dict[str, Any], part: str, is_old: Any, first: list[Step], last: list[Step] | None = None
+) -> None:
+    """Put steps at the beginning and at the end of a sequence, without the old ones of their kind."""
+    kept = [step for step in _steps(definition, part) if not is_old(step)]
+    steps = [*first, *kept, *(last or ())]
+    definition[part] = {"type": "Sequence", _PARTS[part]: steps} if steps else None
+
+
+def _steps(definition: dict[str, Any], part: str) -> Iterator[Step]:
+    """Yield the steps of a part, those of sequences one by one."""
+    left = [definition.get(part)]
+    while left:
+        step = left.pop(0)
+        if step is not None:
+            inner = step.get(_PARTS[part]) if step["type"] == "Sequence" else None
+            if inner is None:
+                yield step
+            else:
+                left[:0] = inner
