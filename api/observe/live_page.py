@@ -38,9 +38,11 @@ HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": "; ".join(f"{kind} {source}" for kind, source in _POLICY.items()),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""No script but our own files, nothing from elsewhere, no frame around it."""
+"""No script but our own files, nothing from elsewhere, no frame around it, no hold of it for pages of other origins."""
 
 FILES: Final[Mapping[str, bytes]] = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir())}
 """All files by name."""

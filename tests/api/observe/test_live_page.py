@@ -33,6 +33,8 @@ def test_files_have_types_and_a_policy(live: Live) -> None:
             assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
             assert "unsafe" not in reply.headers["content-security-policy"]
             assert reply.headers["x-content-type-options"] == "nosniff" and reply.headers["cache-control"] == "no-cache"
+            for kind in ("opener", "resource"):
+                assert reply.headers[f"cross-origin-{kind}-policy"] == "same-origin"
         assert http.get("/ui/").headers["location"] == "../ui"
         for path in ("/ui/nope.js", "/ui/..%2fapp.py", "/ui/index.html", "/ui/../app.py"):
             assert http.get(path).status_code == 404
