@@ -288,7 +288,7 @@ class ClosingTexts:
     def _count_between(self, scalar: bytes, before: bytes, after: bytes) -> int:
         """Return the fewest tokens of a scalar and the bytes around it, with blanks behind marks or without."""
         befores, afters = [before], [after]
-        if self._joined_blanks:
+        if self.vocabulary.derived(_joined_blanks):
             befores += [before + b" "] if before[-1:] in (b":", b",") else []
             afters += [after[:1] + b" " + after[1:]] if after[:1] == b"," else []
         return min(self.vocabulary.fewest_counts(each + scalar + rest)[0] for each in befores for rest in afters)
@@ -306,7 +306,7 @@ class ClosingTexts:
     def _fewest(self, text: bytes, lexical: int = OUTSIDE) -> list[int]:
         """Cut JSON into as few tokens as possible, with a blank behind its colons or commas where that saves some."""
         spellings, begin = [self.vocabulary.fewest(text)], _string_end(text, lexical)
-        for marks in self._joined_blanks:
+        for marks in self.vocabulary.derived(_joined_blanks):
             spaced = text[:begin] + _spaced(text[begin:], marks)
             spellings.append(self._without_lone_blanks(self.vocabulary.fewest(spaced), lexical))
         return min(spellings, key=len)
@@ -319,13 +319,6 @@ class ClosingTexts:
                 found.append(token)
             lexical = self.lexical(lexical, token)
         return found
-
-    @cached_property
-    def _joined_blanks(self) -> list[bytes]:
-        """Colons, commas or both, where a token of the vocabulary joins them and a blank to other marks."""
-        tokens = self.vocabulary.tokens
-        found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
-        return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
 
     def before_key(self, tokens: list[int], lexical: int) -> bytes | None:
         """Return what a completion has before the letters of its first key, nothing within one; None if it has no key.
@@ -371,6 +364,13 @@ _BLANKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[:,] ', re.DOTALL)
 _MARKS_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},:]', re.DOTALL)
 _STRING_OR_BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
 _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
+
+
+def _joined_blanks(vocabulary: Vocabulary) -> list[bytes]:
+    """Return colons, commas or both, where a token of the vocabulary joins them and a blank to other marks."""
+    tokens = vocabulary.tokens
+    found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
+    return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
 
 
 def _member_starts(container: bytes) -> list[int]:

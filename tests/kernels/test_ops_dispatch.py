@@ -227,11 +227,11 @@ HOST = {
     "ops": {
         "find_long_rows", "find_shared_prefixes", "is_invariant", "native_kernels", "native_status", "on_triton",
         "pack_linear",
-        "pack_linear_apart",
+        "pack_linear_apart", "parts_of",
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_invariant", "use_native",
     },
     "expert_ops": {"takes_together"},
-    "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # of heads on a CPU alone
+    "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # the former two by the kernels of lora_shrink_expand
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
     "state_ops": {"selective_scan"},  # on a CPU alone
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap", "zeros"},

@@ -18,13 +18,16 @@ from rootgraft.engine.loading import measured_form, weight_forms
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.model_tools.weight_plan import plan_weights
 from rootgraft.kernels import quantised_weights
+from rootgraft.kernels.layouts.packed_weights import Format
 from rootgraft.kernels.ops import QuantisedLinear
 
 PAGE: Final = Path(__file__).parents[4] / "docs" / "reference" / "models.md"
 CPU: Final = torch.device("cpu")
 BOTH: Final = "as stored for steps of few rows, in bfloat16 for more"
-BYTES: Final = "as stored, numbers rounded to bfloat16 in products"
-COMPUTED: Final = {"blocks": BOTH, "8 bits": BYTES, "FP8": BYTES, "widened": "in bfloat16"}
+FLOATS: Final = "as stored, numbers rounded to bfloat16 in products"
+BYTES: Final = "integers of 8 bits as stored, sums scaled in fp32"
+ROUNDED: Final = "integers of 8 bits as stored, activations rounded to 8 bits too"
+COMPUTED: Final = {"blocks": BOTH, "8 bits": BYTES, "FP8": FLOATS, "widened": "in bfloat16"}
 
 pytestmark = pytest.mark.skipif(not quantised_weights.available(), reason="no compiler")
 
@@ -52,11 +55,13 @@ def test_doctor_tells_what_a_loaded_model_is(form: str, tmp_path: Path, monkeypa
     found = {each.name: each.value for each in check_model(config)}
     assert found["stored"].startswith(f"{kind}; " if kind != form else "62% "), found["stored"]
     told, _, _ = found["computed"].partition("; ")
-    assert told == COMPUTED.get(FORMS[form], BOTH if FORMS[form].startswith("as ") else "")
-
     chosen = weight_forms.choose_weight_form(config, CPU, torch.bfloat16, open_checkpoint(path))
     model = load_model(path, dtype=torch.bfloat16, device=CPU, max_positions=1, weights=chosen)
     kept = model.layers[0].attention.qkv.packed
+    expected = COMPUTED.get(FORMS[form], BOTH if FORMS[form].startswith("as ") else "")
+    if isinstance(kept, QuantisedLinear) and kept.format is Format.CHANNELS:
+        expected = ROUNDED
+    assert told == expected
     assert isinstance(kept, QuantisedLinear) == (told != "in bfloat16")
     if isinstance(kept, QuantisedLinear):
         assert (kept.widened is not None) == (told == BOTH)
