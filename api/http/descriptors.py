@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections import Counter
 from functools import cache
 
 WANTED = 1 << 16  # descriptors of a process, where its hard limit allows them
 _RESERVE = 64
-_aside: Counter[str] = Counter()
+_aside = 0  # descriptors for connections of gRPC
 
 
 def raise_limit() -> None:
@@ -22,13 +21,14 @@ def raise_limit() -> None:
 
 def most_connections() -> int:
     """Return how many connections of HTTP may be open beside those of gRPC."""
-    return max(1, connection_room() - _aside["gRPC"])
+    return max(1, connection_room() - _aside)
 
 
 def set_aside(wanted: int) -> int:
     """Set descriptors aside for connections of gRPC. Returns how many: those wanted, but a quarter of all at most."""
-    _aside["gRPC"] = min(wanted, max(1, connection_room() // 4))
-    return _aside["gRPC"]
+    global _aside
+    _aside = min(wanted, max(1, connection_room() // 4))
+    return _aside
 
 
 @cache

@@ -76,8 +76,11 @@ PARTS: dict[str, tuple[Section, ...]] = {
 CHECKS = ("correctness", "engine")
 """Parts in which a value above 1 is a failure."""
 
-PART_SECONDS = 540.0
-"""What a part may take: a device is lent for ten minutes, in which what was found must come back."""
+RUN_SECONDS = 540.0
+"""What all parts of a run may take: a device is lent for ten minutes, in which what was found must come back."""
+
+LEAST_SECONDS = 30.0
+"""The time left below which a part is not begun."""
 
 TARGETS: dict[tuple[str, str], float] = {
     ("kernels", "extend, 8192 tokens of 8192, gathered"): 1000,
@@ -186,22 +189,26 @@ def _options() -> argparse.Namespace:
 
 
 def run_parts(parts: Sequence[str], tiny: bool, results: Results) -> None:
-    """Run each part in a process of its own."""
+    """Run each part in a process of its own, as long as there is time."""
+    end = time.perf_counter() + RUN_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
+            if (left := end - time.perf_counter()) < LEAST_SECONDS:
+                results.fail(part, "no time was left: name it first in --parts")
+                continue
             file = Path(folder) / f"{part}.json"
-            code = start(part, tiny, file)
+            code = start(part, tiny, file, left)
             if file.exists():
                 results.take(file)
             if code not in (0, 1):  # which it says itself, in its file
                 results.fail(part, f"its process ended with code {code}")
 
 
-def start(part: str, tiny: bool, file: Path) -> int:
-    """Run a part in another process; returns its exit code, 124 if it was ended because it took too long."""
+def start(part: str, tiny: bool, file: Path, seconds: float) -> int:
+    """Run a part in another process; returns its exit code, 124 if it was ended because it took so many seconds."""
     command = [sys.executable, "-m", "benchmarks.gpu.run", "--parts", part, "--out", str(file)]
     try:
-        return subprocess.run([*command, *(["--tiny"] if tiny else [])], timeout=PART_SECONDS).returncode
+        return subprocess.run([*command, *(["--tiny"] if tiny else [])], timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         return 124
 

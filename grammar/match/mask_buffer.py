@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from .reasoning_matcher import AnswerMatcher
 
 # Rows that threads fill together: fewer take less time than it takes to wake the threads.
 LEAST_TOGETHER = 8
+
+logger = logging.getLogger("rootgraft.grammar")
 
 
 class MaskFill(NamedTuple):
@@ -76,17 +79,24 @@ class MaskBuffer:
         """Fill the first rows of these matchers on all threads, as far as the library does. To be followed by `fill`.
 
         After a call that took long each row is filled alone once, so that the matcher whose mask takes long learns it.
+        Where the library fails, all rows are left to `fill`, which then fails for the answer alone that it fails for.
         """
         if self._executor is None or len(jobs) < LEAST_TOGETHER or self._is_slow:
             self._is_slow = False
             return
-        found = [(job.row, parser) for job in jobs if (parser := job.matcher.parser_to_fill()) is not None]
+        found = [(job, parser) for job in jobs if (parser := job.matcher.parser_to_fill()) is not None]
         if not found:
             return
         before, (num_rows, width) = perf_counter(), self.words.shape
-        parsers = [(parser, row) for row, parser in found]
-        self._executor.unsafe_compute_mask_ptr(parsers, self.words.ctypes.data, 4 * width, num_rows)
+        parsers = [(parser, job.row) for job, parser in found]
+        try:
+            self._executor.unsafe_compute_mask_ptr(parsers, self.words.ctypes.data, 4 * width, num_rows)
+        except Exception as error:  # it does not say whose: `fill` then fills each row alone, and finds out
+            logger.warning("masks of %d answers could not be filled together: %s", len(found), error)
+            return
         self._is_slow = perf_counter() - before > SLOW_SECONDS
+        for job, _ in found:
+            job.matcher.take_as_filled()
 
     def forced(self, row: int) -> int | None:
         """Return the only token that a row allows, one of the end tokens if it allows no other; None if there are more.

@@ -138,16 +138,21 @@ class Matcher:
     def parser_to_fill(self) -> Any | None:
         """Return the library's parser if the next row is to be filled by it together with those of other answers.
 
-        The next `fill_grammar_mask` takes its row as filled, unless a token comes or goes until then. None where the
-        row is another one than the parser's, or takes long.
+        None where the row is another one than the parser's, or takes long.
         """
         state = self._state
         if self._ended or self._slow_masks or self._prepared is not None or not isinstance(state, LlguidanceBackend):
             return None
         if state.failure() is not None:
             return None
-        self._is_filled = True
         return state.parser
+
+    def take_as_filled(self) -> None:
+        """Have the next `fill_grammar_mask` find its row filled by the parser, unless a token comes or goes until then.
+
+        To be called once the library has filled the row, not before: it may fail for a reason of another answer.
+        """
+        self._is_filled = True
 
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
         """Write the bitmask of the tokens that the grammar allows next.

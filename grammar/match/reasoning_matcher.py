@@ -73,6 +73,10 @@ class _Answer:
     def parser_to_fill(self) -> Any | None:
         return self.matcher.parser_to_fill() if self.matcher is not None and self.follows_grammar else None
 
+    def take_as_filled(self) -> None:
+        if self.matcher is not None:
+            self.matcher.take_as_filled()
+
     def fill_grammar_mask(self, row: Row, remaining: int | None) -> BudgetCheck | None:
         if self._num_own < len(self._lead):
             row[:] = 0
@@ -209,6 +213,10 @@ class ReasoningMatcher:
     def parser_to_fill(self) -> Any | None:
         """See `Matcher.parser_to_fill`; None before the answer, and of free text."""
         return self._answer.parser_to_fill() if self._place.phase is _Phase.ANSWER else None
+
+    def take_as_filled(self) -> None:
+        """See `Matcher.take_as_filled`; only for a row whose parser was returned."""
+        self._answer.take_as_filled()
 
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
         """Write the mask that knows of no budget of the answer: see `Matcher.fill_grammar_mask`."""

@@ -100,7 +100,7 @@ def test_a_part_whose_process_dies_loses_no_other(tmp_path: Path, monkeypatch: p
     out = tmp_path / "out.json"
     seen: list[list[str]] = []
 
-    def start(part: str, tiny: bool, file: Path) -> int:
+    def start(part: str, tiny: bool, file: Path, seconds: float) -> int:
         seen.append(content(out)[0] if out.exists() else [])
         if part == "kernels":
             return -11  # before it wrote anything
@@ -126,15 +126,32 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     real = subprocess.run
 
     def hanging(command: list[str], timeout: float) -> Any:
-        assert timeout == run.PART_SECONDS == 540
+        assert timeout == 400
         return real([sys.executable, "-c", "import time; time.sleep(100)"], timeout=0.2)
 
     monkeypatch.setattr(subprocess, "run", hanging)
     out = tmp_path / "out.json"
     results = run.Results(out)
-    assert run.start("lora", True, file) == 124
+    assert run.start("lora", True, file, 400) == 124
     results.take(file)
     assert content(out)[0] == ["before it hung"]
+
+
+def test_a_run_ends_before_the_device_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part gets the time that is left; those for which there is none are named."""
+    clock, given = [100.0], []
+
+    def start(part: str, tiny: bool, file: Path, seconds: float) -> int:
+        given.append((part, seconds))
+        clock[0] += 270
+        return 0
+
+    monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(run, "start", start)
+    run.run_parts(["kernels", "products", "lora"], True, run.Results(tmp_path / "out.json"))
+    assert run.RUN_SECONDS == 540 and given == [("kernels", 540), ("products", 270)]
+    _, [failure] = content(tmp_path / "out.json")
+    assert failure["part"] == "lora" and "no time was left" in failure["error"]
 
 
 def test_the_figures_that_decide_come_last(tmp_path: Path, capsys: Any) -> None:

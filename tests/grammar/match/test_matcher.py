@@ -288,6 +288,29 @@ def test_rows_that_are_filled_together_are_those_filled_alone(grammars, vocabula
             assert matcher.accept(token) == other.accept(token)
 
 
+def test_a_failure_of_the_rows_filled_together_is_that_of_one_answer(grammars, vocabulary, monkeypatch):
+    """The library fails for all where one parser fails; that row alone then has no mask, and the others have theirs."""
+    compiled = grammars.schema({"const": 7})
+    broken, *others = [compiled.matcher() for _ in range(9)]
+    monkeypatch.setattr(broken, "fill_grammar_mask", _fail)
+    buffer = MaskBuffer(9, vocabulary, num_threads=2)
+    jobs = [MaskFill(row, matcher) for row, matcher in enumerate((broken, *others))]
+    calls = []
+
+    class Executor:
+        def unsafe_compute_mask_ptr(self, parsers, address, width, rows):
+            buffer.words[:] = 0x55555555
+            calls.append(len(parsers))
+            raise ValueError("the parser of one row")
+
+    monkeypatch.setattr(buffer, "_executor", Executor())
+    for step in range(2):
+        buffer.fill_together(jobs)
+        assert list(buffer.fill(jobs)) == [0] and calls == [9] * (step + 1)
+        assert not buffer.words[0].any()
+        assert {buffer.forced(row) for row in range(1, 9)} == {ord("7")}
+
+
 def test_a_row_that_takes_long_is_found_among_those_filled_together(grammars, vocabulary, monkeypatch):
     """The step after a slow one fills each row alone, and the matcher that was slow is left out from then on."""
     compiled = grammars.schema({"type": "integer"})
