@@ -55,6 +55,11 @@ def fit_half(exponents: Tensor) -> bool:
     return bool(((exponents >= _LEAST_HALF) & (exponents <= _MOST_HALF)).all())
 
 
+def rows_fit_half(rows: Tensor) -> bool:
+    """Return whether all scales ``fit_half`` of rows of a GGUF file's blocks, [n, K / 32 * 17] uint8."""
+    return fit_half(rows.view(-1, BLOCK_BYTES)[:, 0])
+
+
 def kept_bytes(num_bytes: int) -> int:
     """Return the bytes of a GGUF file's blocks with scales in half precision."""
     return num_bytes // BLOCK_BYTES * _KEPT_BYTES

@@ -24,7 +24,7 @@ from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.memory import release_mapped
 from ...kernels.quantised_weights import BLOCK_SIZES, PANEL_ROWS, BlockType
 from ...lora.base_projections import in_tower, language_model_name, usual_name
-from ..checkpoint.gguf import GgufFile
+from ..checkpoint.gguf import TENSOR_TYPES, GgufFile
 from ..checkpoint.gguf_config import ROPE_TENSORS, predicting_layers
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.quantization_config import Quantization, Scheme
@@ -59,6 +59,7 @@ PLAIN_TYPES = frozenset({*_FLOATS, "random"})
 """What ``WeightSource.storage`` says of tensors that are not quantised."""
 _NVFP4_PARTS = ("scale", "input_scale")  # beside a matrix in a GGUF file; the second is for activations of 4 bits
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
+_BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
 
 
 class WeightSource(Protocol):
@@ -393,6 +394,7 @@ class GgufWeights:
         self._orders = row_orders(config, joined=bool(joined))
         read = {name for parts in (*self._split.values(), *joined.values()) for name in parts}
         self._factors = _nvfp4_factors(file)
+        self._fitting: dict[str, bool] = {}  # whether blocks in memory hold the scales of a tensor
         skipped = ROPE_TENSORS | read | {_beside(name, part) for name in self._factors for part in _NVFP4_PARTS}
         behind = tuple(f"blk.{index}." for index in predicting_layers(file, config))
         stored = [name for name in file.tensors if name not in skipped and not name.startswith(behind)]
@@ -437,15 +439,35 @@ class GgufWeights:
         if kind == "NVFP4":
             keeps = partial(nvfp4.kept_block_rows, factor=self._factor(name))
             return (nvfp4.KEPT_AS, map(keeps, self._rows(name))) if nvfp4.takes_kept(self.shapes[name][-1]) else None
-        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
-            repacks = partial(gguf_repacked.repacked_rows, type_name=kind)
-            is_exact = all(gguf_repacked.are_exact(kind, rows) for rows in self._rows(name))
-            return (kept_as, map(repacks, self._rows(name))) if is_exact else None
-        if kind != "MXFP4":
-            return kind, self._rows(name)
-        if not mxfp4.fit_half(torch.from_numpy(self._data(name).reshape(-1, mxfp4.BLOCK_BYTES)[:, 0].copy())):
+        if not self._scales_fit(name):
             return None
-        return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
+        if (kept_as := gguf_repacked.kept_as(kind)) is not None:
+            return kept_as, map(partial(gguf_repacked.repacked_rows, type_name=kind), self._rows(name))
+        if kind == "MXFP4":
+            return mxfp4.KEPT_AS, map(mxfp4.with_half_scales, self._rows(name))
+        return kind, self._rows(name)
+
+    def _scales_fit(self, name: str) -> bool:
+        """Return whether blocks in memory hold the scales of a matrix exactly, and of all experts in its tensor.
+
+        What is planned is so what is then loaded.
+        """
+        tensor = self._tensors[name]
+        return all(map(self._blocks_hold, tensor.parts or (tensor.stored,)))
+
+    def _blocks_hold(self, stored: str) -> bool:
+        """Read a tensor in another type's blocks, once, for whether these hold its scales; True for other types."""
+        if stored not in self._fitting:
+            fits, kind = True, self._file.tensors[stored].type
+            if kind == "MXFP4" or gguf_repacked.kept_as(kind) is not None:
+                blocks = self._file.data(stored).reshape(-1, _BLOCK_BYTES[kind])
+                count = max(1, _PIECE // blocks.shape[1])
+                for first in range(0, len(blocks), count):
+                    piece = torch.from_numpy(blocks[first : first + count].copy())
+                    self._file.release(blocks[first : first + count])
+                    fits &= mxfp4.rows_fit_half(piece) if kind == "MXFP4" else gguf_repacked.are_exact(kind, piece)
+            self._fitting[stored] = fits
+        return self._fitting[stored]
 
     def _rows(self, name: str) -> RowPieces:
         """Return a matrix in pieces of rows, each copied, after which its part of the file is released from memory.
@@ -471,8 +493,11 @@ class GgufWeights:
         return copied
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return the type and bytes of a stored tensor; None for one that is put together from two or reordered."""
-        if name in self._split or self._is_rebuilt(name):
+        """Return the type and bytes of a stored tensor.
+
+        None for one that is put together from two or reordered, or has scales that no blocks in memory hold.
+        """
+        if name in self._split or self._is_rebuilt(name) or not self._scales_fit(name):
             return None
         kind, num_bytes = self._file.tensors[self._tensors[name].stored].type, self._data(name).nbytes
         if kind == "NVFP4":
@@ -509,7 +534,7 @@ class GgufWeights:
     def grouped_bytes(self, name: str) -> int | None:
         """Return the bytes of a matrix in blocks that kernels of a GPU read."""
         shape = self.shapes[name]
-        if self.stored(name) is None or len(shape) != 2:
+        if name in self._split or self._is_rebuilt(name) or len(shape) != 2:
             return None
         kind = self._file.tensors[self._tensors[name].stored].type
         return math.ceil(math.prod(shape) * grouped_bits(kind) / 8) if kind in GROUPED_TYPES else None

@@ -154,3 +154,15 @@ def test_planned_bytes_are_what_a_loaded_model_holds(kind: str, form: WeightForm
     model = load_model(path, dtype=torch.bfloat16, device=CPU, max_positions=1, weights=form)
     assert abs(size(path, form) / held_bytes(model) - 1) < 0.05
     assert not model.widened
+
+
+@pytest.mark.parametrize("kind", ["MXFP4", "IQ1_S", "IQ3_XXS"])
+def test_a_matrix_with_a_scale_that_no_blocks_hold_is_planned_widened(kind: str, tmp_path: Path) -> None:
+    """An exponent below those of half precision, and a factor whose half or eighth is."""
+    path = write_blocks(tmp_path / "model.gguf", KINDS[kind])
+    (gate,) = (each for each in gguf.GGUFReader(path, "r+").tensors if each.name == "blk.0.ffn_gate.weight")
+    gate.data.reshape(-1)[0] = 1
+    gate.data.flush()
+    model = load_model(path, dtype=torch.bfloat16, device=CPU, max_positions=1, weights="stored_widened")
+    assert model.widened == (kind,)
+    assert abs(size(path, "stored_widened") / held_bytes(model) - 1) < 0.02
