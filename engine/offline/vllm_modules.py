@@ -52,12 +52,15 @@ def _resolve(module: str, name: str) -> Any:
         case {"refuse": words}:
             raise ImportError(f"{_PACKAGE} has no {module}.{name}: {words}.", name=f"{_PACKAGE}.{module}")
         case {"inert": _}:
-            return _without_effect
+            return _WithoutEffect
     raise AttributeError(f"module '{_PACKAGE}.{module}' has no attribute {name!r}")
 
 
-def _without_effect(*_: Any, **__: Any) -> None:
-    """Do nothing, where what vLLM does is not needed."""
+class _WithoutEffect:
+    """Does nothing where vLLM's function or class is not needed: a call returns None. Scripts name it in types too."""
+
+    def __new__(cls, *_: Any, **__: Any) -> None:  # type: ignore[misc]
+        return None
 
 
 def _reader(module: str) -> Callable[[str], Any]:

@@ -29,7 +29,7 @@ def test_each_name_of_the_table(module: str, name: str, row: str | dict[str, str
         case {"inert": _}:
             names: dict[str, object] = {}
             exec(statement, names)
-            assert callable(names["found"]) and names["found"](1, a=2) is None
+            assert isinstance(names["found"], type) and names["found"](1, a=2) is None
         case str():
             names = {}
             exec(statement, names)
