@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .engine.offline import vllm_modules
+
 if TYPE_CHECKING:
     from .engine.errors import EngineError
     from .engine.offline.inputs import PromptType, TextPrompt, TokensPrompt
@@ -76,6 +78,9 @@ _MODULES = {
     "TextPrompt": ".engine.offline.inputs",
     "TokensPrompt": ".engine.offline.inputs",
 }
+
+
+vllm_modules.install()
 
 
 def __getattr__(name: str) -> Any:

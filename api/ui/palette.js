@@ -1,16 +1,23 @@
-// One colour per namespace, constant while the page is open; the base model's is muted.
+// One colour per namespace, the same as long as it is drawn; the base model's is muted.
 
 const HUES = 9;
-const given = new Map();
+const given = new Map(); // the name drawn last is last
 
 /** CSS class with the colour of a namespace. */
 export function hue({ adapter, tenant = "", salted = false }) {
   const name = JSON.stringify([adapter, tenant, salted]);
-  if (!given.has(name)) {
-    const plain = adapter === null && ![...given.values()].includes(0);
-    given.set(name, plain ? 0 : 1 + ([...given.values()].filter((each) => each > 0).length % (HUES - 1)));
-  }
-  return `ns-${given.get(name)}`;
+  const plain = adapter === null && ![...given.values()].includes(0);
+  const number = given.get(name) ?? (plain ? 0 : free());
+  given.delete(name);
+  given.set(name, number);
+  return `ns-${number}`;
+}
+
+/** A colour that no name has, or the one whose names have not been drawn for longest. */
+function free() {
+  const last = new Map([...given.values()].map((number, at) => [number, at]));
+  const numbers = Array.from({ length: HUES - 1 }, (_, at) => at + 1);
+  return numbers.reduce((best, each) => ((last.get(each) ?? -1) < (last.get(best) ?? -1) ? each : best));
 }
 
 /** Display name of a namespace. */

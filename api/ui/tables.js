@@ -80,7 +80,9 @@ function ends(name) {
   return el("b", "", el("span", "", name.slice(0, tail)), el("span", "", name.slice(tail)));
 }
 
-/** Colour of an adapter: that of its first namespace. */
+/** Colour of an adapter: that of its first namespace; none where it is neither in the tree nor in a slot. */
 function colorOf(name, engine) {
-  return hue(engine.namespaces.find((each) => each.adapter === name) ?? { adapter: name });
+  const own = engine.namespaces.find((each) => each.adapter === name);
+  const isUsed = own || engine.slots.some((each) => each.adapter === name);
+  return isUsed ? hue(own ?? { adapter: name }) : "unused";
 }

@@ -282,8 +282,10 @@ class AdapterManager:
         )
 
     def names(self) -> dict[str, str]:
+        """Return a name for each digest: where several have equal content, the one in use, or used most."""
         registry = self._pool.registry
-        return {version.digest: version.name for version in (*registry.draining, *registry)}
+        versions = sorted((*registry.draining, *registry), key=lambda each: (each.pins, self._requests[each.name]))
+        return {version.digest: version.name for version in versions}
 
     def name(self, load_id: int) -> str | None:
         """Return the name of a version; None if it has ended, or for the base model's -1."""

@@ -107,6 +107,10 @@ class LLMEngine:
         """Return the tokenizer, as ``LLM.get_tokenizer``."""
         return self._llm.get_tokenizer(lora_request)
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Remove all cached KV that no running request uses, as ``LLM.reset_prefix_cache``."""
+        return self._llm.reset_prefix_cache(*args, **kwargs)
+
     def close(self) -> None:
         """End the engine."""
         self._llm.close()

@@ -136,8 +136,9 @@ def test_nothing_of_a_prompt_is_in_it() -> None:
 
 
 def test_adapters_and_their_slots(tmp_path: Path) -> None:
+    """The last one has the content of the first, and is not asked for: the tree has the name that was."""
     engine = Engine(tmp_path)
-    for seed, name in enumerate(("one", "two", "three")):
+    for seed, name in ((0, "one"), (1, "two"), (2, "three"), (0, "same")):
         write(tmp_path, name, seed)
         engine.load(name, name)
     engine.submit(range(9), "one", max_tokens=50)
@@ -147,7 +148,7 @@ def test_adapters_and_their_slots(tmp_path: Path) -> None:
     engine.core.handle([TakeSnapshot(9)])
     engine.step()
     seen = engine.replies[9].snapshot  # type: ignore[attr-defined]
-    assert [info.name for info in seen.adapters] == ["one", "two", "three"]
+    assert [info.name for info in seen.adapters] == ["one", "two", "three", "same"]
     assert SlotView("one", True, 1, False) in seen.slots and len(seen.slots) == 2
     assert {view.adapter for view in seen.namespaces} == {None, "one"}
     assert {each.adapter for each in seen.sequences} == {None, "one"}

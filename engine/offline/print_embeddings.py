@@ -1,0 +1,13 @@
+"""A vector on one line of a terminal, cut, as vLLM's examples print it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NUM_SHOWN = 4
+
+
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """Print the first four numbers and the size of a vector behind ``prefix``."""
+    shown = ", ".join(str(number) for number in embeds[:_NUM_SHOWN])
+    print(f"{prefix}: [{shown}{', ...' if len(embeds) > _NUM_SHOWN else ''}] (size={len(embeds)})")
