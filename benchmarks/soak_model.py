@@ -231,15 +231,16 @@ def write(file: Path, report: dict[str, Any]) -> None:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Return a report's figures as lines."""
+    """Return a report's figures as lines, what holds and what does not at the end."""
     lines = [f"{report['minutes']} minutes, {'over' if report['is_over'] else 'under way'}: {report['judged']}"]
-    lines += [f"{'holds ' if held else 'MISSED'}  {name}" for name, held in report["holds"].items()]
+    lines += report["wrong"]
     lines += [
         f"{name:32} start {each['start']:8} most {each['most']:8} end {each['end']:8}"
         f"  slope an hour {each['slope_per_hour']} {each['interval_95']}"
         for name, each in report["held"].items()
     ]
-    return "\n".join([*lines, *report["wrong"]])
+    lines += [f"{'holds ' if held else 'MISSED'}  {name}" for name, held in report["holds"].items()]
+    return "\n".join(lines)
 
 
 def main() -> int:

@@ -15,6 +15,8 @@ from ..engine.types import AdapterInfo
 
 MOST_NAME = 256
 """Characters of a name that the engine takes."""
+MOST_COUNTED = 20_000
+"""Public names whose loads are counted; those in use are always."""
 
 BusyAdapters = tuple[tuple[str, ...], tuple[str, ...]]
 """Adapters with running and with waiting sequences, as in a heartbeat."""
@@ -48,13 +50,17 @@ class AdapterVersions:
 
     def __init__(self) -> None:
         self._current: dict[str, LoadedVersion] = {}
-        self._counts: Counter[str] = Counter()  # loads of a public name, those that failed included
+        # Loads of a public name, those that failed included; names that nobody uses are forgotten some time.
+        self._counts: Counter[str] = Counter()
         self._loading: dict[str, str] = {}  # version -> public name
         self._retired: dict[str, LoadedVersion] = {}  # by version
 
     def begin(self, name: str, others: Iterable[str]) -> str:
         """Return the replicas' name for a load of a public name: none that is in use, nor one of ``others``."""
         used = {*others, *self._loading, *self._retired, *(each.version for each in self._current.values())}
+        if len(self._counts) >= MOST_COUNTED:
+            named = {*self._current, *self._loading.values(), *(each.name for each in self._retired.values())}
+            self._counts = Counter({each: self._counts[each] for each in named})
         while True:
             self._counts[name] += 1
             version = name if self._counts[name] == 1 else _numbered(name, self._counts[name])

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import llguidance
 
+from .sized_cache import SizedCache
+
 T = TypeVar("T")
 
 # How llguidance writes a special token among forced bytes.
@@ -19,8 +21,8 @@ _ONE = (1,)
 # Words as tokenizers split them before merging: one leading space belongs to a word, more white space is a word.
 _WORDS = re.compile(rb"\s+(?=\s\S)| ?\S+|\s+")
 MAX_WORD = 200  # merging takes quadratic time; longer words are tokenized greedily
-# The cache of words holds at most so many.
-MAX_WORDS = 10_000
+# What grammars of the vocabulary compute along answers: masks of strings, ends, groups of tokens, words.
+CACHE_BYTES = 64 << 20
 # Token sets precomputed per vocabulary, from which llguidance composes the masks inside of strings.
 _SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{length}}}' for length in (10, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 
@@ -34,12 +36,14 @@ class Vocabulary:
         special: ids of tokens that are never produced as text.
         eos: ids that end an answer, at least one.
         size: width of the logits; ids beyond `tokens` are never allowed.
+        cache: of what the grammars over it compute along answers, by keys of their own.
     """
 
     tokens: tuple[bytes, ...]
     special: frozenset[int]
     eos: tuple[int, ...]
     size: int = 0
+    cache: SizedCache = field(default_factory=lambda: SizedCache(CACHE_BYTES), init=False, repr=False)
     _by_bytes: dict[bytes, int] = field(init=False, repr=False)
     _derived: dict[Callable[[Vocabulary], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -143,11 +147,10 @@ class Vocabulary:
         return [token for word in _WORDS.findall(text) for token in self._bpe_word(word)]
 
     def _bpe_word(self, word: bytes) -> tuple[int, ...]:
-        known = self._words.get(word)
+        known: tuple[int, ...] | None = self.cache.get(word)
         if known is None:
-            if len(self._words) >= MAX_WORDS:
-                self._words.clear()
-            known = self._words[word] = tuple(self._merge(word))
+            known = tuple(self._merge(word))
+            self.cache.put(word, known, 8 * len(known) + len(word))
         return known
 
     def _merge(self, word: bytes) -> list[int]:
@@ -161,10 +164,6 @@ class Vocabulary:
                 break
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         return [by_bytes[part] for part in parts]
-
-    @cached_property
-    def _words(self) -> dict[bytes, tuple[int, ...]]:
-        return {}
 
     @cached_property
     def _lengths(self) -> dict[bytes, tuple[int, ...]]:

@@ -27,7 +27,8 @@ LAYERS = {
 FLOORS = {
     "kernels": (("kernels/layouts",), ("kernels/cpu", "kernels/triton"), ("kernels",)),
     "grammar": (
-        ("grammar", "grammar/regex"),
+        ("grammar",),
+        ("grammar/regex",),
         ("grammar/schema",),
         ("grammar/emit",),
         ("grammar/match",),

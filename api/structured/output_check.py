@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache
 from math import isinf
 from threading import local
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from ...engine.errors import CapacityError
 from ...engine.sandbox.program_pool import POOL, VALIDATION_SECONDS, ProgramRefused
 from ...engine.types import FinishReason
 from ...grammar.regex.ecma_regex import pattern_matches
+from ...grammar.sized_cache import SizedCache, sized_cache
 from ...grammar.spec import GrammarKind, GrammarSpec
 from ..protocol.tools import CUSTOM_INPUT
 from .jsonschema_validators import (
@@ -45,7 +45,8 @@ from .tool_plan import Reading
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
-MOST_CACHED = 256  # validators
+MOST_BYTES = 32 << 20  # of validators
+_OF_CONTENT = 40  # what a validator takes, as a multiple of its schema
 # A text of more characters, or a schema of more bytes, is validated in another process.
 _LONG_TEXT, _LONG_SCHEMA = 1_024, 1 << 14
 # Most work of a validation on the event loop, about the number of keywords that are applied.
@@ -105,10 +106,10 @@ class OutputCheck:
 
 
 class OutputValidators:
-    """LRU cache of validators by grammar. Belongs to one event loop."""
+    """Validators by grammar, the ones used last. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[str, AnswerValidator] = OrderedDict()
+        self._cache = SizedCache(MOST_BYTES)
 
     async def is_valid(self, spec: GrammarSpec, text: str) -> bool:
         """Whether a finished text is JSON that matches ``spec``. What takes long is validated in another process."""
@@ -128,10 +129,10 @@ class OutputValidators:
             return True
 
     def _validator(self, spec: GrammarSpec) -> AnswerValidator:
-        validator = self._cache.pop(spec.key, None) or AnswerValidator(spec)
-        self._cache[spec.key] = validator
-        if len(self._cache) > MOST_CACHED:
-            self._cache.popitem(last=False)
+        validator: AnswerValidator | None = self._cache.get(spec.key)
+        if validator is None:
+            validator = AnswerValidator(spec)
+            self._cache.put(spec.key, validator, 4096 + _OF_CONTENT * len(spec.content))
         return validator
 
 
@@ -148,7 +149,7 @@ def validate_job(arguments: Sequence[Any], data: bytes) -> bytes:
     return b"1" if _kept_validator(kind, data[:size]).is_valid(text, None) else b"0"
 
 
-@lru_cache(maxsize=64)
+@sized_cache(MOST_BYTES, lambda _, kind, content: 4096 + _OF_CONTENT * len(content))
 def _kept_validator(kind: str, content: bytes) -> AnswerValidator:
     return AnswerValidator(GrammarSpec(GrammarKind(kind), content))
 

@@ -33,11 +33,10 @@ from rootgraft.grammar.compile.compile_service import CompileService
 from rootgraft.grammar.compile.worker_handle import WorkerStarved
 from rootgraft.grammar.compile.worker_pool import WorkerPool
 
-GRAMMAR_BYTES = 4 << 20
+GRAMMAR_BYTES, MASK_BYTES = 4 << 20, 4 << 20
 RESPONSE_BYTES = 1 << 17
-VALIDATORS = 32
+VALIDATOR_BYTES = 1 << 20
 COMPILERS = 2  # of those that yield, and of those that do not
-WORDS = 500
 DRAFT_POSITIONS = 1024
 PAGES, PAGE, MAX_LEN = 160, 16, 1024
 
@@ -64,7 +63,7 @@ def compile_service(*arguments: Any, **options: Any) -> CompileService:
 
 def engine(parent: str, fd: str, liveness: str, folder: str, options: str) -> int:
     """The engine process, with small caches of grammars and of outputs that drafts come from."""
-    vocabulary.MAX_WORDS = WORDS
+    vocabulary.CACHE_BYTES = MASK_BYTES
     # The modules look these names up when they make them.
     for module, name, made in (
         (proposer, "OutputLookup", partial(OutputLookup, DRAFT_POSITIONS)),
@@ -83,7 +82,7 @@ def spawn(fd: int, liveness: int, model_path: str, options: str) -> subprocess.P
 def api(folder: str, port: str, threads: str) -> int:
     """The API process."""
     place = Path(folder)
-    output_check.MOST_CACHED = VALIDATORS
+    output_check.MOST_BYTES = VALIDATOR_BYTES
     start_all(program_pool.POOL._open(), program_pool.MOST_WORKERS)
     config = EngineConfig(
         threads=int(threads), num_gpu_blocks_override=PAGES, block_size=PAGE, max_model_len=MAX_LEN, max_num_seqs=16,

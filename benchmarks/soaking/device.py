@@ -52,8 +52,7 @@ ADAPTERS, SLOTS = 64, 8
 PAGES, PAGE, MAX_LEN = 80, 16, 1024  # for 32 rows: a pool that is full, so that sequences make room for others
 GRAMMAR_BYTES = 2 << 20  # small, like the next three: what is bounded shall reach its bound soon
 RESPONSE_BYTES = 1 << 18
-VALIDATORS = 32
-WORDS = 100
+VALIDATOR_BYTES, MASK_BYTES = 1 << 20, 1 << 20
 STEP_SECONDS = 0.004
 CHECK_SECONDS = 0.5
 REPORT = "engine.json"
@@ -191,7 +190,7 @@ def engine(fd: str, liveness: str, folder: str, options: str) -> int:
     process_memory.share_heap()
     torch.set_num_threads(1)
     _replace(structured_output, "CompileService", partial(CompileService, cache_bytes=GRAMMAR_BYTES))
-    _replace(vocabulary, "MAX_WORDS", WORDS)
+    _replace(vocabulary, "CACHE_BYTES", MASK_BYTES)
     adapters = AdapterPool(
         small_reader(Path(folder) / "adapters"), max_loras=SLOTS, max_adapters=256, max_cpu_bytes=8000, patience=8
     )
@@ -226,7 +225,7 @@ def api(folder: str, port: str, tiers: str = "") -> int:
     _replace(model_service, "resolve_model", lambda model, revision: files)
     _replace(model_engine, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
     _replace(engine_client, "spawn_engine", spawn_soak_engine)
-    _replace(output_check, "MOST_CACHED", VALIDATORS)
+    _replace(output_check, "MOST_BYTES", VALIDATOR_BYTES)
     config = EngineConfig(
         max_num_seqs=32, max_num_batched_tokens=256, block_size=PAGE, enable_lora=True, max_loras=SLOTS,
         lora_dir=str(Path(folder) / "adapters"), **kept,

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import uuid
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from ..errors import AdapterUnavailable
 from .remote_files import CONFIG, WEIGHTS, content_digest
 
 _FOLDERS = ("content", "versions", "partial", "users")
+_MOST_VERIFIED = 10_000
 UNCHECKED = " unchecked"
 """Behind a source in a note: its revision may be a pull request's, as the operator or an admin has named it."""
 _RESERVED = "reserved"  # file in a folder of ``partial`` with the bytes that the download will have
@@ -72,7 +73,7 @@ class DownloadCache:
         self._root = root
         self._most_bytes = most_bytes
         self._numbers = itertools.count()
-        self._verified: set[str] = set()
+        self._verified: OrderedDict[str, None] = OrderedDict()
         try:
             for name in _FOLDERS:
                 (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ class DownloadCache:
         if folder is None or digest in self._verified:
             return folder
         if content_digest(folder) == digest:
-            self._verified.add(digest)
+            self._note_verified(digest)
             return folder
         with self._locked():
             shutil.rmtree(self._content(digest), ignore_errors=True)
@@ -188,7 +189,7 @@ class DownloadCache:
                 os.replace(partial, self._content(digest))
             else:
                 shutil.rmtree(partial)
-            self._verified.add(digest)
+            self._note_verified(digest)
             folder = self._linked(digest)
             assert folder is not None
             return folder
@@ -199,6 +200,12 @@ class DownloadCache:
             shutil.rmtree(self._own, ignore_errors=True)
             self._own.with_suffix(".lock").unlink(missing_ok=True)
             self._alive.close()
+
+    def _note_verified(self, digest: str) -> None:
+        """Note that a content is what its digest says, so that it need not be read again; of the last ones."""
+        self._verified[digest] = None
+        while len(self._verified) > _MOST_VERIFIED:
+            self._verified.popitem(last=False)
 
     def _content(self, digest: str) -> Path:
         return self._root / "content" / digest

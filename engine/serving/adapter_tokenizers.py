@@ -21,7 +21,7 @@ from ..config import EngineConfig
 from ..errors import ModelError, RequestError
 from ..messages import TokenTexts
 from ..sandbox.program_pool import POOL
-from ..text.adapter_vocabulary import digest_tokenizer_files, tokenizer_identity, vocabulary_fault
+from ..text.adapter_vocabulary import check_lengths, digest_tokenizer_files, tokenizer_identity, vocabulary_fault
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_files import read_folder, refusing_malformed
 from ..types import AdapterInfo
@@ -233,7 +233,9 @@ class AdapterTokenizers:
             files = read_folder(folder)
             if not files.chat_templates:
                 files = dataclasses.replace(files, chat_templates=self._base.tokenizer.chat_templates)
-            return Tokenizer(files, self._base.tokenizer.steps)
+            tokenizer = Tokenizer(files, self._base.tokenizer.steps)
+            check_lengths(tokenizer.texts().lengths)
+            return tokenizer
 
 
 def _vocabulary_key(tokenizer: Tokenizer) -> str:

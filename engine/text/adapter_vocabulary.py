@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ModelError
@@ -10,6 +11,8 @@ from .tokenizer_files import DEFINITION, FURTHER_TEMPLATES
 
 MOST_BYTES = 64 << 20
 """Of all tokenizer files of an adapter."""
+MOST_TOKEN_BYTES, MOST_TEXT_BYTES = 1024, 8 << 20
+"""Of the text of a token, and of all: tables for grammars follow them byte by byte."""
 
 _FILES = (
     *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
@@ -55,6 +58,19 @@ def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
         base_size: tokens of the base model.
     """
     return f"{files}@{vocab_size}" if files or vocab_size != base_size else ""
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raise ModelError where the texts of an adapter's tokens are longer than grammars follow them byte by byte.
+
+    Args:
+        lengths: bytes of each token.
+    """
+    longest, total = max(lengths, default=0), sum(lengths)
+    if longest > MOST_TOKEN_BYTES:
+        raise ModelError(f"a token has {longest:,} bytes; those of an adapter have at most {MOST_TOKEN_BYTES:,}.")
+    if total > MOST_TEXT_BYTES:
+        raise ModelError(f"its tokens have {total:,} bytes together; those of an adapter at most {MOST_TEXT_BYTES:,}.")
 
 
 def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download: bool) -> str | None:

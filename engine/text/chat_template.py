@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
+from ...grammar.sized_cache import sized_cache
 from ..errors import ModelError, RequestError
 from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
 from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
@@ -226,7 +227,8 @@ def render_job(arguments: Any, _data: bytes) -> bytes:
     return _rendered(_compiled(arguments["source"]), arguments["variables"]).encode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=64)
+# The code of a template takes some twenty times its source.
+@sized_cache(64 << 20, lambda _, source: 20 * len(source))
 def _compiled(source: str) -> Template:
     return ChatEnvironment().from_string(source)
 

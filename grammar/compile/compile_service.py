@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,7 +65,7 @@ class CompileStats:
         stopped: compiles ended by the time limit, by the memory limit or by a crash.
         pending: compiles waiting or in flight.
         cached: entries in the cache.
-        cached_bytes: their estimated size.
+        cached_bytes: their estimated size, with what the vocabulary's cache holds for all of them.
     """
 
     hits: int = 0
@@ -82,6 +83,7 @@ class _Entry:
     num_bytes: int
     expires: float
     tenant: str
+    shared: Sequence[tuple[object, int]] = ()
 
     def is_valid(self) -> bool:
         if isinstance(self.result, CompiledGrammar) and self.result.has_failed:
@@ -303,7 +305,7 @@ class CompileService:
         if isinstance(result, GrammarError):
             entry = _Entry(result.copy(), ERROR_BYTES, expires, tenant)
         else:
-            entry = _Entry(result, result.artifact.num_bytes, expires, tenant)
+            entry = _Entry(result, result.artifact.num_bytes, expires, tenant, result.shared)
         with self._lock:
             self._pending.pop(key, None)
             self._entries[key] = entry
@@ -311,15 +313,24 @@ class CompileService:
             self.stats.refused += isinstance(result, GrammarError)
             self.stats.pending = len(self._pending)
             held: Counter[str] = Counter()
+            uses: Counter[object] = Counter()
             for each in self._entries.values():
                 held[each.tenant] += each.num_bytes
+                for part, size in each.shared:
+                    held[each.tenant] += 0 if uses[part] else size
+                    uses[part] += 1
             while held.total() > self._cache_bytes and len(self._entries) > 1:
                 # The newest stays, as whoever asked for it needs it now.
                 others = {each.tenant for each in islice(self._entries.values(), len(self._entries) - 1)}
                 largest = max(others, key=held.__getitem__)
                 oldest = next(each for each, found in self._entries.items() if found.tenant == largest)
-                held[largest] -= self._entries.pop(oldest).num_bytes
-            self.stats.cached_bytes, self.stats.cached = held.total(), len(self._entries)
+                lost = self._entries.pop(oldest)
+                held[largest] -= lost.num_bytes
+                for part, size in lost.shared:
+                    uses[part] -= 1
+                    held[largest] -= 0 if uses[part] else size
+            self.stats.cached_bytes = held.total() + self._vocabulary.cache.num_bytes
+            self.stats.cached = len(self._entries)
 
 
 def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> WorkerPool[WorkerHandle]:

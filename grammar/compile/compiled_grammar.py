@@ -56,6 +56,12 @@ class CompiledGrammar:
         if artifact.texts:
             self._closing_texts.prepare()
 
+    @property
+    def shared(self) -> list[tuple[object, int]]:
+        """Parts that other grammars may share, and their sizes in bytes, which ``artifact.num_bytes`` is without."""
+        of_entries = [part for counter in self._counters for part in counter.shared]
+        return [*of_entries, *(part for rule in self._rules for part in rule.shared)]
+
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning of an answer."""
         open_ended = self.artifact.open_ended

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from math import prod
 
 from ..errors import GrammarError
@@ -30,6 +29,7 @@ from ..schema.json_types import ARRAY, OBJECT, STRING
 from ..schema.satisfiability import Satisfiability
 from ..schema.scalars import MAX_LENGTH
 from ..schema.string_language import expressions
+from ..sized_cache import sized_cache
 from .key_classes import key_classes
 
 # In the grammar a string rule has two more spellings, which no text can have: what begins with `PROBE` is admitted
@@ -117,6 +117,7 @@ def string_rules(
         chosen -= left
 
 
+@sized_cache(1 << 20, lambda _, source: len(source))
 def is_too_large(source: str) -> bool:
     """Return whether an automaton of a pattern alone has too many states, as after ``.*a.{20}``.
 
@@ -129,7 +130,6 @@ def is_too_large(source: str) -> bool:
     return has_too_many_states(pattern)
 
 
-@lru_cache(maxsize=1024)
 def has_too_many_states(pattern: Pattern) -> bool:
     """Return whether an automaton of a pattern alone has too many states."""
     nodes = (*pattern.must, *pattern.must_not)
@@ -239,7 +239,7 @@ def _with_neighbours(chosen: set[Strings], positions: list[dict[Strings, None]])
     return chosen
 
 
-@lru_cache(maxsize=256)
+@sized_cache(32 << 20, lambda found, strings: strings.num_bytes + (found.bytes_alone if found else 0))
 def automaton(strings: Strings) -> StringAutomaton | None:
     """Return the automaton of a string, or None if it admits nothing.
 

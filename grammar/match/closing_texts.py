@@ -22,9 +22,7 @@ MAX_CONTAINER_RESTS = 400
 MAX_CHEAPER = 3  # containers that another one is exchanged for
 # Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
-# Bytes before and after a scalar that are looked at when it is exchanged, and exchanges in the cache.
-WINDOW = 3
-MAX_EXCHANGES = 4_096
+WINDOW = 3  # bytes before and after a scalar that are looked at when it is exchanged
 NEVER = 100  # the kind of tokens that are never tried
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false")
 _BEGINS = (b"[", b"{")
@@ -93,8 +91,8 @@ class ClosingTexts:
         self.quote = vocabulary.tokenize(b'"')
         self._artifact = artifact
         self._texts = (*artifact.properties, *artifact.values)
-        self._transitions: dict[tuple[int, int], int] = {}
-        self._exchanges: dict[tuple[bytes, bytes, bytes], tuple[bytes, ...]] = {}
+        self._lexical_after = vocabulary.derived(_LexicalStates)
+        self._key = object()  # of its exchanges, in the vocabulary's cache
 
     def prepare(self) -> None:
         """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
@@ -271,18 +269,17 @@ class ClosingTexts:
 
         Of each of its groups there is the one that takes the fewest.
         """
-        key = scalar, before, after
-        known = self._exchanges.get(key)
+        key, cache = (self._key, scalar, before, after), self.vocabulary.cache
+        known: tuple[bytes, ...] | None = cache.get(key)
         if known is None:
-            if len(self._exchanges) >= MAX_EXCHANGES:
-                self._exchanges.clear()
             counts = {}
             for group in self._groups.get(scalar, ()):
                 counted = {each: self._count_between(each, before, after) for each in group}
                 best = min(counted, key=counted.__getitem__)
                 if counted[best] < counted[scalar]:
                     counts[best] = counted[best]
-            known = self._exchanges[key] = (*sorted(counts, key=counts.__getitem__), scalar)
+            known = (*sorted(counts, key=counts.__getitem__), scalar)
+            cache.put(key, known, 200 + len(scalar) + sum(map(len, known)))
         return known
 
     def _count_between(self, scalar: bytes, before: bytes, after: bytes) -> int:
@@ -351,10 +348,7 @@ class ClosingTexts:
         if not self.is_json:
             return state
         state = OUTSIDE if state == FREE else state
-        after = self._transitions.get((state, token))
-        if after is None:
-            after = self._transitions[state, token] = _lexical(state, self.vocabulary.tokens[token])
-        return after
+        return self._lexical_after.of(state, token)
 
 
 _STRING_END = re.compile(rb'(?:[^"\\]|\\.)*"?', re.DOTALL)
@@ -364,6 +358,20 @@ _BLANKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[:,] ', re.DOTALL)
 _MARKS_OR_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{},:]', re.DOTALL)
 _STRING_OR_BLANKS = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
 _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
+
+
+class _LexicalStates:
+    """The lexical states after the tokens of a vocabulary, a byte for each."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self._known = [bytearray(b"\xff" * len(self._tokens)) for _ in range(FREE)]
+
+    def of(self, state: int, token: int) -> int:
+        known = self._known[state]
+        if known[token] == 0xFF:
+            known[token] = _lexical(state, self._tokens[token])
+        return known[token]
 
 
 def _joined_blanks(vocabulary: Vocabulary) -> list[bytes]:

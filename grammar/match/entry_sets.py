@@ -69,6 +69,11 @@ class EntryCounter:
         has_others = language.words or language.numbers or language.has_containers
         self.is_plain = self.is_endless and bool(language.strings) and not has_others
 
+    @property
+    def shared(self) -> list[tuple[object, int]]:
+        """Return the parts that others of the same classes of characters share, and their sizes in bytes."""
+        return [(each.chars, each.chars.num_bytes) for each in self._strings]
+
     def outlook(self, beginning: bytes, entries: Entries) -> Outlook:
         """Return what the beginning of an entry may become."""
         if not beginning:
@@ -171,7 +176,7 @@ class _StringCounter:
 
     def __init__(self, automaton: StringAutomaton) -> None:
         self._automaton = automaton
-        self._chars = json_chars(automaton.classes)
+        self.chars = json_chars(automaton.classes)
         self._num_ends = automaton.num_ends
         self._last = automaton.last_count
 
@@ -199,7 +204,7 @@ class _StringCounter:
 
     def _reach(self, content: bytes) -> _Reached | None:
         state, count, decoder, begun = START, 0, CLEAN, 0
-        rows, next_rows, emits_rows = self._automaton.transitions, self._chars.next_rows, self._chars.emits_rows
+        rows, next_rows, emits_rows = self._automaton.transitions, self.chars.next_rows, self.chars.emits_rows
         for at, byte in enumerate(content):
             emitted, decoder = emits_rows[decoder][byte], next_rows[decoder][byte]
             if decoder == INVALID:
@@ -274,7 +279,7 @@ class _StringCounter:
             for spelled, target in self._leaving(reached, place, contents):
                 rest = self._automaton.rest(target, min(reached.length + 1, self._last))
                 if rest is not None:
-                    yield so_far + spelled + b"".join(map(self._chars.spelling, rest)) + b'"'
+                    yield so_far + spelled + b"".join(map(self.chars.spelling, rest)) + b'"'
 
     def _leaving(self, reached: _Reached, place: bytes, contents: list[bytes]) -> Iterator[tuple[bytes, int]]:
         """Yield for each class a character with which a string differs from others that begin like it."""

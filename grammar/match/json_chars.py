@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..regex.char_classes import CharClasses
 from ..regex.charset import ESCAPED, SHORT_ESCAPES, json_spelling
+from ..sized_cache import sized_cache
 
 QUOTE, BACKSLASH = 0x22, 0x5C
 # What a byte completes, other than the number of a class.
@@ -31,8 +32,9 @@ class JsonChars:
         stay: number of a class that completes nothing, for padding.
         next: uint16 [states, 256], the state after a byte.
         emits: uint8 [states, 256], the class that a byte completes, or `NOTHING`.
-        next_rows, emits_rows: the same as lists, which are quicker to read byte by byte.
+        next_rows, emits_rows: the same row by row, which are quicker to read byte by byte.
         reach: for each state the classes that may complete the character under way, ascending; none outside of one.
+        num_bytes: size in memory.
     """
 
     def __init__(self, classes: CharClasses) -> None:
@@ -50,9 +52,12 @@ class JsonChars:
         for state, row in enumerate(self._rows):
             for byte, (after, emitted) in row.items():
                 self.next[state, byte], self.emits[state, byte] = after, emitted
-        self.next_rows: list[list[int]] = self.next.tolist()
-        self.emits_rows: list[list[int]] = self.emits.tolist()
+        # Lists of numbers would take eight times the room, some megabytes for the letters of all languages.
+        self.next_rows: list[array[int]] = [array("H", row.tobytes()) for row in self.next]
+        self.emits_rows: list[bytes] = [row.tobytes() for row in self.emits]
         self.reach = [self._reach(state) if state > INVALID else () for state in range(num)]
+        del self._rows, self._numbers
+        self.num_bytes = 1800 * num + sum(80 + 8 * len(each) for each in self.reach)
 
     def spelling(self, number: int) -> bytes:
         """Return the bytes of a common character of a class, as a string spells it; cached."""
@@ -72,9 +77,11 @@ class JsonChars:
     def completions(self, state: int, usable: Container[int]) -> dict[int, bytes]:
         """Return for each class that may complete the character under way some bytes that do so, of the usable ones."""
         found: dict[int, bytes] = {}
-        for byte, (after, emitted) in self._rows[state].items():
-            if byte not in usable:
+        nexts, emits = self.next_rows[state], self.emits_rows[state]
+        for byte, after in enumerate(nexts):
+            if after == INVALID or byte not in usable:
                 continue
+            emitted = emits[byte]
             if after == CLEAN:
                 found.setdefault(emitted, bytes((byte,)))
             else:
@@ -149,6 +156,7 @@ class JsonChars:
         return tuple(sorted(found))
 
 
-@lru_cache(maxsize=64)
+# Some hundreds of the usual ones, and at least one of the largest.
+@sized_cache(32 << 20, lambda made, _: made.num_bytes)
 def json_chars(classes: CharClasses) -> JsonChars:
     return JsonChars(classes)

@@ -151,10 +151,9 @@ class RegularEnds:
         self._nodes: list[_Node] = []
         self._numbers: dict[_Node, int] = {}
         self._rows: list[NDArray[np.int32]] = []
-        self._after: list[NDArray[np.int32]] = []
+        self._key = object()  # of the states after the tokens, in the vocabulary's cache: some megabytes in all
         self.start = self._number(START)
-        self._explore()
-        self._counts = self._count()
+        self._counts = self._count(self._explore())
         self.most = 4 * self._longest + 4
 
     @cached_property
@@ -191,7 +190,7 @@ class RegularEnds:
         allowed = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
         if state != NONE:
             ids = text_bytes(self._vocabulary)[3]
-            targets = self._after[state]
+            targets = self._after(state)
             allowed[ids] = (targets != NONE) & (self._counts[targets] <= most)
         row: Row = np.packbits(allowed, bitorder="little").view(np.int32)
         return row
@@ -199,21 +198,20 @@ class RegularEnds:
     def shortest(self) -> tuple[int, ...] | None:
         return _shortest(self)
 
-    def _explore(self) -> None:
-        """Find the states after each token, from the start on."""
-        for number in range(MAX_NODES + 1):
-            if number == len(self._nodes):
-                return
-            self._after.append(self._walk(number))
-        raise LanguageTooLarge
+    def _explore(self) -> list[NDArray[np.int32]]:
+        """Return the states after the tokens for each state, from the start on."""
+        reached: list[NDArray[np.int32]] = []
+        while len(reached) < len(self._nodes):
+            after = np.unique(self._walk(len(reached)))
+            reached.append(after[after != NONE])
+        return reached
 
-    def _count(self) -> NDArray[np.int32]:
+    def _count(self, reached: list[NDArray[np.int32]]) -> NDArray[np.int32]:
         """Return the fewest tokens to an end of each state, breadth first from the ends."""
         counts = np.full(len(self._nodes), UNREACHED, dtype=np.int32)
         for number, node in enumerate(self._nodes):
             if isinstance(node, int) and self._automaton.accepting[node]:
                 counts[number] = 0
-        reached = [np.unique(after[after != NONE]) for after in self._after]
         for count in range(1, len(self._nodes) + 1):
             found = [
                 number
@@ -222,6 +220,15 @@ class RegularEnds:
             ]
             counts[found] = count
         return counts
+
+    def _after(self, number: int) -> NDArray[np.int32]:
+        """Return what ``_walk`` does, cached."""
+        key, cache = (self._key, number), self._vocabulary.cache
+        known: NDArray[np.int32] | None = cache.get(key)
+        if known is None:
+            known = self._walk(number)
+            cache.put(key, known, known.nbytes)
+        return known
 
     def _walk(self, number: int) -> NDArray[np.int32]:
         """Return the states after all text tokens, from one state; ``NONE`` where there is none."""

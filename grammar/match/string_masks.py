@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +13,6 @@ from ..vocabulary import Vocabulary
 from .json_chars import BACKSLASH, CLEAN, INVALID, NOTHING, json_chars
 from .token_classes import TokenClasses, token_classes
 
-MAX_CACHED = 512  # states of which the ends of all groups are kept
-MAX_CACHED_BYTES = 16 << 20
-MAX_RESTS = 4_096
 _Position = tuple[int, int, int]  # the automaton's state, the characters so far, and the decoder's state
 
 
@@ -39,7 +34,10 @@ class _Arrays:
 
 
 class StringRule:
-    """A string automaton over one vocabulary, shared by all answers on all threads."""
+    """A string automaton over one vocabulary, shared by all answers on all threads.
+
+    What it computes along answers is in the vocabulary's cache, as there is no end of states and lengths.
+    """
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:
         self.automaton = automaton
@@ -49,15 +47,19 @@ class StringRule:
         self._last = automaton.last_count
         self._rows = _rows(automaton)
         self._arrays = _arrays(automaton, self._rows)
-        self._lock = Lock()
         self._bytes = frozenset(byte for byte in range(256) if vocabulary.token_of(bytes((byte,))) is not None)
         self._completed: dict[int, dict[int, bytes]] = {}
-        self._rests: dict[_Position, bytes] = {}  # empty where there is none
-        self._cached: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
         # Computed here, where no stream waits for it: the groups at a character's beginning and after a backslash.
         decoders = CLEAN, int(self.chars.next[CLEAN, BACKSLASH])
         self._tokens = {each: token_classes(vocabulary, automaton.classes, each) for each in decoders}
         self._next, self._emits = self.chars.next_rows, self.chars.emits_rows
+        self._key = object()  # of what is this rule's in the cache
+
+    @property
+    def shared(self) -> list[tuple[object, int]]:
+        """Return the parts that rules of the same classes of characters share, and their sizes in bytes."""
+        groups = [(each, each.num_bytes) for each in self._tokens.values()]
+        return [(self.chars, self.chars.num_bytes), *groups]
 
     @property
     def start(self) -> _Position:
@@ -106,19 +108,14 @@ class StringRule:
         return found
 
     def _groups(self, decoder: int) -> TokenClasses:
-        known = self._tokens.get(decoder)
-        if known is None:
-            known = self._tokens[decoder] = token_classes(self._vocabulary, self.automaton.classes, decoder)
-        return known
+        return self._tokens.get(decoder) or token_classes(self._vocabulary, self.automaton.classes, decoder)
 
     def _ends(self, state: int, decoder: int) -> NDArray[np.int32]:
         """Return the automaton's state after each group of tokens."""
-        key = state, decoder
-        with self._lock:
-            known = self._cached.get(key)
-            if known is not None:
-                self._cached.move_to_end(key)
-                return known
+        key = self._key, state, decoder
+        known: NDArray[np.int32] | None = self._vocabulary.cache.get(key)
+        if known is not None:
+            return known
         tokens = self._groups(decoder)
         arrays = self._arrays
         offsets = np.full(len(tokens.lengths), state * arrays.width, dtype=np.int32)
@@ -127,19 +124,16 @@ class StringRule:
             arrays.offsets.take(after, out=offsets[1 : count + 1], mode="clip")
         ends = offsets // arrays.width
         ends[0] = DEAD
-        with self._lock:
-            self._cached[key] = ends
-            while len(self._cached) > max(8, min(MAX_CACHED, MAX_CACHED_BYTES // ends.nbytes)):
-                self._cached.popitem(last=False)
+        self._vocabulary.cache.put(key, ends, ends.nbytes)
         return ends
 
     def rest(self, position: _Position) -> bytes | None:
         """Return the bytes of a shortest end of the string, its quote included; None if it has no tokens. Cached."""
-        known = self._rests.get(position)
+        key = self._key, position
+        known: bytes | None = self._vocabulary.cache.get(key)
         if known is None:
-            if len(self._rests) >= MAX_RESTS:
-                self._rests.clear()
-            known = self._rests[position] = self._with_tokens(self._rest(position))
+            known = self._with_tokens(self._rest(position))  # empty where there is none
+            self._vocabulary.cache.put(key, known, len(known))
         return known or None
 
     def _with_tokens(self, end: bytes | None) -> bytes:

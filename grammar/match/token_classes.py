@@ -6,7 +6,7 @@ sequence are alike, and there are far fewer sequences than tokens: with words an
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ..vocabulary import Vocabulary
 from .json_chars import CLEAN, INVALID, NOTHING, json_chars
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
+ARRAY_BYTES = 128  # of an array beside its numbers
 
 
 class TokenClasses:
@@ -28,6 +29,7 @@ class TokenClasses:
         lengths: int32 [groups], characters of each sequence.
         pending: for each set of classes that may complete a character, the groups that end in the middle of such a one.
         counts: for each column of `sequences` the number of groups that reach so far.
+        num_bytes: size in memory.
     """
 
     def __init__(self, vocabulary: Vocabulary, classes: CharClasses, state: int) -> None:
@@ -71,6 +73,10 @@ class TokenClasses:
         self.pending = [(np.array(reach), np.array(groups)) for reach, groups in pending.items()]
         self.group = np.zeros(vocabulary.size, dtype=np.int32)
         self.group[ids[valid]] = self._rank[inverse] + 1
+        del self._order, self._rank
+        cut = [array for pair in self.pending for array in pair]
+        arrays: list[NDArray[Any]] = [self.group, self.sequences, self.lengths, *cut]
+        self.num_bytes = sum(array.nbytes + ARRAY_BYTES for array in arrays) + 40 * len(self.counts)
 
     def _fill(
         self,
@@ -98,10 +104,14 @@ class TokenClasses:
         self.counts = [int((filled > column).sum()) for column in range(longest)]
 
 
-@lru_cache(maxsize=96)
 def token_classes(vocabulary: Vocabulary, classes: CharClasses, state: int = CLEAN) -> TokenClasses:
-    """Return the groups, computed once: some ten milliseconds for 50,000 tokens."""
-    return TokenClasses(vocabulary, classes, state)
+    """Return the groups, in the vocabulary's cache: they take some ten milliseconds for 50,000 tokens."""
+    key = TokenClasses, classes, state
+    known: TokenClasses | None = vocabulary.cache.get(key)
+    if known is None:
+        known = TokenClasses(vocabulary, classes, state)
+        vocabulary.cache.put(key, known, known.num_bytes)
+    return known
 
 
 _Bytes = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]

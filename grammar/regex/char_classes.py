@@ -12,7 +12,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from .charset import MAX_CODE_POINT, CharSet, Range
+from ..sized_cache import sized_cache
+from .charset import MAX_CODE_POINT, SET_BYTES, CharSet, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def char_classes(sets: Sequence[CharSet]) -> tuple[CharClasses, list[int]]:
     return CharClasses(tuple(starts), classes, len(numbers)), found
 
 
-@lru_cache(maxsize=1024)
+@sized_cache(4 << 20, lambda found, chars: SET_BYTES * (len(found) + chars.num_parts))
 def code_ranges(chars: CharSet) -> tuple[Range, ...]:
     """Return a set as ascending, disjoint, inclusive ranges of code points."""
     listed = [*chars.ranges]

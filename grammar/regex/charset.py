@@ -6,9 +6,11 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+
+from ..sized_cache import sized_cache
 
 MAX_CODE_POINT = 0x10FFFF
+SET_BYTES = 160  # of a range or name of a set
 Range = tuple[int, int]
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
@@ -60,6 +62,11 @@ class CharSet:
         )
         return inside != self.negated
 
+    @property
+    def num_parts(self) -> int:
+        """Ranges and properties, those of nested sets included."""
+        return len(self.ranges) + len(self.properties) + sum(1 + each.num_parts for each in self.nested)
+
     def complement(self) -> CharSet:
         return CharSet(self.ranges, self.properties, self.nested, not self.negated)
 
@@ -96,7 +103,7 @@ class CharSet:
         )
 
 
-@lru_cache(maxsize=4096)
+@sized_cache(4 << 20, lambda text, chars: len(text) + SET_BYTES * (1 + chars.num_parts))
 def _set_to_json(chars: CharSet) -> str:
     return chars._to_json()
 

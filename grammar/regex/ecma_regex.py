@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
+from ..sized_cache import sized_cache
 from .charset import CharSet
 from .regex_parser import Alt, Anchor, Cat, Chars, Lookahead, RegexError, RegexNode, Repeat, parse_nodes
 
@@ -23,6 +24,7 @@ ANY = Chars(CharSet(negated=True))
 ANYTHING = Repeat(ANY, 0, None)
 EMPTY = Cat(())
 MAX_EXPANSION = 64
+PATTERN_BYTES = 800  # of a character, as it was read, with derived forms
 MAX_EXAMPLES = 16
 MAX_REPEAT_PRODUCT = 10_000
 # Patterns in use have 15 at most; of hundreds in a row the backend loses count.
@@ -104,7 +106,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     return Pattern(tuple(must), tuple(must_not))
 
 
-@lru_cache(maxsize=4096)
+@sized_cache(16 << 20, lambda _, source, *wide: PATTERN_BYTES * (4 + len(source)))
 def read_pattern(source: str, wide: bool = False) -> Pattern:
     return parse(source, wide=wide)
 

@@ -72,6 +72,13 @@ class StringAutomaton:
         return self.least if self.most is None else self.most + 1
 
     @property
+    def bytes_alone(self) -> int:
+        """Estimated size in memory, without tables for masks."""
+        return (
+            2048 + len(self.accepting) * (2 * self.last_count + 16 * self.classes.num) + 72 * len(self.classes.starts)
+        )
+
+    @property
     def num_bytes(self) -> int:
         """Estimated size in memory, with tables of a few states for masks."""
         return (512 << 10) + len(self.accepting) * (2 * self.last_count + 80 * self.classes.num)

@@ -119,6 +119,12 @@ class Strings:
     values: tuple[str, ...] | None = None
     excluded: frozenset[str] = frozenset()
 
+    @property
+    def num_bytes(self) -> int:
+        """Estimated size in memory."""
+        texts = (*self.patterns, *self.not_patterns, *(self.values or ()), *self.excluded)
+        return 1024 + sum(100 + len(text) for text in texts)
+
     def __and__(self, other: Strings) -> Strings:
         merged = Strings(
             max(self.least, other.least),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ..regex.string_automaton import (
     string_automaton,
 )
 from ..regex.string_formats import FORMATS
+from ..sized_cache import sized_cache
 from .constraints import Strings
 
 # Places of the expressions with their repeats written out, and characters of the shortest string, beyond which
@@ -48,7 +48,7 @@ def expressions(strings: Strings) -> tuple[list[RegexNode], list[Excluded]]:
     return must, must_not
 
 
-@lru_cache(maxsize=4096)
+@sized_cache(4 << 20, lambda _, strings: strings.num_bytes)
 def admits_any(strings: Strings) -> bool:
     """Return whether any string satisfies constraints; also True where that is too hard to find out."""
     if strings.values is not None or strings.is_empty():
@@ -74,7 +74,7 @@ def has_string(
     return _ends_within(found, least, most)
 
 
-@lru_cache(maxsize=1024)
+@sized_cache(4 << 20, lambda found, strings: strings.num_bytes + 100 * len(found))
 def short_strings(strings: Strings) -> tuple[str, ...]:
     """Return some of the shortest strings that patterns admit, of up to two lengths; none where that is hard to find.
 
@@ -85,7 +85,7 @@ def short_strings(strings: Strings) -> tuple[str, ...]:
     return tuple(text for text in automaton.shortest_strings(MAX_SHORT, MAX_SHORT_LENGTH, CHARS_OF_A_CLASS))
 
 
-@lru_cache(maxsize=1024)
+@sized_cache(16 << 20, lambda found, strings: strings.num_bytes + (found.bytes_alone if found else 0))
 def automaton_of(strings: Strings) -> StringAutomaton | None:
     """Return the automaton of all strings that constraints admit; None if it would be large."""
     must, must_not = expressions(strings)

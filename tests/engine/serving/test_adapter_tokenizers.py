@@ -294,6 +294,8 @@ def test_a_load_that_takes_long_keeps_no_other_load(tokenizers, tmp_path, monkey
     [
         ({"model": json.loads(PLAIN)["model"] | {"vocab": {"a": 4_000_000_000}, "merges": []}}, "token id"),
         ({"decoder": {"type": "Sequence", "decoders": [{**DOUBLED}] * 34}}, "decoder may make a piece"),
+        ({"model": json.loads(PLAIN)["model"] | {"vocab": {"a": 0, '"' * 1_025: 1}, "merges": []}}, "1,025 bytes"),
+        ({"model": json.loads(PLAIN)["model"] | {"vocab": {"a": 0, '"' * 1_024: 1}, "merges": []}}, None),
         ({"normalizer": {"type": "Sequence", "normalizers": []}}, None),
     ],
 )
@@ -303,6 +305,14 @@ def test_tables_of_a_tokenizer_are_bounded(tokenizers, tmp_path, definition, nam
         assert tokenizers.find("own", info)
         return
     with pytest.raises(RequestError, match=named):
+        tokenizers.find("own", info)
+
+
+def test_the_texts_of_all_tokens_are_bounded(tokenizers, tmp_path, monkeypatch):
+    info = adapter(tmp_path, "own", PLAIN)
+    total = sum(map(len, json.loads(PLAIN)["model"]["vocab"]))
+    monkeypatch.setattr(adapter_vocabulary, "MOST_TEXT_BYTES", total // 2)
+    with pytest.raises(RequestError, match="bytes together"):
         tokenizers.find("own", info)
 
 
