@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...lora.errors import AdapterError
 from ...lora.safe_paths import check_name
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineError
-from .adapter_fetcher import AdapterFetcher, FetchedAdapter
 from .source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
+
+# Engine processes read names here and download nothing: they are spared the HTTP client.
+if TYPE_CHECKING:
+    from .adapter_fetcher import AdapterFetcher, FetchedAdapter
 
 MOST_LISTED = 1_000  # folders of adapters
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.errors import CapacityError
 from rootgraft.engine.messages import (
@@ -596,7 +597,7 @@ class MachineLosses:
             self.step()
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(st.integers(1, 8), st.integers(1, 12), st.lists(OFFSETS, min_size=1, max_size=3))
 def test_no_sequence_fails_by_the_loss_of_many_replicas_in_one_moment(
     num_replicas: int, num_sequences: int, bursts: list[list[float]]
@@ -609,7 +610,7 @@ def test_no_sequence_fails_by_the_loss_of_many_replicas_in_one_moment(
     assert not world.failed and not world.fleet.dispatcher.num_open
 
 
-@settings(max_examples=40)
+@settings(max_examples=repeats(40))
 @given(st.integers(1, 6), st.integers(1, 6), OFFSETS)
 def test_a_deadly_sequence_ends_beside_the_loss_of_many_replicas(
     num_replicas: int, num_sequences: int, offsets: list[float]

@@ -6,6 +6,7 @@ from array import array
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.messages import ListPrefixes
 from rootgraft.engine.types import KvPrefix
@@ -42,7 +43,7 @@ def test_what_was_asked_for_a_replica_that_left_is_not_copied() -> None:
     assert handover.answered(question.id) is None and not handover.uses("a")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("def")), max_size=12),
     st.lists(st.sampled_from(["take", "end", "leave a", "leave d"]), max_size=30),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.random_schemas import SCHEMAS, VALUES
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.annotations import EFFECTIVE, without_annotations, without_nulls
 from rootgraft.grammar.errors import GrammarError
@@ -119,7 +120,7 @@ def noted(schema, seed):
     return walk(schema)
 
 
-@settings(max_examples=80)
+@settings(max_examples=repeats(80))
 @given(SCHEMAS, st.lists(VALUES, min_size=3, max_size=6), st.integers(0, 99))
 def test_a_schema_with_its_annotations_cut_is_the_same_schema(schema, values, seed):
     annotated = noted(schema, seed)

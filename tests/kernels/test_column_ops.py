@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
 
@@ -14,7 +15,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(RUNS, st.integers(0, 5), st.sampled_from(TYPES))
 def test_columns_are_those_of_indexing(runs: list[tuple[int, int, int]], tokens: int, dtype: torch.dtype) -> None:
     first = torch.arange(tokens * 18).view(tokens, 18).to(dtype)
@@ -23,7 +24,7 @@ def test_columns_are_those_of_indexing(runs: list[tuple[int, int, int]], tokens:
     assert torch.equal(take_columns(ColumnRuns.of(runs), *matrices), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 40)), min_size=1), st.sampled_from(TYPES)
 )

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels.ragged_batches import RaggedBatch, assert_close, assert_same_bits_as_alone
+from support.machine.thoroughness import repeats
 
 from rootgraft.kernels import ops
 
@@ -54,7 +55,7 @@ def assert_right_and_as_alone(batch: RaggedBatch, **options) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     rows=st.lists(branches(), min_size=2, max_size=7),
     page_size=st.sampled_from([1, 5, 16, 100, 256]),

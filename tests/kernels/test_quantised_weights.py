@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.kernels import quantised_reference
 from support.kernels.cpu_levels import WITHOUT_AMX, load_level
 from support.kernels.ragged_batches import instruction_sets
+from support.machine.thoroughness import repeats
 from torch import Tensor
 from torch.nn import functional
 
@@ -143,7 +144,7 @@ def assert_same_largest(found: ops.Largest, values: Tensor) -> None:
     assert torch.equal(found.column, values.argmax(1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     block_type=st.sampled_from(BLOCKS),
     tokens=st.integers(0, 20),
@@ -168,7 +169,7 @@ def test_blocks(block_type, tokens, num_blocks, columns, bias, dynamic, dtype, s
     assert_same_largest(ops.largest_linear(x, layer), out)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     block_type=st.sampled_from(ROUNDED_BLOCKS),
     tokens=st.integers(0, 20),
@@ -198,7 +199,7 @@ def largest_terms(block_type: quantised_weights.BlockType, weight: Tensor) -> Te
     return weight.abs().unflatten(1, (-1, values)).amax(-1).repeat_interleave(values, 1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=repeats(80), deadline=None)
 @given(
     block_type=st.sampled_from(BLOCKS + WIDENED_BLOCKS),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),
@@ -220,7 +221,7 @@ def test_widened_blocks_have_the_bits_of_a_plain_weight(block_type, tokens, num_
     assert_same_largest(ops.largest_linear(x, layer), ops.linear(x, plain, torch.float32))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=repeats(80), deadline=None)
 @given(
     block_type=st.sampled_from(BLOCKS + WIDENED_BLOCKS),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([32, 33, 47, 64, 65, 140])),
@@ -332,7 +333,7 @@ def test_rows_that_come_in_pieces_make_the_same_weight(block_type):
             quantised_weights.pack_block_rows(wrong, raw.shape, block_type, widened=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     dynamic=st.booleans(),
     tokens=st.integers(0, 20),
@@ -359,7 +360,7 @@ def test_channels(dynamic, tokens, width, columns, bias, outliers, weight_dtype,
     assert torch.equal(ops.linear(x, layer), out.to(dtype))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     tokens=st.integers(1, 20),
     width=st.integers(1, 1200),
@@ -376,7 +377,7 @@ def test_activations_of_both_types_make_the_same_integers(tokens, width, outlier
     torch.testing.assert_close(of_bf16, of_fp32, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     form=st.sampled_from(["channels", *BLOCKS, *WIDENED_BLOCKS]),
     tokens=st.one_of(st.integers(0, 20), st.sampled_from([33, 70, 140])),

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.api.api_live import Live
 from support.api.full_snapshot import full_snapshot
 from support.api.real_server import RealServer, start
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.messages import Heartbeat
@@ -26,7 +27,8 @@ from rootgraft.engine.snapshot import EngineSnapshot, NamespaceView, NodeView, S
 from rootgraft.engine.types import AdapterInfo
 
 pytestmark = pytest.mark.heavy
-expect.set_options(timeout=60_000)
+HANG_MILLISECONDS = 1000 * HANG_SECONDS  # in place of 5 seconds for a state, and of 30 for whatever is done to a page
+expect.set_options(timeout=HANG_MILLISECONDS)
 
 Open = Callable[..., Page]
 ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
@@ -56,7 +58,8 @@ def browser() -> Iterator[Browser]:
     if found is None:
         pytest.skip("There is no Chromium on the PATH (on Debian: apt-get install chromium).")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--no-proxy-server"])
+        arguments = ["--no-sandbox", "--no-proxy-server"]
+        chromium = playwright.chromium.launch(executable_path=found, args=arguments, timeout=HANG_MILLISECONDS)
         yield chromium
         chromium.close()
 
@@ -70,6 +73,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     def open_one(url: str, *expecting: str, width: int = 1600, height: int = 1000) -> Page:
         page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(HANG_MILLISECONDS)
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         pages.append(page)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.api.api_live import Live
+from support.machine.thoroughness import repeats
 
 ROUTES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -61,7 +62,7 @@ def test_a_browser_has_to_declare_it(live: Live, path: str, marks: dict[str, str
     assert len(live.async_engine.seen) == (path != "/tokenize" and not of_another_page)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=repeats(50))
 @given(
     kind=st.one_of(st.none(), st.sampled_from(["", FORM, "text/plain", "multipart/form-data", "text/json", "*/*"])),
     marks=st.lists(st.sampled_from(OF_BROWSERS), max_size=2),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.api.api_live import Live
 from support.api.messages_asks import prompt, say
 from support.api.tool_asks import ONE, TOOLS, TWO
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import EngineDead, RequestError
@@ -364,7 +365,7 @@ NAMES = st.sampled_from(
 
 
 def test_any_options_are_served_or_refused_by_name(live: Live) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=repeats(60), deadline=None)
     @given(options=st.dictionaries(NAMES, VALUES, max_size=4))
     def run(options: dict[str, Any]) -> None:
         reply = http.post(CHAT, json={"messages": HI, "stream": False, "options": options})

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.api.rpc_live import INFERENCE, RpcClient, rpc_of
+from support.machine.thoroughness import repeats
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.rpc.messages import message
@@ -155,7 +156,7 @@ def test_any_bytes_are_refused_or_served(rpc: RpcClient) -> None:
     good = message("inference.ModelInferRequest")(**asked("hi", options={"max_tokens": 2})).SerializeToString()
     fine = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=repeats(60), deadline=None)
     @given(data=st.one_of(st.binary(max_size=40), st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255))))
     def run(data: Any) -> None:
         if isinstance(data, tuple):

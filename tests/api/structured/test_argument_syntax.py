@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from numpy.typing import NDArray
+from support.machine.thoroughness import repeats
 
 from benchmarks.grammar.limited_walk import draw_within
 from rootgraft.api.protocol.tools import Function, Tool
@@ -153,7 +154,7 @@ def is_integer(text: str) -> bool:
 
 
 @pytest.mark.parametrize("form", STYLED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(calls=st.lists(ARGUMENTS, min_size=1, max_size=2), cuts=st.lists(st.integers(0, 1 << 20), max_size=40))
 def test_arguments_are_admitted_and_read_back(
     made: dict[str, tuple[ToolPlan, CompiledGrammar]], form: str, calls: list[dict[str, Any]], cuts: list[int]

@@ -78,7 +78,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("form", IN_JSON)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=repeats(50), deadline=None)
 @given(content=WORDS, calls=CALLS, cuts=st.lists(st.integers(0, 1 << 20), max_size=30), every=st.booleans())
 def test_what_the_grammar_writes_is_read_back(
     form: str, content: str, calls: list[tuple[str, str]], cuts: list[int], every: bool
@@ -98,7 +98,7 @@ def test_what_the_grammar_writes_is_read_back(
 
 
 @pytest.mark.parametrize("form", IN_JSON)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(calls=CALLS.filter(bool), end=st.integers(0, 1 << 20))
 def test_an_answer_that_is_cut_off(form: str, calls: list[tuple[str, str]], end: int) -> None:
     calls = calls[:1] if FORMATS[form].single else calls

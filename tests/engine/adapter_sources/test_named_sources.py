@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,3 +112,9 @@ def test_options_make_a_fetcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         AdapterFetcher.of(config)
     with pytest.raises(ConfigError, match="--adapter-sources must be"):
         AdapterFetcher.of(EngineConfig(enable_lora=True, adapter_sources=("http://host",)))
+
+
+def test_who_reads_names_imports_no_http_client() -> None:
+    """As each engine process does when it starts."""
+    code = "import sys, rootgraft.engine.adapter_sources.named_sources; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

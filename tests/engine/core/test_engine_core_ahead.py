@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import scheduler_of, watch_preemptions, worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import RowResult
 from rootgraft.engine.config import EngineConfig
@@ -230,7 +231,7 @@ def _periodic(row):
     return RowResult(tuple(drawn))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 2, 4, 16]),

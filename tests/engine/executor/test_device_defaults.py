@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.checkpoint.model_config import ModelConfig
 from rootgraft.engine.checkpoint.read_config import read_model_config
@@ -99,7 +100,7 @@ def test_what_runs_in_plain_torch_keeps_the_defaults(card: Card, llama: Path, op
     assert with_device_defaults(EngineConfig(), llama) == EngineConfig()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gib=st.floats(2, 200),
     used=st.floats(0, 1),

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.faulty_files import FaultyFiles
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.kv_cache.block_codec import BlockCodec
 from rootgraft.engine.kv_cache.block_files import BlockFiles
@@ -82,7 +83,7 @@ class Follower:
                     parent = each
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     st.integers(6, 20),
     st.lists(

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.sampler_oracle import Request, packed
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import Row, RowResult
 from rootgraft.engine.sampling.sampler import Sampler
@@ -70,7 +71,7 @@ def sample(sampler: Sampler, models: list[Model], rows: list[Row], skip_forced: 
     return sampler.sample(torch.stack(logits).clone() if logits else None, rows, allowed, forced)
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=repeats(70), deadline=None)
 @given(
     params=st.lists(PARAMS, min_size=1, max_size=4),
     seed=st.integers(0, 2**32),

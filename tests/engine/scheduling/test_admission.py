@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import scheduler_of, set_clock, set_queue_clock, worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import RowResult, StepResult
 from rootgraft.engine.config import EngineConfig
@@ -82,7 +83,7 @@ class Engine:
 
 # A batch's long prompt that is under way, and another's short one: both had the second step before the arrived one.
 @example(seed=39, num_pages=34, page_size=4, rows=4, budget=30, band=Priority.REALTIME, sharing=False, before=39)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_pages=st.integers(8, 60),
@@ -192,7 +193,7 @@ def test_a_batch_stream_is_preempted_where_that_lets_a_request_begin() -> None:
     engine.run()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(seed=st.integers(0, 2**32), budget=st.integers(4, 40), page_size=st.sampled_from([1, 4]))
 def test_nobody_is_preempted_for_budget_that_running_requests_take(seed: int, budget: int, page_size: int) -> None:
     """Rows and pages are plenty. What the running requests of other classes want decides, counted before each step."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import alive_sequences, scheduler_of, worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -191,7 +192,7 @@ def test_a_name_that_is_alive_is_not_taken_twice():
         core.handle([Submit(1, array("i", [1]), SamplingParams())])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 2, 4, 16]),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import cache_of, num_matched, session_keys, set_pins_clock, tree_of
 from support.engine.fake_worker import FakeWorker
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -250,7 +251,7 @@ def test_a_tenant_keeps_a_quarter_of_the_pool_for_longer(world: World) -> None:
     assert session_keys(world.core) == [("a", "0"), ("a", "1"), ("a", "2"), ("b", "0")]
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(data=st.data())
 def test_every_request_ends_whatever_is_held(data: st.DataObject) -> None:
     """Random traffic with sessions and pins on a small pool: nobody waits for ever, bounds and audits hold."""

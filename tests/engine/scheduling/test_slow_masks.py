@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import set_slow_mask_thread
 from support.engine.draft_engine import ASKS, Ask, Engine
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.messages import Abort, Done
 from rootgraft.engine.types import FinishReason, SamplingParams
@@ -47,7 +48,7 @@ def later(engine: Engine) -> Later:
     return thread
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(
     asks=ASKS,
     seed=st.integers(0, 2**32),

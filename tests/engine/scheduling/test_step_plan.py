@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import scheduler_of, set_clock, worker_of
 from support.engine.fake_worker import FakeWorker, expected_tokens
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import Batch, Row, StepHandle
 from rootgraft.engine.config import EngineConfig
@@ -152,7 +153,7 @@ def test_a_short_prompt_passes_one_whose_end_takes_more_than_a_usual_chunk(short
     assert [len(row.tokens) for row in engine.step().rows] == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(
     budget=st.integers(8, 90),
     rows=st.integers(1, 8),
@@ -199,7 +200,7 @@ def test_a_prompt_advances_beside_as_many_streams_as_there_may_be(streams: int, 
         rest -= wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=repeats(40), deadline=None)
 @given(budget=st.integers(10, 100), seed=st.integers(0, 2**32))
 def test_what_is_taken_back_can_be_given_again(budget: int, seed: int) -> None:
     rng, engine = random.Random(seed), Engine(budget=10, rows=10)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.core_hooks import drawn_seed, scheduler_of
 from support.engine.fake_worker import FakeWorker
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -248,7 +249,7 @@ def test_what_is_in_the_cache_comes_first_and_overtakes_a_bounded_number_of_time
     assert overtaken == MAX_OVERTAKEN
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(seed=st.integers(0, 2**32))
 def test_nobody_is_overtaken_more_often_than_the_bound(seed: int) -> None:
     """Random arrivals with random luck in the cache: by later ones of the own tenant, as counted from outside."""

@@ -23,6 +23,7 @@ from support.engine.draft_engine import (
     open_engines,
     pool_options,
 )
+from support.machine.thoroughness import repeats
 
 from rootgraft.engine.batch import Row, RowResult
 from rootgraft.engine.messages import Abort
@@ -37,7 +38,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
     yield from open_engines()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(**DRAWN, **DRAWN_OF_DRAFTER, narrower=st.booleans())
 def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     asks, seed, page_size, budget, num_pages, draft_pages, right, length, narrower

@@ -18,6 +18,7 @@ import regex
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 from support.models.word_patterns import KIMI_K2
 from tokenizers import pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -159,7 +160,7 @@ def test_numbers_of_each_kind_beside_each_other_equal_those_of_the_original(name
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(text=TEXTS)
 def test_words_equal_those_of_the_original(name: str, text: str) -> None:
     assert cut(name, text) == cut_by(ORIGINALS[name], text)

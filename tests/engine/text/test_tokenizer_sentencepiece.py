@@ -13,6 +13,7 @@ import sentencepiece
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 from support.models.tiny_tokenizers import CORPUS, TEXTS
 
 from rootgraft.engine.errors import ModelError
@@ -58,7 +59,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, sentencep
 PIECES = ["the", " ", "  ", "\n", "\t", "é", "日本", "\U0001f600", "ing", "Th", "<|mark|>", "1", "\u2581", "\u0301"]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.sampled_from(TEXTS) | st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 def test_ids_are_those_of_sentencepiece(
     both: tuple[Tokenizer, sentencepiece.SentencePieceProcessor], text: str

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.grammar_fixtures import StructuredOutputManager, grammars, vocabulary
 from support.grammar.patch_grammar import PATCH
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.emit.json_lark import in_json_string
@@ -83,7 +84,7 @@ def drawn(grammars: StructuredOutputManager, matcher: Matcher, rng: random.Rando
     raise AssertionError(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=repeats(60), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
 def test_any_literal(grammars: StructuredOutputManager, text: str):
     literal = json.dumps(text).replace("\\/", "/")

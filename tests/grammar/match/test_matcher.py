@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.schema_cases import SCHEMAS
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
@@ -31,7 +32,7 @@ def state_of(grammars, matcher: Matcher) -> tuple[set[int], bool, bool]:
     return grammars.allowed(matcher), matcher.can_end, matcher.is_done
 
 
-@settings(max_examples=40)
+@settings(max_examples=repeats(40))
 @given(st.sampled_from(SCHEMAS), st.integers(0, 10**6), st.lists(st.integers(0, 6), max_size=12))
 def test_rollback_and_replay_lead_to_the_same_state(grammars, schema, seed, steps):
     """Forward some tokens, back some of them, and so on: the state is that of a fresh matcher on the same tokens."""

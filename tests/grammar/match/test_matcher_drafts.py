@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.grammar.schema_cases import SCHEMAS
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
@@ -31,7 +32,7 @@ def compiled(vocabulary) -> list[CompiledGrammar]:
     return [compile(spec, vocabulary) for spec in SPECS]
 
 
-@settings(max_examples=50)
+@settings(max_examples=repeats(50))
 @given(st.integers(0, len(SPECS) - 1), st.integers(0, 10**6), st.integers(0, 30))
 def test_masks_along_drafts_are_those_of_a_replay(compiled, vocabulary, number, seed, spare):
     """Right drafts, absurd ones and refused ones, filled along, kept in part: every mask is the one without drafts."""

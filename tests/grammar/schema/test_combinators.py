@@ -119,7 +119,7 @@ def test_what_does_not_look_like_a_format_is_not_in_it(grammars, name, seed, ins
 STEPS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 15, 25])
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(
     kind=st.sampled_from(["integer", "number"]), steps=st.lists(STEPS, min_size=2, max_size=3, unique=True),
     low=st.none() | st.integers(-40, 10), high=st.none() | st.integers(-10, 40), form=st.sampled_from(["oneOf", "not"]),

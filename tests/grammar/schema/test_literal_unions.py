@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.errors import GrammarError
 from rootgraft.grammar.schema.literal_unions import literal_values, of_one_branch
@@ -30,7 +31,7 @@ OTHERS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=80)
+@settings(max_examples=repeats(80))
 @given(
     st.sampled_from(["anyOf", "oneOf"]), st.lists(LITERALS, min_size=2, max_size=5), st.lists(OTHERS, max_size=2),
     st.booleans(),

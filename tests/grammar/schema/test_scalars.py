@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.machine.thoroughness import repeats
 
 from rootgraft.grammar.errors import GrammarError
 
@@ -84,7 +85,7 @@ def test_one_number_is_compared_by_value(grammars, form, value, seed):
     check(grammars, ONE_NUMBER[form](value), value, seed)
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(60))
 @given(value=NUMBERS)
 @example(1e23)
 @example(1.7976931348623157e308)
