@@ -41,7 +41,7 @@ release:
 lock:
 	mkdir -p build
 	printf '%s\n' "torch; python_version < '3'" "triton; python_version < '3'" > build/not-locked.txt
-	$(PYTHON) -m uv pip compile pyproject.toml --extra otel --override build/not-locked.txt --python-version 3.12 \
+	$(PYTHON) -m uv pip compile pyproject.toml --extra otel --extra ebnf --override build/not-locked.txt --python-version 3.12 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command "make lock" --output-file deploy/requirements.lock
 

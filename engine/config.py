@@ -56,8 +56,8 @@ class EngineConfig:
 
     model: str | None = option(
         None,
-        "Folder in Hugging Face format, GGUF file, name on the hub, or s3://BUCKET/FOLDER. Without it: "
-        "SmolLM2-135M-Instruct (Q4_1).",
+        "Folder in Hugging Face format, GGUF file, name on the hub or of rootgraft search, or s3://BUCKET/FOLDER. "
+        "Without it: SmolLM2-135M-Instruct (Q4_1).",
         group="model",
     )
     tokenizer: str | None = option(None, "Folder with tokenizer.json, if not the model's.", group="model")

@@ -31,6 +31,7 @@ _PEER = "peer "
 # Options of several words, none of which can be a model's name.
 _NO_MODELS = ("lora-modules", "adapter-sources")
 
+_SHORT_HELP = 170  # characters: two or three lines
 _EPILOG = "Options of vLLM and SGLang are taken as well, or refused with what to do: see docs/reference/options.md."
 
 
@@ -104,7 +105,7 @@ def short_help(prog: str, about: str, classes: Sequence[type[Any]], positional: 
     options = parser.add_argument_group("common options")
     for spec, kind in _specs(classes):
         if spec.name in common:
-            _add(options, spec, kind, PeerOption(spec.name.replace("_", "-"), ""), _help(spec))
+            _add(options, spec, kind, PeerOption(spec.name.replace("_", "-"), ""), _help(spec, _SHORT_HELP))
     return parser.format_help().rstrip()
 
 
@@ -383,8 +384,11 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
             yield spec, hints[spec.name]
 
 
-def _help(spec: Field[Any]) -> str:
+def _help(spec: Field[Any], most: int | None = None) -> str:
+    """Return an option's help with its default: of a text of more than so many characters the sentences that fit."""
     text: str = spec.metadata["help"]
+    if most is not None and len(text) > most and (end := text.rfind(". ", 0, most)) > 0:
+        text = text[: end + 1]
     if spec.default is not MISSING and spec.default not in (None, "", ()):
         default = {True: "on", False: "off"}[spec.default] if isinstance(spec.default, bool) else spec.default
         text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"

@@ -7,6 +7,7 @@ command failed, 2 the command line is wrong, 130 interrupted.
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -33,6 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return _print_error("rootgraft", f"standard output cannot be written: {_of_system(error)}", 1)
     return code
+
+
+def _output_is_closed() -> bool:
+    """Return whether nobody reads standard output any more, as behind ``| head``: other pipes may break too."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
@@ -93,6 +101,8 @@ def _run(name: str, argv: Sequence[str]) -> int:
     except EngineError as error:
         return _print_error(prog, str(error), 1)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            raise
         return _print_error(prog, _of_system(error), 1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "rootgraft":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ MAX_CONNECTIONS = MAX_CALLS
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
+_CLOSING_SECONDS = 0.02
+"""From the end of the task that takes calls until the library has closed its port."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_log = logging.getLogger("rootgraft.server")
 _SERVICES = (generation_service.NAME, inference_service.NAME)
 
 Method = Callable[[Any, Any], Awaitable[Any]]
@@ -55,9 +61,9 @@ class RpcServer:
     """
 
     def __init__(self, app: ASGIApp, state: ServerState, port: int, connections: int = MAX_CONNECTIONS) -> None:
-        options = state.options
-        limits = {
-            "grpc.max_receive_message_length": options.max_request_bytes,
+        self._state, self._app = state, app
+        self._limits = {
+            "grpc.max_receive_message_length": state.options.max_request_bytes,
             "grpc.max_concurrent_streams": MAX_STREAMS,
             "grpc.max_allowed_incoming_connections": connections,
             "grpc.max_connection_idle_ms": round(_IDLE_SECONDS * 1000),
@@ -68,26 +74,82 @@ class RpcServer:
             "grpc.keepalive_timeout_ms": 20_000,
         }
         self.shares = CallShares(lambda: state.limits.keys)
-        self._server = grpc.aio.server(interceptors=[self.shares], options=list(limits.items()))
-        calls = AppCalls(app)
-        self._server.add_generic_rpc_handlers(
+        self._ended: set[Any] = set()
+        self._waits: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._server, self.port = self._listening(port)
+
+    def _listening(self, port: int) -> tuple[Any, int]:
+        """Return a server of the library's that holds a port, and the port."""
+        options = self._state.options
+        server = grpc.aio.server(interceptors=[self.shares], options=list(self._limits.items()))
+        calls = AppCalls(self._app)
+        server.add_generic_rpc_handlers(
             (_generation(GenerationService(calls)), _inference(InferenceService(calls)), _health(calls))
         )
         names = (*_SERVICES, HEALTH, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server, pool=_Pools())
+        reflection.enable_server_reflection(names, server, pool=_Pools())
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            self.port = _listen(self._server, f"{host}:{port}", options)
+            return server, _listen(server, f"{host}:{port}", options)
         except RuntimeError as error:
             raise ConfigError(f"--grpc-port {port} cannot be used: {error}") from None
 
     async def start(self) -> None:
         """Take calls."""
-        await self._server.start()
+        tasks = await _started(self._server)
+        self._keeper = asyncio.create_task(self._keep_open(tasks))
 
     async def close(self) -> None:
         """Take no new call, and cut off those that still run after two seconds."""
-        await self._server.stop(_GRACE)
+        if self._keeper is not None:
+            self._keeper.cancel()
+        await asyncio.gather(*(each.stop(_GRACE) for each in (self._server, *self._ended)), return_exceptions=True)
+
+    async def _keep_open(self, tasks: set[asyncio.Task[Any]]) -> None:
+        """Open the port again whenever a client has closed it, and let calls that run go on where they are.
+
+        The library ends a server at a method's name that is no UTF-8: one call would close the door for everybody.
+        """
+        while True:
+            ended, tasks = await asyncio.wait(tasks, timeout=WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if ended:
+                await asyncio.sleep(_CLOSING_SECONDS)
+            if await self._takes_connections():
+                tasks = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
+                continue
+            _log.warning("A malformed call has closed the gRPC port, which is opened again. Calls that run go on.")
+            self._let_end(self._server)
+            self._server, _ = self._listening(self.port)
+            tasks = await _started(self._server)
+
+    def _let_end(self, server: Any) -> None:
+        """Keep a server that takes no calls until its last one has ended."""
+
+        async def wait() -> None:
+            with suppress(UnicodeDecodeError):  # what had ended it
+                await server.wait_for_termination()
+            self._ended.discard(server)
+
+        self._ended.add(server)
+        self._waits.add(task := asyncio.create_task(wait()))
+        task.add_done_callback(self._waits.discard)
+
+    async def _takes_connections(self) -> bool:
+        host = self._state.options.host
+        try:
+            _, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+
+async def _started(server: Any) -> set[asyncio.Task[Any]]:
+    """Start a server, and return the tasks that have begun meanwhile: the one that takes its calls is among them."""
+    before = asyncio.all_tasks()
+    await server.start()
+    return asyncio.all_tasks() - before
 
 
 def _listen(server: Any, address: str, options: ServerConfig) -> int:

@@ -60,6 +60,11 @@ def catalogue() -> Mapping[str, CatalogueModel]:
     return {name: CatalogueModel(name, **fields | {"kv": tuple(fields["kv"])}) for name, fields in table.items()}
 
 
+def family_sizes(name: str) -> list[str]:
+    """Return the names whose part before the colon is that of a name, such as ``qwen3`` or ``qwen3:5b``."""
+    return [known for known in catalogue() if known.partition(":")[0] == name.partition(":")[0]]
+
+
 def search_catalogue(words: str) -> list[CatalogueModel]:
     """Return the models whose name, repository, form, use or license has each of the words, in any case."""
     wanted = words.lower().split()

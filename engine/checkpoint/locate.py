@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, ModelError, NotDownloaded, shortened
 from .bucket_model import fetch_from_bucket, is_in_bucket
-from .catalogue import catalogue
+from .catalogue import catalogue, family_sizes
 from .hub_errors import hub_fault
 
 Progress = Callable[[str, int, int], None]
@@ -188,8 +188,7 @@ def hub_name(model: str) -> str:
 
 
 def _unknown(model: str) -> str:
-    family = [name for name in catalogue() if name.partition(":")[0] == model.partition(":")[0]]
-    if family:
+    if family := family_sizes(model):
         return f"--model: the catalogue has no {model}, but {', '.join(family)}. Try: rootgraft search"
     return (
         f"--model: there is no folder or file {model}, and it is not a name on the hub (org/name) or in the catalogue. "

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from threading import Thread, get_ident
 from typing import BinaryIO
 
@@ -102,7 +103,7 @@ def main(is_first: bool) -> None:
         start = 4 + int.from_bytes(job[:4], "little")
         kind, seconds, num_bytes = json.loads(job[4:start])
         spec = GrammarSpec(GrammarKind(kind), job[start:])
-        if spec.kind is GrammarKind.EBNF:
+        if spec.kind is GrammarKind.EBNF and find_spec("xgrammar") is not None:
             _run_nice(lambda: vocabulary.xgrammar, LOADING_NICE)
         write_frame(outgoing, STARTED)
         compiled: list[bytes] = []

@@ -120,10 +120,13 @@ def _schema(schema: Any, vocabulary: Vocabulary) -> GrammarArtifact:
 
 
 def _ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> GrammarArtifact:
+    try:
+        import xgrammar
+    except ModuleNotFoundError:
+        cure = "Try: pip install 'rootgraft[ebnf]', or a grammar in Lark's syntax"
+        raise GrammarError("ebnf", "", f"the server lacks the package xgrammar. {cure}") from None
     check_ebnf(spec.text)
     info = vocabulary.xgrammar
-    import xgrammar
-
     try:
         compiled = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_grammar(spec.text)
     except RuntimeError as error:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from ....engine.checkpoint.catalogue import LAPTOP_BANDWIDTH, CatalogueModel, catalogue, search_catalogue
+from ....engine.checkpoint.catalogue import LAPTOP_BANDWIDTH, CatalogueModel, catalogue, family_sizes, search_catalogue
 from ....engine.checkpoint.locate import resolve_model
 from ....engine.config import EngineConfig
 from ....engine.errors import ModelError
@@ -45,6 +45,8 @@ def show(options: ShowOptions) -> int:
     """
     model = catalogue().get(options.model)
     if model is None:
+        if family := family_sizes(options.model):
+            raise ModelError(f"the catalogue has no {options.model}, but {', '.join(family)}. Try: rootgraft search")
         raise ModelError(
             f"the catalogue has no {options.model}.{nearest(options.model, catalogue())} For a folder, a file or a "
             f"model that was downloaded: rootgraft doctor {options.model}"

@@ -40,6 +40,8 @@ _LEAST_DISK = 2e9
 _LEAST_KV = 64 << 20
 _LEAST_FILES = 4096
 _LEAST_DRIVER = 525  # the first driver that runs all of CUDA 12
+_OPTIONAL = ("triton", "xgrammar")
+"""Packages of torch for CUDA, and of the extra ``ebnf``."""
 _CUDA_WHEELS = f"'{requirement('torch')}' --index-url https://download.pytorch.org/whl/cu126"
 
 
@@ -284,14 +286,16 @@ def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
 
 def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
     """Find versions, and packages that are missing or of another version."""
-    missing = [name for name, version in versions.items() if not version and name != "triton"]
+    missing = [name for name, version in versions.items() if not version and name not in _OPTIONAL]
     wanted = unmet or missing
     if wanted:
         words = " ".join(f"'{each}'" for each in wanted)
         reason = "A server cannot start without what is missing or of another version."
         return Finding("Kernels", "packages", "fault", ", ".join(wanted), reason, f"pip install {words}")
     shown = ("triton", "tokenizers", "llguidance", "xgrammar", "huggingface-hub", "fastapi", "uvicorn")
-    return Finding("Kernels", "packages", "ok", ", ".join(f"{name} {versions[name] or 'missing'}" for name in shown))
+    return Finding(
+        "Kernels", "packages", "ok", ", ".join(f"{each} {versions[each]}" for each in shown if versions[each])
+    )
 
 
 def check_port(options: ServerConfig) -> Finding:

@@ -58,6 +58,7 @@ def test_help_of_serve_shows_what_is_common(capsys) -> None:
     options = {word.strip(",") for word in shown.split() if word.startswith("--")}
     assert {"--" + name.replace("_", "-") for name in COMMANDS["serve"].common} <= options
     assert "'rootgraft serve --help-all' lists all options." in shown
+    assert len(shown.splitlines()) < 45, "an option's help is its first sentences"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import tempfile
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -39,6 +42,15 @@ def test_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Any, 
     monkeypatch.setattr(server_list, "list_servers", fail)
     assert main.main(["ps"]) == 1
     assert capsys.readouterr().err == line
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As ``head`` has; what a command prints before its end may be more than a buffer holds."""
+    with subprocess.Popen([sys.executable, "-m", "rootgraft", "search"], stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_a_record_needs_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

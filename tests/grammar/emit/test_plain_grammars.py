@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 
 import pytest
 
@@ -176,6 +177,12 @@ def test_ebnf_goes_to_xgrammar(grammars, vocabulary):
         with pytest.raises(GrammarError, match=reason) as caught:
             compile(GrammarSpec.ebnf(text), vocabulary)
         assert "/project" not in str(caught.value)
+
+
+def test_ebnf_without_its_package_is_refused_with_what_to_do(vocabulary, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(GrammarError, match=r"lacks the package xgrammar. Try: pip install 'rootgraft\[ebnf\]', or"):
+        compile(GrammarSpec.ebnf('root ::= "a"'), vocabulary)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -41,7 +41,8 @@ def test_old_versions_are_found() -> None:
 
 def test_the_lock_has_every_dependency_in_a_version_that_is_taken_with_hashes() -> None:
     locked = audit().locked(LOCK)
-    for requirement in map(Requirement, (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["otel"])):
+    extras = PROJECT["optional-dependencies"]
+    for requirement in map(Requirement, (*PROJECT["dependencies"], *extras["otel"], *extras["ebnf"])):
         if requirement.name not in OF_TORCH:
             assert requirement.name in locked, f"{requirement.name} is not locked: run make lock"
             assert requirement.specifier.contains(locked[requirement.name]), f"{requirement}: run make lock"

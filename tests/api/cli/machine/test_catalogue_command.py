@@ -57,6 +57,11 @@ def test_show_of_an_unknown_name_offers_a_near_one(capsys) -> None:
     assert "the catalogue has no gpt-os:20b. Did you mean gpt-oss:20b?" in capsys.readouterr().err
 
 
+def test_show_of_a_family_lists_its_sizes(capsys) -> None:
+    assert main(["show", "smollm2"]) == 1
+    assert "no smollm2, but smollm2:135m, smollm2:360m, smollm2:1.7b. Try: rootgraft search" in capsys.readouterr().err
+
+
 def test_a_model_is_removed_by_its_short_name(capsys, monkeypatch, tmp_path) -> None:
     cached = CachedModel("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", tmp_path, tmp_path, 100, "safetensors", 0.0)
     removed: list[str] = []
