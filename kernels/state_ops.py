@@ -115,7 +115,7 @@ def selective_scan(
         S_t[n]    = exp(step * decay[n, w]) * S_(t-1)[n] + step * B_t[n] * x_t[w]
         y_t[w]    = sum over n of C_t[n] * S_t[n] + skip[w] * x_t[w]
 
-    In plain torch it goes token by token, which is slow.
+    It goes token by token, which is slow in plain torch.
 
     Args:
         x: [T, W].
@@ -131,6 +131,11 @@ def selective_scan(
     Raises:
         IndexError: a slot or a row lies outside its tensor (native kernels).
     """
+    if on_triton(x.device):
+        from .triton import selective_scan as gpu_scan
+
+        if gpu_scan.takes(x, steps, both, state, batch, params):
+            return gpu_scan.selective_scan(x, steps, both, state, batch, params)
     kernels = native_for(x, steps, both)
     if kernels is not None and kernels.states.takes_selective(params, state):
         return kernels.states.selective_scan(x, steps, both, state, batch, params)

@@ -59,7 +59,7 @@ def load_recurrent(
         ranks: that have the heads or channels of ``layer`` each, and add their results up; None for all.
 
     Raises:
-        ModelError: a weight does not fit the form of quantised weights, or the device has no kernel for its states.
+        ModelError: a weight does not fit the form of quantised weights, or a state is too large for the kernels.
     """
     _check_state(weights, layer)
     block, biased = f"{prefix}.{recurrent_block(layer)}", recurrent_bias(layer)
@@ -95,9 +95,7 @@ def load_recurrent(
 
 
 def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
-    """Raise ModelError for a layer that has no kernel on the device, or whose state is larger than kernels take."""
-    if isinstance(layer, MambaLayer) and weights.device.type == "cuda":
-        raise ModelError("Mamba layers are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
+    """Raise ModelError for a layer whose state is larger than the kernels of a GPU take."""
     if isinstance(layer, ShortConvLayer) or not on_triton(weights.device):
         return
     size = layer.key_dim if isinstance(layer, DeltaLayer) else layer.state_size

@@ -163,12 +163,17 @@ def states(dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
     scan = state_ops.SsmParams(HEADS, DIM, 2, 16, *factors)
     delta = state_ops.DeltaParams(HEADS, DIM, 2, 16, *factors[:2])
     norm = state_ops.GatedNormParams(gpu_tensor(WIDTH, dtype=dtype), 1e-5, 2)
+    channels = state_ops.SelectiveParams(*(gpu_tensor(*size, dtype=FP32) for size in ((16, WIDTH), (WIDTH,), (WIDTH,))))
+    of_channels = gpu_tensor(5, 1, 16, WIDTH, dtype=FP32)
     inputs, sums = gpu_tensor(5, 3, WIDTH, dtype=dtype), gpu_tensor(5, HEADS, 16, DIM, dtype=FP32)
     gates = hidden(dtype, 2 * HEADS)
     return {
         "causal_conv": lambda: state_ops.causal_conv(hidden(dtype), inputs, batch, conv),
         "ssm_scan": lambda: state_ops.ssm_scan(hidden(dtype, scan.columns), gates, 0, sums, batch, scan),
         "delta_scan": lambda: state_ops.delta_scan(hidden(dtype, delta.columns), gates, (HEADS, 0), sums, batch, delta),
+        "selective_scan": lambda: state_ops.selective_scan(
+            hidden(dtype), hidden(dtype), hidden(dtype, 32), of_channels, batch, channels
+        ),
         "gated_norm": lambda: state_ops.gated_norm(hidden(dtype), hidden(dtype), norm),
     }
 
@@ -215,6 +220,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "sum of experts": ("expert_ops.sum_experts", sum_experts, ["_sum_experts"]),
     "convolution": ("state_ops.causal_conv", lambda d: states(d)["causal_conv"](), ["_convolve", "_save"]),
     "selective scan": ("state_ops.ssm_scan", lambda d: states(d)["ssm_scan"](), ["_ssm_short", "_ssm_chunks"]),
+    "selective scan of channels": ("state_ops.selective_scan", lambda d: states(d)["selective_scan"](), ["_selective"]),
     "delta rule": ("state_ops.delta_scan", lambda d: states(d)["delta_scan"](), ["_delta_short", "_delta_chunks"]),
     "norm with a gate": ("state_ops.gated_norm", lambda d: states(d)["gated_norm"](), ["_gated_norm"]),
     "draw": (
@@ -233,7 +239,6 @@ HOST = {
     "expert_ops": {"takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # the former two by the kernels of lora_shrink_expand
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
-    "state_ops": {"selective_scan"},  # on a CPU alone
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap", "zeros"},
 }  # fmt: skip
 
