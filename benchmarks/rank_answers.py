@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
     "max_num_seqs": 8,
-    "num_gpu_blocks_override": 40,
+    "num_gpu_blocks_override": 20,
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
     "enable_lora": True,
