@@ -4,10 +4,10 @@
                                                       [--form gguf|widened|int8_dynamic] [--kv int8]
 
 The model is SmolLM2-135M-Instruct in Q4_1, whose 9 heads and 3 KV heads three ranks divide. Its blocks stay as they
-are, unless ``--form`` names another form of weights, and numbers are float32. The requests share prefixes, draw, follow
-schemas, expressions and formats of calls, ask for logprobs, use adapters of ranks 8 to 64, one with DoRA and one with a
-head of its own, and push one another out of a small pool; each rank has one thread. Exit code 1 if a token, an end or,
-by more than 0.01, a logprob differs.
+are, unless ``--form`` names another form of weights, and numbers are float32. The requests share prefixes, draw, think,
+follow schemas, expressions and formats of calls, ask for logprobs, use adapters of ranks 8 to 64, one with DoRA and one
+with a head of its own, and push one another out of a small pool; each rank has one thread. Exit code 1 if a token, an
+end or, by more than 0.01, a logprob differs, or if no request was preempted, found a prefix or had drafts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.engine.core_hooks import core_of
 from support.engine.mixed_answers import Answered, assert_same, mixed_answers
 from torch import Tensor
 
@@ -37,12 +38,14 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
     "max_num_seqs": 8,
-    "num_gpu_blocks_override": 40,
+    "num_gpu_blocks_override": 20,
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
     "enable_lora": True,
     "max_loras": 3,
 }
+
+COUNTS = ("preemptions", "prompt_tokens_cached", "draft_tokens", "draft_tokens_accepted")
 
 
 def write_adapters(folder: Path) -> list[str]:
@@ -84,12 +87,13 @@ def change_adapter(folder: Path, change: Callable[[dict[str, Tensor], dict[str, 
     config.write_text(json.dumps(fields))
 
 
-def answers(count: int, folder: Path, names: list[str], **options: Any) -> list[Answered]:
-    """Answer the requests by a model of some ranks."""
+def answers(count: int, folder: Path, names: list[str], **options: Any) -> tuple[list[Answered], dict[str, float]]:
+    """Answer the requests by a model of some ranks. Returns the answers, and what was counted in ``COUNTS``."""
     llm = LLM(**OPTIONS, lora_dir=str(folder), **options)
     try:
         found: list[Answered] = mixed_answers(llm, names, count=count)
-        return found
+        stats = core_of(llm).stats()
+        return found, {name: stats[name] for name in COUNTS}
     finally:
         llm.close()
 
@@ -106,13 +110,13 @@ def main() -> int:
     options = {"quantization": args.form, "kv_cache_dtype": args.kv}
     with tempfile.TemporaryDirectory() as folder:
         names = write_adapters(Path(folder))
-        expected = answers(args.requests, Path(folder), names, **options)
+        expected, _ = answers(args.requests, Path(folder), names, **options)
         ranks = {f"{args.way}_parallel_size": args.ranks}
-        found = answers(args.requests, Path(folder), names, **options, **ranks)
+        found, counts = answers(args.requests, Path(folder), names, **options, **ranks)
     same = sum(one[:2] == other[:2] for one, other in zip(found, expected, strict=True))
-    print(f"{same} of {args.requests} answers of {args.ranks} ranks are those of one", flush=True)
+    print(f"{same} of {args.requests} answers of {args.ranks} ranks are those of one; {counts}", flush=True)
     assert_same(found, expected)
-    return 0
+    return 0 if all(counts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import Final, NamedTuple, cast
 
@@ -37,10 +37,14 @@ half as long as to load them."""
 FEW_ROWS: Final = (1, 16, 64, 128, 256)
 """Numbers of rows that are measured where both forms are kept."""
 
+MOST_ROUNDS: Final = 12
+"""Rounds of a measurement on a busy machine."""
+
 DYNAMIC_ROWS: Final = (1, 8, 32)
 """Numbers of rows for which activations of 8 bits are measured: from one stream to the steps of many."""
 
 _ALIKE: Final = 0.9  # times as fast, for which a second form is not worth its memory: three times as much
+_CLEARLY: Final = 1.1  # times as fast
 _FEW_ROUNDS: Final = 2
 _FEW_WIDTH: Final = 1024
 _FEW_SIZE: Final = 8 << 20  # values of the weight that few rows are measured with
@@ -65,6 +69,7 @@ _TYPES: Final[dict[Format, BlockType]] = {
 }
 _MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
 _ROUNDS: Final = 5
+_CONFIRMED: Final = 1.1  # times the least one: a time that nothing else has lengthened either
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +153,11 @@ def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
 
 @cache
 def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
-    """Measure whether blocks are faster with activations of 8 bits than in their two other forms together.
+    """Measure whether blocks are clearly faster with activations of 8 bits than in their two other forms together.
 
     In the geometric mean of ``DYNAMIC_ROWS``, each against the faster one of blocks and of the widened form. Once in a
-    process for each format.
+    process for each format. What is hardly faster is not chosen: it rounds more, and a form that one start takes and
+    the next one does not would change answers.
 
     Args:
         form: of blocks, not arranged, that ``pack_blocks`` takes with ``dynamic``.
@@ -169,7 +175,7 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
         x = torch.randn(rows, _FEW_WIDTH).to(dtype)
         *others, of_dynamic = _least_times(x, (plain, blocks, dynamic), _FEW_ROUNDS)
         speed *= min(others) / of_dynamic
-    return speed > 1.0
+    return speed > _CLEARLY ** len(DYNAMIC_ROWS)
 
 
 def most_rows(speeds: Sequence[float]) -> int:
@@ -214,8 +220,26 @@ def random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
 
 
 def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) -> tuple[float, ...]:
-    """Seconds of each layer."""
-    return tuple(map(min, zip(*(tuple(_seconds(x, layer) for layer in layers) for _ in range(rounds)), strict=True)))
+    """Seconds of each layer, in turn, by ``least_times``."""
+    return least_times([partial(_seconds, x, layer) for layer in layers], rounds)
+
+
+def least_times(measures: Sequence[Callable[[], float]], rounds: int) -> tuple[float, ...]:
+    """Return the least time of each measure, taken in turn: so many rounds, and more up to ``MOST_ROUNDS``.
+
+    A time counts when a second one confirms it: other programs lengthen times, each by another amount, so that the
+    lesser of two says little on a busy machine.
+    """
+    times = [[measure() for measure in measures] for _ in range(rounds)]
+    while len(times) < MOST_ROUNDS and not all(map(_is_confirmed, zip(*times, strict=True))):
+        times.append([measure() for measure in measures])
+    return tuple(map(min, zip(*times, strict=True)))
+
+
+def _is_confirmed(times: Sequence[float]) -> bool:
+    """Whether the two least of some times are alike."""
+    least, second = sorted(times)[:2]
+    return second <= least * _CONFIRMED
 
 
 def _seconds(x: Tensor, layer: QuantisedLinear) -> float:

@@ -6,8 +6,10 @@ Only this module reads them; `tests/test_house.py` checks that.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rootgraft.engine.core.engine_core import EngineCore
@@ -19,11 +21,13 @@ from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.scheduling.scheduler import Scheduler
 from rootgraft.engine.scheduling.step_plan import StepPlan
 from rootgraft.engine.sequence.sequence import Sequence
+from rootgraft.engine.serving.request import TextRequest
 from rootgraft.grammar.compile.compile_service import CompileStats
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.mask_buffer import MaskBuffer
 from rootgraft.grammar.spec import GrammarSpec
+from rootgraft.grammar.thought_rules import ThoughtRules
 from rootgraft.grammar.vocabulary import Vocabulary
 from rootgraft.radix.tree import RadixTree
 
@@ -87,6 +91,22 @@ def known_vocabularies(core: EngineCore) -> tuple[set[str], set[str]]:
 
 def core_of(llm: LLM) -> EngineCore:
     return llm._engine._core
+
+
+@contextmanager
+def thinking(llm: LLM, rules: Iterable[ThoughtRules | None]) -> Iterator[None]:
+    """Have the requests of an `LLM`, in their order, think by these rules, for which it has no parameter."""
+    maker, each = llm._requests, iter(rules)
+    make = maker.request
+
+    def request(*args: Any) -> TextRequest:
+        return replace(make(*args), reasoning=next(each))
+
+    maker.request = request  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        maker.request = make  # type: ignore[method-assign]
 
 
 class InProcessCompiles:

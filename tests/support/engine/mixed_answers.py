@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rootgraft import LLM, SamplingParams
+from rootgraft.grammar.thought_rules import ThoughtRules
 from rootgraft.lora.request import LoRARequest
+from support.engine.core_hooks import thinking
 
 SCHEMA = {
     "type": "object",
@@ -24,6 +26,11 @@ TOOLS = {
     },
 }
 FORMS = {1: {"json": SCHEMA}, 3: {"structural_tag": TOOLS}, 5: {"json": SCHEMA}, 7: {"regex": "[a-f]{2,9}"}}
+THOUGHTS = {
+    2: ThoughtRules("<think>", "</think>", is_open=True, budget=5),
+    5: ThoughtRules("<think>", "</think>", is_open=True, budget=6, newlines=1),
+}
+"""By number of a request: without a form, whose thought a budget ends, and with a schema after the thought."""
 TOLERANCE = 0.01
 """Of logprobs: they are of sums in another order."""
 
@@ -37,11 +44,12 @@ class Answered(NamedTuple):
 
 
 def mixed_answers(llm: LLM, adapters: Sequence[str] = (), count: int = 32) -> list[Answered]:
-    """Answer shared and repeated prompts: adapters in turns, draws, penalties, scores, schemas, expressions, calls."""
+    """Answer shared and repeated prompts: adapters in turns, draws, penalties, scores, forms of all kinds, thoughts."""
     prompts = [f"{'the same beginning of all ' * (i % 3)}{'ab ' * (i % 5)}request {i % 7}" for i in range(count)]
     names = (None, *adapters)
     requests = [(name := names[i % len(names)]) and LoRARequest(name, i % len(names), name) for i in range(count)]
-    found = llm.generate(prompts, [_params(i) for i in range(count)], lora_request=requests, use_tqdm=False)
+    with thinking(llm, [THOUGHTS.get(i % 8) for i in range(count)]):
+        found = llm.generate(prompts, [_params(i) for i in range(count)], lora_request=requests, use_tqdm=False)
     return [
         Answered(tuple(each.outputs[0].token_ids), each.outputs[0].finish_reason, _scores(each.outputs[0].logprobs))
         for each in found
@@ -61,7 +69,7 @@ def _params(i: int) -> SamplingParams:
     return SamplingParams(
         temperature=0.0 if i % 5 else 0.8,
         seed=i,
-        max_tokens=4 + i % 13 + (20 if i % 8 == 3 else 0),
+        max_tokens=4 + i % 13 + (20 if i % 8 in (2, 3, 5) else 0),
         logprobs=2 if i % 3 == 0 else None,
         prompt_logprobs=1 if i % 8 == 0 else None,
         repetition_penalty=1.2 if i % 6 == 0 else 1.0,
