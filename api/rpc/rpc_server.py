@@ -118,9 +118,14 @@ class RpcServer:
             if await self._takes_connections():
                 tasks = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
                 continue
+            try:
+                server, _ = self._listening(self.port)
+            except ConfigError:  # the old one still holds it: this process lacked a descriptor to ask with
+                tasks = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
+                continue
             _log.warning("A malformed call has closed the gRPC port, which is opened again. Calls that run go on.")
             self._let_end(self._server)
-            self._server, _ = self._listening(self.port)
+            self._server = server
             tasks = await _started(self._server)
 
     def _let_end(self, server: Any) -> None:

@@ -265,8 +265,8 @@ def public(module: ModuleType) -> set[str]:
 def test_every_public_function_has_its_case(module: ModuleType) -> None:
     name = module.__name__.rpartition(".")[2]
     tested = {face.partition(".")[2] for face, _, _ in CASES.values() if face.startswith(f"{name}.")}
-    assert public(module) == tested | HOST[name]
-    assert not tested & HOST[name]
+    assert public(module) == tested | HOST.get(name, set())
+    assert not tested & HOST.get(name, set())
 
 
 def test_a_model_in_fp32_runs_in_plain_torch() -> None:

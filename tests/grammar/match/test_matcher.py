@@ -8,6 +8,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -294,17 +295,20 @@ def test_a_failure_of_the_rows_filled_together_is_that_of_one_answer(grammars, v
     compiled = grammars.schema({"const": 7})
     broken, *others = [compiled.matcher() for _ in range(9)]
     monkeypatch.setattr(broken, "fill_grammar_mask", _fail)
-    buffer = MaskBuffer(9, vocabulary, num_threads=2)
     jobs = [MaskFill(row, matcher) for row, matcher in enumerate((broken, *others))]
     calls = []
 
     class Executor:
+        def __init__(self, num_threads):
+            pass
+
         def unsafe_compute_mask_ptr(self, parsers, address, width, rows):
             buffer.words[:] = 0x55555555
             calls.append(len(parsers))
             raise ValueError("the parser of one row")
 
-    monkeypatch.setattr(buffer, "_executor", Executor())
+    monkeypatch.setattr(llguidance, "LLExecutor", Executor)
+    buffer = MaskBuffer(9, vocabulary, num_threads=2)
     for step in range(2):
         buffer.fill_together(jobs)
         assert list(buffer.fill(jobs)) == [0] and calls == [9] * (step + 1)
