@@ -400,10 +400,10 @@ def test_the_queue_is_bounded_and_closing_answers_everyone(vocabulary):
 class GatedService(CompileService):
     """Compiles nothing: refuses each grammar once its gate is open, and notes the order."""
 
-    def __init__(self, workers: int, most_pending: int, **limits: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, workers: int, most_pending: int, **limits: int) -> None:
         self.begun: list[bytes] = []
         self.gates: dict[bytes, threading.Event] = {}
-        super().__init__(None, workers=workers, most_pending=most_pending, **limits)  # type: ignore[arg-type]
+        super().__init__(vocabulary, workers=workers, most_pending=most_pending, **limits)
 
     def ask(self, name: str, tenant: str, *, stuck: bool = False) -> Future[Any]:
         spec = GrammarSpec.regex(name)
@@ -423,14 +423,14 @@ class GatedService(CompileService):
 
 
 @pytest.fixture
-def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GatedService]]:
+def gated(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GatedService]]:
     monkeypatch.setattr(
         compile_service, "compile_workers", lambda *_, **__: SimpleNamespace(close=lambda: None), raising=True
     )
     made: list[GatedService] = []
 
     def make(workers: int, most_pending: int, **limits: int) -> GatedService:
-        made.append(GatedService(workers, most_pending, **limits))
+        made.append(GatedService(vocabulary, workers, most_pending, **limits))
         return made[-1]
 
     yield make
