@@ -34,8 +34,8 @@ MAX_CONNECTIONS = MAX_CALLS
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
-_CLOSING_SECONDS = 0.02
-"""From the end of the task that takes calls until the library has closed its port."""
+_CLOSING_SECONDS = (0.02, 0.1, 0.5)
+"""Pauses before the port is asked, from the end of the task that takes calls: the library closes it in the first."""
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _log = logging.getLogger("rootgraft.server")
 _SERVICES = (generation_service.NAME, inference_service.NAME)
@@ -112,21 +112,29 @@ class RpcServer:
         The library ends a server at a method's name that is no UTF-8: one call would close the door for everybody.
         """
         while True:
-            ended, tasks = await asyncio.wait(tasks, timeout=WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if ended:
-                await asyncio.sleep(_CLOSING_SECONDS)
-            if await self._takes_connections():
-                tasks = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
+            # Without any task that has begun with the server, and might end with it, the port is asked now and then.
+            waited = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
+            _, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            tasks = waited if tasks else set()
+            if not await self._is_closed():
                 continue
             try:
                 server, _ = self._listening(self.port)
             except ConfigError:  # the old one still holds it: this process lacked a descriptor to ask with
-                tasks = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
+                tasks = set()
                 continue
             _log.warning("A malformed call has closed the gRPC port, which is opened again. Calls that run go on.")
             self._let_end(self._server)
             self._server = server
             tasks = await _started(self._server)
+
+    async def _is_closed(self) -> bool:
+        """Return whether the port is closed or closes shortly. To ask takes one of the connections that all share."""
+        for seconds in _CLOSING_SECONDS:
+            await asyncio.sleep(seconds)
+            if not await self._takes_connections():
+                return True
+        return False
 
     def _let_end(self, server: Any) -> None:
         """Keep a server that takes no calls until its last one has ended."""
