@@ -6,8 +6,8 @@
 The model is SmolLM2-135M-Instruct in Q4_1, whose 9 heads and 3 KV heads three ranks divide. Its blocks stay as they
 are, unless ``--form`` names another form of weights, and numbers are float32. The requests share prefixes, draw, think,
 follow schemas, expressions and formats of calls, ask for logprobs, use adapters of ranks 8 to 64, one with DoRA and one
-with a head of its own, and push one another out of a small pool; each rank has one thread. Exit code 1 if a token, an
-end or, by more than 0.01, a logprob differs, or if no request was preempted, found a prefix or had drafts.
+with a head of its own, and share a small pool; each rank has one thread. Exit code 1 if a token, an end or, by more
+than 0.01, a logprob differs, or if no request found a prefix or had drafts.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> int:
     same = sum(one[:2] == other[:2] for one, other in zip(found, expected, strict=True))
     print(f"{same} of {args.requests} answers of {args.ranks} ranks are those of one; {counts}", flush=True)
     assert_same(found, expected)
-    return 0 if all(counts.values()) else 1
+    return 0 if counts["prompt_tokens_cached"] and counts["draft_tokens"] else 1
 
 
 if __name__ == "__main__":
