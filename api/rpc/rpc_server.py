@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +38,6 @@ _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
 _CLOSING_SECONDS = (0.02, 0.1, 0.5)
 """Pauses before the port is asked, from the end of the task that takes calls: the library closes it in the first."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _log = logging.getLogger("rootgraft.server")
 _SERVICES = (generation_service.NAME, inference_service.NAME)
 
@@ -120,7 +121,7 @@ class RpcServer:
                 continue
             try:
                 server, _ = self._listening(self.port)
-            except ConfigError:  # the old one still holds it: this process lacked a descriptor to ask with
+            except ConfigError:  # such as for want of a descriptor, which is why the port seemed to be closed
                 tasks = set()
                 continue
             _log.warning("A malformed call has closed the gRPC port, which is opened again. Calls that run go on.")
@@ -129,10 +130,10 @@ class RpcServer:
             tasks = await _started(self._server)
 
     async def _is_closed(self) -> bool:
-        """Return whether the port is closed or closes shortly. To ask takes one of the connections that all share."""
+        """Return whether the port is closed or closes shortly."""
         for seconds in _CLOSING_SECONDS:
             await asyncio.sleep(seconds)
-            if not await self._takes_connections():
+            if not await self._is_held():
                 return True
         return False
 
@@ -148,14 +149,23 @@ class RpcServer:
         self._waits.add(task := asyncio.create_task(wait()))
         task.add_done_callback(self._waits.discard)
 
-    async def _takes_connections(self) -> bool:
-        host = self._state.options.host
+    async def _is_held(self) -> bool:
+        """Return whether a socket listens on the port, to which no other one can then be bound. Takes no connection."""
+        loop, host = asyncio.get_running_loop(), self._state.options.host
         try:
-            _, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), self.port)
-        except OSError:
-            return False
-        writer.close()
-        return True
+            found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+        except OSError:  # The name of the host is not known now: a server could not be opened on it either.
+            return True
+        for family, kind, _, _, address in found:
+            try:
+                with socket.socket(family, kind) as other:
+                    # So connections of a server that has ended do not count.
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    other.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return True
+        return False
 
 
 async def _started(server: Any) -> set[asyncio.Task[Any]]:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -372,7 +373,8 @@ def test_a_worker_beside_which_something_raises_is_not_busy_for_ever(vocabulary,
 
 
 def test_results_are_dropped_by_bytes(vocabulary):
-    service = CompileService(vocabulary, workers=1, seconds=20, cache_bytes=300_000)
+    # A vocabulary of its own: what other tests have left in the cache of a shared one is counted too.
+    service = CompileService(replace(vocabulary), workers=1, seconds=20, cache_bytes=300_000)
     try:
         for value in range(8):
             service.compile(GrammarSpec.json_schema({"const": value})).result(HANG_SECONDS)
@@ -430,7 +432,7 @@ def gated(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     made: list[GatedService] = []
 
     def make(workers: int, most_pending: int, **limits: int) -> GatedService:
-        made.append(GatedService(vocabulary, workers, most_pending, **limits))
+        made.append(GatedService(replace(vocabulary), workers, most_pending, **limits))
         return made[-1]
 
     yield make
