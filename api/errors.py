@@ -43,6 +43,8 @@ _RETRY = {"retry-after": "1"}
 _INTERNAL = "internal_error"
 _RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
+MAX_FAULTS = 1 << 15
+"""That a body may have, each of which costs memory and time; the first one is told."""
 _LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
 
@@ -174,6 +176,14 @@ def _known_reply(error: Exception) -> ErrorReply | None:
         text = "The server has no memory for this request now: ask again later."
         return ErrorReply(503, text, code="server_overloaded", headers=_RETRY)
     return None
+
+
+def faults_of(error: ValidationError) -> list[dict[str, Any]]:
+    """Return pydantic's errors about a body, or one that says how many there are where these are too many."""
+    if error.error_count() <= MAX_FAULTS:
+        return [dict(each) for each in error.errors(include_url=False)]
+    reason = f"has {error.error_count()} faults: they are named one by one if there are at most {MAX_FAULTS}"
+    return [{"type": "rejected", "loc": (), "msg": reason}]
 
 
 def lacks_memory(error: Exception) -> bool:

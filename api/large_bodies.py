@@ -24,6 +24,12 @@ def note_body(num_bytes: int) -> None:
     _is_large.set(num_bytes > LARGE_BODY)
 
 
+def note_more(num_bytes: int) -> None:
+    """Note the size of what is stored and belongs to the request, such as earlier turns of its conversation."""
+    if num_bytes > LARGE_BODY:
+        _is_large.set(True)
+
+
 async def beside_loop(call: Callable[[], _Result]) -> _Result:
     """Return what a call does, made on another thread if the request's body is large.
 

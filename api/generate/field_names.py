@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from ...engine.errors import RequestError
+from ..errors import faults_of
 from ..structured.output_format import OutputFormat
 
 
@@ -59,7 +60,7 @@ class FieldNames:
         try:
             yield
         except ValidationError as error:
-            raise RequestValidationError([self._translated_error(dict(each)) for each in error.errors()]) from None
+            raise RequestValidationError([self._translated_error(each) for each in faults_of(error)]) from None
 
     def _translated_error(self, error: dict[str, Any]) -> dict[str, Any]:
         context = dict(error.get("ctx", {}))

@@ -33,7 +33,9 @@ Items = Annotated[
 
 
 def _score_form(value: Any) -> str:
-    """Return which form of ``/v1/score`` a body has: vLLM's has two texts or lists of them."""
+    """Return which form of ``/v1/score`` a body, parsed or a model already, has: vLLM's has two texts or lists."""
+    if isinstance(value, PairRequest):
+        return "<pairs>"
     names = value.keys() if isinstance(value, dict) else set()
     is_pairs = not names.isdisjoint(("text_1", "text_2")) or {"queries", "documents"} <= names
     return "<pairs>" if is_pairs else "<labels>"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
+from ..large_bodies import beside_loop, note_more
 from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
 from ..protocol.response_items import (
@@ -114,7 +116,7 @@ def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thou
         messages.append(ChatMessage(role="assistant", tool_calls=[call], reasoning_content=thought))
 
 
-def load_conversation(
+async def load_conversation(
     body: ResponseRequest | CountInputTokensRequest, store: ResponseStore, owner: str, connection: str = ""
 ) -> Conversation:
     """Load the conversation of a request.
@@ -136,15 +138,25 @@ def load_conversation(
                 code="previous_response_not_found",
             )
         earlier = record.conversation()
-    if isinstance(body.input, str):
-        return Conversation(earlier, [_complete(MessageItem(role="user", content=body.input))])
-    turn = [_resolved(item, index, store, owner, connection) for index, item in enumerate(body.input)]
+    note_more(sum(len(part) for part in earlier))
+    items = [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    found = {
+        index: _found(item, index, store, owner, connection)
+        for index, item in enumerate(items)
+        if isinstance(item, ReferenceItem)
+    }
+    return await beside_loop(partial(_conversation, earlier, items, found))
+
+
+def _conversation(
+    earlier: tuple[bytes, ...], items: Sequence[InputItem], found: Mapping[int, dict[str, Any]]
+) -> Conversation:
+    """Return the conversation of items, with what was found in place of references."""
+    turn = [found[at] if isinstance(item, ReferenceItem) else _complete(item) for at, item in enumerate(items)]
     return Conversation(earlier, turn)
 
 
-def _resolved(item: InputItem, index: int, store: ResponseStore, owner: str, connection: str) -> dict[str, Any]:
-    if not isinstance(item, ReferenceItem):
-        return _complete(item)
+def _found(item: ReferenceItem, index: int, store: ResponseStore, owner: str, connection: str) -> dict[str, Any]:
     found = store.find_item(owner, item.id, connection)
     if found is None:
         raise RequestError(

@@ -16,6 +16,7 @@ from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, generate, silenced, take_all, while_connected
+from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
@@ -46,7 +47,7 @@ router = APIRouter(
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
     target = await state.models.find(body.model, caller)
-    names, chat = field_names(body), as_chat(body)
+    names, chat = field_names(body), await beside_loop(partial(as_chat, body))
     with names.naming_errors():
         prepared, output_format, thought = await chat_request(
             target, chat, caller, strict=state.options.strict_max_tokens
@@ -74,7 +75,7 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
 async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a message's prompt: those that its usage will say."""
     target = await state.models.locate(body.model, caller)
-    names, chat = field_names(body), as_chat(body)
+    names, chat = field_names(body), await beside_loop(partial(as_chat, body))
     with names.naming_errors():
         tokens = await chat_tokens(target, chat, caller)
     return json_response({"input_tokens": len(tokens)})

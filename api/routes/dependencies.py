@@ -7,13 +7,13 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import orjson
 from fastapi import Depends, Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,7 +23,7 @@ from ...engine.errors import RequestError
 from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
-from ..errors import HTTPError, lacks_memory
+from ..errors import HTTPError, faults_of, lacks_memory
 from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
@@ -45,8 +45,8 @@ _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _LEFT_OUT_STATE = "left_out"
 # Unknown fields are dropped in rounds: those inside a part show once the part is otherwise right.
 _MOST_ROUNDS = 8
-MAX_FAULTS = 1 << 15
-"""That a body may have, each of which costs memory and time; the first one is told."""
+
+_Body = TypeVar("_Body")
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -110,6 +110,7 @@ class _StrictRequest(Request):
         super().__init__(scope, receive)
         self.ignored = IgnoredFields()
         self._pruned: Any = None
+        self._model: Any = None
 
     async def json(self) -> Any:
         """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
@@ -117,11 +118,24 @@ class _StrictRequest(Request):
         Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere. A byte order mark before the
         body, as some writers of files put it, is passed over (RFC 8259, 8.1).
         """
+        if self._model is not None:
+            return self._model
         if self._pruned is not None:
             return self._pruned
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         note_body(len(body))
         return await beside_loop(partial(_loads, body))
+
+    async def validate(self, validate: Callable[[Any], Any]) -> None:
+        """Let ``json`` return the body as a model, which the framework then takes as it is.
+
+        The framework would validate on the event loop, and name each fault of millions. What is no JSON is left to it.
+
+        Raises:
+            RequestValidationError: the body is not valid.
+        """
+        if (value := await self.parsed()) is not None:
+            self._model = await beside_loop(partial(_validated, validate, value))
 
     def declare_json(self) -> None:
         """Declare the body as JSON to what reads the request next."""
@@ -162,14 +176,21 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Handler:
         """Return the direct handler, or else the framework's, on a request with a strict parser."""
-        return self.direct_handler() or self._on_strict_request(super().get_route_handler())
+        return self.direct_handler() or self._on_strict_request(super().get_route_handler(), self._body_validator())
 
     def direct_handler(self) -> Handler | None:
         """Return a handler that needs nothing of the framework; None for an endpoint with more than a body."""
         handle = _body_handler(self.endpoint)
         return None if handle is None else self._on_strict_request(handle)
 
-    def _on_strict_request(self, handle: Handler) -> Handler:
+    def _body_validator(self) -> Callable[[Any], Any] | None:
+        """Return what validates the body of an endpoint that the framework calls; None for one without a body."""
+        if self.body_field is None:
+            return None
+        kind: TypeAdapter[Any] = TypeAdapter(get_type_hints(self.endpoint, include_extras=True)["body"])
+        return partial(kind.validate_python, from_attributes=True)
+
+    def _on_strict_request(self, handle: Handler, validate: Callable[[Any], Any] | None = None) -> Handler:
         async def handle_strictly(request: Request) -> Response:
             strict = _StrictRequest(request.scope, request.receive)
             if self.body_field is not None and not await _is_json(strict):
@@ -180,6 +201,8 @@ class JsonRoute(APIRoute):
             rounds = _MOST_ROUNDS if models.main.options.unknown_fields == "ignore" else 0
             while True:
                 try:
+                    if validate is not None:
+                        await strict.validate(validate)
                     response = await handle(strict)
                 except RequestValidationError as error:
                     if not rounds or not await strict.drop_unknown(error.errors()):
@@ -268,22 +291,19 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
         if lacks_memory(error):
             raise
         raise HTTPException(400, "There was an error parsing the body") from error
-    body = await beside_loop(partial(_validated, model, value))
+    body = await beside_loop(partial(_validated, partial(model.model_validate, from_attributes=True), value))
     if left_out := body.left_out:
         setattr(request.state, _LEFT_OUT_STATE, left_out)
     return body
 
 
-def _validated(model: type[StrictModel], value: Any) -> StrictModel:
+def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
     """Return a parsed body as a model. Raises RequestValidationError, with the faults while these are not too many."""
     try:
-        return model.model_validate(value, from_attributes=True)
+        return validate(value)
     except ValidationError as error:
-        if error.error_count() > MAX_FAULTS:
-            reason = f"has {error.error_count()} faults: they are named one by one if there are at most {MAX_FAULTS}"
-            raise RequestValidationError([{"type": "rejected", "loc": ("body",), "msg": reason}]) from error
-        faults = error.errors(include_url=False)
-        raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from error
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in faults_of(error)]
+        raise RequestValidationError(faults) from error
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:

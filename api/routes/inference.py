@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -18,6 +19,7 @@ from ..generate.model_router import ModelRouter
 from ..generate.readiness import is_live, ready_fault
 from ..generate.server_state import ServerState
 from ..generate.streams import collect, generate, while_connected
+from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from ..protocol.base import StrictModel
@@ -96,7 +98,7 @@ async def model_metadata(name: Name, models: Models, caller: CallerOf) -> Respon
 async def model_infer(name: Name, body: InferRequest, request: Request, models: Models, caller: CallerOf) -> Response:
     """Continue the texts of a tensor."""
     state = models.of(name)
-    completion = as_completion(body, name)
+    completion = await beside_loop(partial(as_completion, body, name))
     target = await state.models.find(name, caller)
     output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +20,7 @@ from ..generate.model_directory import ModelTarget
 from ..generate.pooled_reads import PooledReader, plan_pooled
 from ..generate.server_state import ServerState
 from ..generate.streams import at_intervals, collect, generate, take_all, while_connected
+from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..ollama.ollama_chat import as_chat, as_completion, field_names
 from ..ollama.ollama_reply import LineStream, OllamaReply, error_line, one_line, reply_lines
@@ -105,9 +107,10 @@ async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, 
     strict = state.options.strict_max_tokens
     if not isinstance(body, OllamaGenerateRequest) or not body.raw:
         assert isinstance(body, OllamaChatRequest | OllamaGenerateRequest)
-        return await chat_request(target, as_chat(body), caller, strict=strict)
+        return await chat_request(target, await beside_loop(partial(as_chat, body)), caller, strict=strict)
     most = target.engine.defaults.max_tokens
-    completion = as_completion(body, target.engine.max_model_len if most is None else most)
+    num_tokens = target.engine.max_model_len if most is None else most
+    completion = await beside_loop(partial(as_completion, body, num_tokens))
     output_format = await checked_format(completion)
     grammar = None if output_format is None else output_format.spec
     is_named = body.options.num_predict > 0

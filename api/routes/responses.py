@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Literal
 
 import orjson
@@ -20,7 +21,9 @@ from ..generate.server_state import ServerState
 from ..generate.socket_scope import CONNECTION_HEADER
 from ..generate.sse import EventStream
 from ..generate.streams import Deltas, at_intervals, generate, silenced, take_all, while_connected
-from ..protocol.responses import CountInputTokensRequest, ResponseRequest
+from ..large_bodies import beside_loop
+from ..protocol.chat import ChatRequest
+from ..protocol.responses import CountInputTokensRequest, ResponsePrompt, ResponseRequest
 from ..responses.chat_translation import FIELD_NAMES, chat_request_of
 from ..responses.conversation import Conversation, load_conversation
 from ..responses.response_reply import EventWriter, ResponseReply, error_event, response_events, write_in_background
@@ -42,9 +45,9 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     owner = caller.key.tenant
     target = await state.models.find(body.asked_model, caller, session=body.prompt_cache_key)
     connection = _connection(request)
-    conversation = load_conversation(body, state.stores.responses, owner, connection)
+    conversation = await load_conversation(body, state.stores.responses, owner, connection)
     with FIELD_NAMES.naming_errors():
-        chat = chat_request_of(body, conversation.messages(body.instructions))
+        chat = await beside_loop(partial(_as_chat, body, conversation))
         prepared, output_format, thought = await chat_request(
             target, chat, caller, strict=state.options.strict_max_tokens
         )
@@ -69,6 +72,10 @@ async def create_response(body: ResponseRequest, request: Request, state: State,
     await while_connected(request.receive, take_all(deltas, reply.take))
     keep(reply)
     return json_response(reply.body())
+
+
+def _as_chat(body: ResponsePrompt, conversation: Conversation) -> ChatRequest:
+    return chat_request_of(body, conversation.messages(body.instructions))
 
 
 def _streamed(
@@ -116,9 +123,9 @@ def _error_of_stream(failure: ErrorReply) -> bytes:
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a response's input: those that its usage will say."""
     target = await state.models.locate(body.asked_model, caller, session=body.prompt_cache_key)
-    conversation = load_conversation(body, state.stores.responses, caller.key.tenant)
+    conversation = await load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
-        chat = chat_request_of(body, conversation.messages(body.instructions))
+        chat = await beside_loop(partial(_as_chat, body, conversation))
         tokens = await chat_tokens(target, chat, caller)
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

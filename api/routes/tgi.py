@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
@@ -13,6 +15,7 @@ from ..generate.model_directory import ModelTarget
 from ..generate.server_state import ServerState
 from ..generate.sse import EventStream
 from ..generate.streams import generate, take_all, while_connected
+from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..structured.output_format import checked_format
 from ..tgi.tgi_reply import TgiReply, tgi_error, tgi_events
@@ -74,7 +77,8 @@ async def _generate(
 ) -> Response:
     target = await state.models.find(body.parameters.adapter_id, caller)
     with NAMES.naming_errors():
-        completion = body.as_completion(await _prompt(body, target, caller), stream=stream)
+        prompt = await _prompt(body, target, caller)
+        completion = await beside_loop(partial(body.as_completion, prompt, stream=stream))
         output_format = NAMES.of_format(await checked_format(completion))
         grammar = None if output_format is None else output_format.spec
         strict = state.options.strict_max_tokens

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import grpc
 import orjson
 
+from ..large_bodies import beside_loop
 from .app_calls import AppCalls, CallError, finite
 from .messages import message
 
@@ -33,7 +35,7 @@ class GenerationService:
 
     async def unary(self, request: Any, context: Any) -> Any:
         """Return a whole answer. Raises CallError."""
-        path, body = as_body(request)
+        path, body = await beside_loop(partial(as_body, request))
         answer = await self._calls.json(context, "POST", path, body)
         (choice,) = answer["choices"]
         return message("rootgraft.v1.GenerateResponse")(
@@ -42,7 +44,7 @@ class GenerationService:
 
     async def stream(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
         """Yield the pieces of an answer. Raises CallError."""
-        path, body = as_body(request)
+        path, body = await beside_loop(partial(as_body, request))
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         kind = message("rootgraft.v1.GenerateChunk")
         held = None  # the last piece, which waits for the usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ import grpc
 from pydantic import ValidationError
 
 from ..errors import reply_to_fields
+from ..large_bodies import beside_loop
 from ..protocol.infer_tensors import InferRequest
 from .app_calls import AppCalls, CallError, finite
 from .messages import message
@@ -80,8 +82,8 @@ class InferenceService:
         return message("inference.ModelMetadataResponse")(**told)
 
     async def _infer(self, request: Any, context: Any) -> Any:
-        body = infer_body(request)
-        if _checked(body).wants_stream:
+        body, asked = await beside_loop(partial(_checked, request))
+        if asked.wants_stream:
             raise _refused("'stream' must be false here: ModelStreamInfer streams.")
         told = await self._calls.json(context, "POST", f"{_path(request.model_name)}/infer", body)
         return _response(told, is_raw=bool(request.raw_input_contents))
@@ -97,8 +99,7 @@ class InferenceService:
                 yield kind(error_message=error.message, infer_response={"id": request.id})
 
     async def _answers(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        body = infer_body(request)
-        asked = _checked(body)
+        _, asked = await beside_loop(partial(_checked, request))
         if not asked.wants_stream:
             yield _final(await self._infer(request, context))
             return
@@ -144,10 +145,11 @@ def infer_body(request: Any) -> dict[str, Any]:
     return {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
 
 
-def _checked(body: dict[str, Any]) -> InferRequest:
-    """Return the body as the route would take it. Raises CallError with pydantic's first error."""
+def _checked(request: Any) -> tuple[dict[str, Any], InferRequest]:
+    """Return a request as a body, and as the route would take it. Raises CallError with pydantic's first error."""
+    body = infer_body(request)
     try:
-        return InferRequest.model_validate(body)
+        return body, InferRequest.model_validate(body)
     except ValidationError as error:
         raise _refused(reply_to_fields(error).message) from None
 

@@ -17,9 +17,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
-from ...engine.errors import ConfigError
+from ...engine.errors import CapacityError, ConfigError
 from ..config import ServerConfig
 from ..generate.server_state import ServerState
+from ..large_bodies import note_body
 from . import generation_service, inference_service
 from .app_calls import AppCalls, CallError
 from .call_shares import MAX_CALLS, CallShares
@@ -222,12 +223,13 @@ def _inference(service: InferenceService) -> Any:
     async def stream(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[Any, None]:
         async def parsed() -> AsyncGenerator[Any, None]:
             async for data in requests:
+                note_body(len(data))
                 yield _parsed(kind, data)
 
         try:
             async for answer in service.stream(parsed(), context):
                 yield answer
-        except CallError as error:
+        except (CallError, CapacityError) as error:
             await _abort(context, error)
 
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
@@ -268,9 +270,10 @@ def _health(calls: AppCalls) -> Any:
 
 def _unary(kind: Any, method: Method) -> Any:
     async def call(data: bytes, context: Any) -> Any:
+        note_body(len(data))
         try:
             return await method(_parsed(kind, data), context)
-        except CallError as error:
+        except (CallError, CapacityError) as error:
             await _abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(call, response_serializer=_serialized)
@@ -278,10 +281,11 @@ def _unary(kind: Any, method: Method) -> Any:
 
 def _streaming(kind: Any, method: Stream) -> Any:
     async def call(data: bytes, context: Any) -> AsyncGenerator[Any, None]:
+        note_body(len(data))
         try:
             async for answer in method(_parsed(kind, data), context):
                 yield answer
-        except CallError as error:
+        except (CallError, CapacityError) as error:
             await _abort(context, error)
 
     return call
@@ -296,7 +300,9 @@ def _parsed(kind: Any, data: bytes) -> Any:
         raise CallError(grpc.StatusCode.INVALID_ARGUMENT, f"The message is no {name}.") from None
 
 
-async def _abort(context: Any, error: CallError) -> None:
+async def _abort(context: Any, error: CallError | CapacityError) -> None:
+    if isinstance(error, CapacityError):  # no thread for a large message now
+        error = CallError(grpc.StatusCode.UNAVAILABLE, str(error))
     await context.abort(error.status, error.message, error.trailers)
 
 

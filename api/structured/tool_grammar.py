@@ -75,9 +75,10 @@ def _output_format(
     if mode != "none":
         _check_names(callable_tools, tools, form)
     parallel = parallel and not form.single
-    functions = [(tool, tool.function) for tool in callable_tools]
-    fields = {function.name: f"tools[{tools.index(tool)}].{_FORMS[tool.type]}" for tool, function in functions}
-    arguments = {function.name: _arguments(function, fields[function.name]) for _, function in functions}
+    # By identity: to compare tools takes as long as they are.
+    places = {id(tool): number for number, tool in enumerate(tools)}
+    fields = {tool.function.name: f"tools[{places[id(tool)]}].{_FORMS[tool.type]}" for tool in callable_tools}
+    arguments = {tool.function.name: _arguments(tool.function, fields[tool.function.name]) for tool in callable_tools}
     if mode == "none":
         return requested
     larks = {tool.custom.name: tool.lark for tool in callable_tools if isinstance(tool, TextTool) and tool.lark}

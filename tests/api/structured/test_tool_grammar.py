@@ -289,6 +289,17 @@ def test_as_many_tools_as_may_be_given_are_compiled_whatever_their_descriptions(
     assert lets_through(grammar, f"[{text}]" if choice == "required" else f"<tool_call>\n{text}\n</tool_call>")
 
 
+def test_tools_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for each of the tools among all of them took 0.1 s of the event loop for 190 tools."""
+
+    def compare(*_: object) -> bool:
+        raise AssertionError("tools are compared")
+
+    tools = [Tool(type="function", function=Function(name=f"f{number}", parameters=CITY)) for number in range(3)]
+    monkeypatch.setattr(BaseModel, "__eq__", compare)
+    assert tool_output_format(tools, "auto", FORMATS["hermes"], None, parallel=True)
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_what_all_tools_together_exceed_is_told_of_the_tools_and_of_no_place_that_the_client_has_not_sent(
     choice: str,

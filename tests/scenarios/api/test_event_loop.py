@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +15,9 @@ from support.api.api_live import Live
 from support.api.reply_checks import check_error
 from support.machine.import_graph import ROOT
 
+from rootgraft.api.errors import MAX_FAULTS
 from rootgraft.api.generate import build_request
 from rootgraft.api.large_bodies import LARGE_BODY, beside_loop, note_body
-from rootgraft.api.routes.dependencies import MAX_FAULTS
 from rootgraft.api.structured import output_format
 
 CHAT = "/v1/chat/completions"
@@ -33,6 +34,7 @@ def tool(description: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "description": description, "parameters": {}}}]
 
 
+SAID = [{"role": "user", "content": "hi" * 20}]
 SMALL, LARGE = {"description": "a"}, {"description": "x" * (64 << 10)}
 
 
@@ -118,6 +120,80 @@ def test_the_format_of_a_large_body_is_checked_on_another_thread(
             asked = {"format": form["json_schema"]["schema"]} if path[:5] == "/api/" else {"response_format": form}
             http.post(path, json=fields | asked)
     assert seen == [True, False]
+
+
+def turns(count: int) -> list[dict[str, Any]]:
+    """Messages of Anthropic's protocol, with parts."""
+    text = [{"type": "text", "text": "hi" * 20}]
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number in range(count)]
+
+
+def items(count: int) -> list[dict[str, Any]]:
+    """Items of a response's input."""
+    said = [{"type": "input_text", "text": "hi"}]
+    return [{"type": "message", "role": "user", "content": said} for _ in range(count)]
+
+
+def triton(parameters: dict[str, Any], data: list[str]) -> dict[str, Any]:
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [len(data)], "data": data}
+    return {"inputs": [text], "parameters": parameters}
+
+
+BODIES: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "chat": (CHAT, lambda count: {"messages": SAID * count, "max_tokens": 1}),
+    "messages": ("/v1/messages", lambda count: {"model": "tiny", "messages": turns(count), "max_tokens": 1}),
+    "responses": ("/v1/responses", lambda count: {"input": items(count), "max_output_tokens": 1}),
+    "Ollama's chat": ("/api/chat", lambda count: {"model": "tiny", "messages": SAID * count, "stream": False}),
+    "Triton's unknown parameters": (
+        "/v2/models/tiny/infer", lambda count: triton({f"p{number}": 1 for number in range(count)}, ["hi"])
+    ),
+    "Triton's unknown fields": (
+        "/v2/models/tiny/infer", lambda count: triton({}, ["hi"]) | {f"f{number}": 1 for number in range(count)}
+    ),
+}  # fmt: skip
+
+
+async def _counted(counts: list[int] | None) -> None:
+    """Count the calls of functions in Python on the event loop's thread, from now on, or no longer for None."""
+
+    def count(_frame: object, event: str, _of: object) -> None:
+        counts[0] += event == "call"
+
+    sys.setprofile(None if counts is None else count)
+
+
+def calls_on_loop(live: Live, path: str, body: dict[str, Any], status: int = 200) -> int:
+    """Return how many calls of functions the event loop makes for a request, none for those on other threads."""
+    counts = [0]
+    with live.http() as http:
+        asyncio.run_coroutine_threadsafe(_counted(counts), live.loop).result()
+        try:
+            assert http.post(path, json=body).status_code == status
+        finally:
+            asyncio.run_coroutine_threadsafe(_counted(None), live.loop).result()
+    return counts[0]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_work_of_the_loop_does_not_grow_with_a_large_body(live: Live, name: str) -> None:
+    live.async_engine.set_max_len(1 << 20)
+    path, body = BODIES[name]
+    sizes = [1_000 * LARGE_BODY // len(json.dumps(body(1_000))) * times + 100 for times in (1, 3)]
+    status = 400 if "unknown" in name else 200
+    calls_on_loop(live, path, body(1), status)
+    few, many = (calls_on_loop(live, path, body(size), status) for size in sizes)
+    assert many < few + sizes[1] / 4, "a part of a call for each element of the larger body"
+
+
+def test_so_it_is_with_a_stored_conversation(live: Live) -> None:
+    live.async_engine.set_max_len(1 << 20)
+    calls = []
+    with live.http() as http:
+        for size in (700, 2800):
+            told = http.post("/v1/responses", json={"input": items(size), "max_output_tokens": 1}).json()
+            following = {"input": "hi", "previous_response_id": told["id"], "max_output_tokens": 1}
+            calls.append(calls_on_loop(live, "/v1/responses", following))
+    assert calls[1] < calls[0] + 700
 
 
 @pytest.mark.parametrize(("num_bytes", "is_on_loop"), [(LARGE_BODY, True), (LARGE_BODY + 1, False)])
