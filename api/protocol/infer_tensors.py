@@ -145,6 +145,18 @@ class InferRequest(StrictModel):
         return {**self.options, "model": model, "prompt": self.texts, "echo": self.echoes}
 
 
+class RepositoryRequest(StrictModel):
+    """Body of the index: ``ready`` leaves out what is not loaded."""
+
+    ready: bool = False
+
+
+class RepositoryLoadRequest(StrictModel):
+    """Body of a load: ``lora_path`` of ``parameters`` says where the adapter is, by default its name."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
 def _is_neutral(name: str, value: Any) -> bool:
     """Whether a parameter changes no answer. Raises PydanticCustomError where it is not what Triton takes."""
     kinds = _NEUTRAL.get(name)

@@ -10,14 +10,16 @@ from pydantic import BaseModel
 
 from ..anthropic.chat_conversion import as_chat, field_names
 from ..anthropic.message_reply import MessageReply, error_event, message_events
-from ..anthropic.message_request import CountTokensRequest, MessagesRequest
+from ..anthropic.message_request import CountTokensRequest, MessagesRequest, PromptFields
 from ..error_responses import MESSAGES_PATH
 from ..generate.build_request import chat_request, chat_tokens
 from ..generate.envelope import json_response
+from ..generate.field_names import FieldNames
 from ..generate.sse import EventStream
 from ..generate.streams import at_intervals, generate, silenced, take_all, while_connected
 from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
+from ..protocol.chat import ChatRequest
 from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 
@@ -47,7 +49,7 @@ router = APIRouter(
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
     target = await state.models.find(body.model, caller)
-    names, chat = field_names(body), await beside_loop(partial(as_chat, body))
+    names, chat = await beside_loop(partial(_as_chat, body))
     with names.naming_errors():
         prepared, output_format, thought = await chat_request(
             target, chat, caller, strict=state.options.strict_max_tokens
@@ -75,7 +77,11 @@ async def create_message(body: MessagesRequest, request: Request, state: State, 
 async def count_message_tokens(body: CountTokensRequest, state: State, caller: CallerOf) -> Response:
     """Count the tokens of a message's prompt: those that its usage will say."""
     target = await state.models.locate(body.model, caller)
-    names, chat = field_names(body), await beside_loop(partial(as_chat, body))
+    names, chat = await beside_loop(partial(_as_chat, body))
     with names.naming_errors():
         tokens = await chat_tokens(target, chat, caller)
     return json_response({"input_tokens": len(tokens)})
+
+
+def _as_chat(body: PromptFields) -> tuple[FieldNames, ChatRequest]:
+    return field_names(body), as_chat(body)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import Field
 
 from ...engine.errors import UnknownModel
 from ..access.caller import Caller
@@ -22,9 +21,8 @@ from ..generate.streams import collect, generate, while_connected
 from ..large_bodies import beside_loop
 from ..observe.token_usage import UsageCount
 from ..protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from ..protocol.base import StrictModel
 from ..protocol.completions import CompletionRequest
-from ..protocol.infer_tensors import INPUTS, OUTPUTS, InferRequest
+from ..protocol.infer_tensors import INPUTS, OUTPUTS, InferRequest, RepositoryLoadRequest, RepositoryRequest
 from ..structured.output_format import checked_format
 from .adapters import load_lora_adapter, unload_lora_adapter
 from .dependencies import CallerOf, JsonRoute, Models
@@ -39,18 +37,6 @@ router = APIRouter(
 )
 
 Name = Annotated[str, Path(max_length=256)]
-
-
-class RepositoryRequest(StrictModel):
-    """Body of the index: ``ready`` leaves out what is not loaded."""
-
-    ready: bool = False
-
-
-class RepositoryLoadRequest(StrictModel):
-    """Body of a load: ``lora_path`` of ``parameters`` says where the adapter is, by default its name."""
-
-    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 @router.get("/v2")
