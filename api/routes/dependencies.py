@@ -291,10 +291,16 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
         if lacks_memory(error):
             raise
         raise HTTPException(400, "There was an error parsing the body") from error
-    body = await beside_loop(partial(_validated, partial(model.model_validate, from_attributes=True), value))
-    if left_out := body.left_out:
+    body, left_out = await beside_loop(partial(_read_body, model, value))
+    if left_out:
         setattr(request.state, _LEFT_OUT_STATE, left_out)
     return body
+
+
+def _read_body(model: type[StrictModel], value: Any) -> tuple[StrictModel, Sequence[str]]:
+    """Return a parsed body as a model, and what is left out of it. Raises RequestValidationError."""
+    body = _validated(partial(model.model_validate, from_attributes=True), value)
+    return body, body.left_out
 
 
 def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
