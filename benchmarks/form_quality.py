@@ -1,6 +1,6 @@
 """What stored forms of a model cost: perplexity, greedy agreement, schema validity and a task's score.
 
-    python -m benchmarks.form_quality [--model FILE.gguf] [--peer PYTHON] [--out FILE]
+    python -m benchmarks.form_quality [--model FILE.gguf] [--peer PYTHON] [--only NAME ...] [--out FILE]
 
 The default model's GGUF file is widened to float32; `rootgraft quantize` writes a folder of each scheme from that, and
 llama.cpp (a Python that has llama-cpp-python, by ``--peer``) a GGUF file of each type, which both programs then read.
@@ -18,6 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from rootgraft.engine.offline.llm import LLM
 from rootgraft.engine.types import SamplingParams
 from rootgraft.grammar.spec import GrammarSpec
 from rootgraft.kernels import ops
+from rootgraft.kernels.layouts import int8_kv_layout
 
 TYPES = ("Q8_0", "Q4_K_M", "Q3_K_M", "Q2_K")
 """Types of llama.cpp: each is a mixture, as rows of 576 values take the next larger type without super-blocks."""
@@ -76,6 +78,18 @@ class FormQuality:
     llama_cpp_agreement: float | None = None
 
 
+@dataclass(frozen=True)
+class Form:
+    """A form to measure: its name, its files, and how they are loaded; ``quantization`` is an option."""
+
+    name: str
+    model: Path
+    weights: WeightForm = "stored_widened"
+    quantization: str | None = None
+    kv: str = "auto"
+    dtype: torch.dtype = torch.bfloat16
+
+
 def widen(gguf: Path, out: Path) -> None:
     """Write a GGUF file as a folder in float32."""
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -97,19 +111,21 @@ def people() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def answer_scores(model: Path, dtype: str, threads: int) -> tuple[float, float, float]:
+def answer_scores(form: Form, threads: int) -> tuple[float, float, float]:
     """Return the shares of valid answers with the grammar and without it, and of right fields with it."""
     asked = people()
     chats = [[{"role": "user", "content": f"{text}\n{_TASK}"}] for text, _ in asked]
     params = SamplingParams(max_tokens=64, temperature=0.0)
     options: dict[str, Any] = {
         "device": "cpu",
-        "dtype": dtype,
+        "dtype": str(form.dtype).removeprefix("torch."),
+        "quantization": form.quantization,
+        "kv_cache_dtype": form.kv,
         "max_model_len": 1024,
         "kv_cache_memory": 0.5,
         "threads": threads,
     }
-    with closing(LLM(str(model), **options)) as llm:
+    with closing(LLM(str(form.model), **options)) as llm:
         guided = llm.chat(chats, params, use_tqdm=False, grammar=GrammarSpec.json_schema(SCHEMA))
         free = llm.chat(chats, params, use_tqdm=False)
     answers = [read_answer(each.outputs[0].text) for each in guided]
@@ -133,12 +149,12 @@ def read_answer(text: str) -> dict[str, Any] | None:
     return answer
 
 
-def read_texts(model: Path, dtype: torch.dtype, form: WeightForm, texts: list[list[int]]) -> tuple[float, list[Tensor]]:
+def read_texts(form: Form, texts: list[list[int]]) -> tuple[float, list[Tensor]]:
     """Return the perplexity of texts, and the most likely token at each place."""
-    loaded = load_model(model, dtype=dtype, device=CPU, max_positions=WINDOW, weights=form)
+    loaded = load_model(form.model, dtype=form.dtype, device=CPU, max_positions=WINDOW, weights=form.weights)
     surprise, likely = 0.0, list[Tensor]()
     for tokens in texts:
-        found = log_probs(loaded, tokens, dtype)
+        found = log_probs(loaded, tokens, int8_kv_layout.DTYPE if form.kv == "int8" else form.dtype)
         surprise -= found[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).double().sum().item()
         likely.append(found.argmax(-1))
     return torch.tensor(surprise / (len(texts) * (WINDOW - 1))).exp().item(), likely
@@ -156,22 +172,29 @@ def ask_peer(python: Path, *command: str, texts: list[list[int]] | None = None) 
     return json.loads(done.stdout)
 
 
-def forms(source: Path, gguf: Path, work: Path, peer: Path | None) -> list[tuple[str, Path, WeightForm]]:
-    """Write the forms. Returns the name of each, where it is, and the weights' form in which it is read."""
-    made: list[tuple[str, Path, WeightForm]] = [
-        ("bfloat16", source, "plain"),
-        ("bfloat16, int8_dynamic", source, "int8_dynamic"),
-        ("Q4_1", gguf, "stored_widened"),
+def forms(source: Path, gguf: Path, work: Path, peer: Path | None, only: list[str] | None) -> Iterator[Form]:
+    """Write the forms, one by one, those of some names alone if these are given."""
+    made = [
+        Form("float32", source, "plain", dtype=torch.float32),
+        Form("bfloat16", source, "plain"),
+        Form("bfloat16, int8 KV", source, "plain", kv="int8"),
+        Form("bfloat16, int8_weight_only", source, "int8_weight_only", "int8_weight_only"),
+        Form("bfloat16, int8_dynamic", source, "int8_dynamic", "int8_dynamic"),
+        Form("Q4_1", gguf),
+        Form("Q4_1, gguf_dynamic", gguf, "stored_dynamic", "gguf_dynamic"),
+        *(Form(scheme, work / scheme) for scheme in SCHEMES),
+        *(Form(kind, work / f"{kind}.gguf") for kind in TYPES if peer is not None),
     ]
-    for scheme in SCHEMES:
-        quantize_folder(source, work / scheme, scheme)
-        made.append((scheme, work / scheme, "stored_widened"))
-    for kind in TYPES if peer is not None else ():
-        path = work / f"{kind}.gguf"
-        assert peer is not None
-        ask_peer(peer, "quantize", str(gguf), str(path), kind)
-        made.append((kind, path, "stored_widened"))
-    return made
+    for form in made:
+        if only is not None and form.name not in only:
+            continue
+        scheme = next((each for each in SCHEMES if each == form.name), None)
+        if scheme is not None:
+            quantize_folder(source, form.model, scheme)
+        elif form.name in TYPES:
+            assert peer is not None
+            ask_peer(peer, "quantize", str(gguf), str(form.model), form.name)
+        yield form
 
 
 def megabytes(model: Path) -> float:
@@ -179,22 +202,21 @@ def megabytes(model: Path) -> float:
     return round(sum(file.stat().st_size for file in files) / 1e6, 1)
 
 
-def measure(gguf: Path, work: Path, peer: Path | None, threads: int) -> list[FormQuality]:
-    """Measure all forms, float32 first."""
-    source, texts = work / "float32", windows(gguf)[:_WINDOWS]
+def measure(gguf: Path, work: Path, peer: Path | None, threads: int, only: list[str] | None) -> list[FormQuality]:
+    """Measure the forms, float32 first."""
+    source, texts, lines = work / "float32", windows(gguf)[:_WINDOWS], list[FormQuality]()
     widen(gguf, source)
-    perplexity, exact = read_texts(source, torch.float32, "plain", texts)
-    lines = [FormQuality("float32", megabytes(source), perplexity, 1.0, *answer_scores(source, "float32", threads))]
-    print(lines[-1], flush=True)
-    for name, model, form in forms(source, gguf, work, peer):
-        perplexity, likely = read_texts(model, torch.bfloat16, form, texts)
+    exact = read_texts(Form("float32", source, "plain", dtype=torch.float32), texts)[1]
+    for form in forms(source, gguf, work, peer, only):
+        perplexity, likely = read_texts(form, texts)
         theirs: tuple[float, float] | tuple[()] = ()
-        if peer is not None and model.is_file():
-            found = ask_peer(peer, "read", str(model), texts=texts)
+        if peer is not None and form.model.is_file() and form.quantization is None:
+            found = ask_peer(peer, "read", str(form.model), texts=texts)
             theirs = found["perplexity"], agreement([torch.tensor(each) for each in found["likely"]], exact)
-        scores = answer_scores(model, "bfloat16", threads)
-        lines.append(FormQuality(name, megabytes(model), perplexity, agreement(likely, exact), *scores, *theirs))
-        print(lines[-1], flush=True)
+        scores = answer_scores(form, threads)
+        line = FormQuality(form.name, megabytes(form.model), perplexity, agreement(likely, exact), *scores, *theirs)
+        print(line, flush=True)
+        lines.append(line)
     return lines
 
 
@@ -202,13 +224,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file; the default model without it")
     parser.add_argument("--peer", type=Path, help="a Python that has llama-cpp-python")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="forms to measure; all without it")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     gguf = resolve_model(options.model or EngineConfig().model).path
     ops.set_threads(options.threads)
     with tempfile.TemporaryDirectory() as work:
-        lines = measure(gguf, Path(work), options.peer, options.threads)
+        lines = measure(gguf, Path(work), options.peer, options.threads, options.only)
     if options.out:
         about = {"command": " ".join(["python -m benchmarks.form_quality", *sys.argv[1:]]), "model": gguf.name}
         result = about | {"kernels": ops.native_status(), "forms": [asdict(line) for line in lines]}

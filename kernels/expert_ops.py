@@ -23,25 +23,32 @@ from torch import Tensor
 
 from . import expert_reference, ops
 from .backend import native_for, on_triton, packing_kernels
+from .column_ops import take_columns
 from .layouts.expert_arguments import (
+    AnyExpertWeights,
     ClampedSwiglu,
     ExpertActivation,
     ExpertWeights,
+    JoinedExperts,
     RouterParams,
     Routing,
     Scores,
+    expert_parts,
     takes_together,
 )
 
 __all__ = [
+    "AnyExpertWeights",
     "ClampedSwiglu",
     "ExpertActivation",
     "ExpertWeights",
+    "JoinedExperts",
     "RouterParams",
     "Routing",
     "Scores",
     "expert_activation",
     "expert_linear",
+    "expert_parts",
     "route",
     "sum_experts",
     "takes_together",
@@ -62,7 +69,7 @@ def route(logits: Tensor, params: RouterParams) -> Routing:
     return expert_reference.route(logits, params) if kernels is None else kernels.experts.route(logits, params)
 
 
-def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
+def expert_linear(x: Tensor, weights: AnyExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
     """``x @ weight[expert].T + bias[expert]`` for each of a token's experts, of the weights' type; sums are fp32.
 
     Args:
@@ -79,6 +86,9 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor, num_tokens
         IndexError: an expert does not exist (native kernels).
         ValueError: x does not fit.
     """
+    if isinstance(weights, JoinedExperts):
+        both = (expert_linear(x, part, experts, num_tokens) for part in expert_parts(weights))
+        return take_columns(weights.columns, *both)
     if on_triton(x.device):
         from .triton import expert_product as gpu
 

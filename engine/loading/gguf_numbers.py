@@ -13,12 +13,11 @@ from torch import Tensor
 
 from ...kernels.grouped_weights import NumberForm, Offsets, Scales, StoredNumbers
 from ..checkpoint.gguf import TENSOR_TYPES
-from . import nvfp4
+from . import mxfp4, nvfp4
 from .gguf_tables import INTEGERS, TABLE_TYPES, TableType
 
 _PIECE: Final = 1 << 23  # values that are unpacked at once
 _SUPER_BLOCK: Final = 256
-_NO_NUMBER: Final = 255  # an exponent of MXFP4
 _SIZES: Final = {name: (block, size) for name, block, size in TENSOR_TYPES.values()}
 
 
@@ -174,7 +173,7 @@ def _q6_k(blocks: _Blocks) -> StoredNumbers:
 
 def _mxfp4(blocks: _Blocks) -> StoredNumbers | None:
     exponents = blocks.bytes(0, 1).flatten(1)
-    if bool((exponents == _NO_NUMBER).any()):
+    if not mxfp4.are_numbers(exponents):
         return None
     return StoredNumbers(blocks.shape, NumberForm.E2M1, blocks.pieces(_nibbles(1)), exponents, Scales.E8M0)
 

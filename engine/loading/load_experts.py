@@ -9,8 +9,16 @@ from typing import Literal
 from torch import Tensor
 
 from ...kernels.collectives import Ranks
-from ...kernels.expert_ops import ClampedSwiglu, ExpertActivation, ExpertWeights, RouterParams, takes_together
-from ...kernels.ops import Linear
+from ...kernels.expert_ops import (
+    AnyExpertWeights,
+    ClampedSwiglu,
+    ExpertActivation,
+    ExpertWeights,
+    JoinedExperts,
+    RouterParams,
+    takes_together,
+)
+from ...kernels.ops import AnyLinear, Linear, parts_of
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
 from ..models.layers import Mlp, PlainMlp, Projection
@@ -105,14 +113,22 @@ class _Reader:
         names = tuple(f"{prefix}.{module}" for module in modules)
         return Projection(names, tuple(modules.values()), self._weights.packed(*(f"{name}.weight" for name in names)))
 
-    def together(self, experts: Iterable[Linear]) -> ExpertWeights:
-        """Return the weights of all experts, widened where their forms differ, or inputs are out of order."""
-        found = tuple(experts)
-        if takes_together(found):
-            return ExpertWeights(found)
-        return ExpertWeights(tuple(self._weights.widened(each) for each in found))
+    def together(self, experts: Iterable[AnyLinear]) -> AnyExpertWeights:
+        """Return the weights of all experts, widened where their forms differ, or inputs are out of order.
 
-    def gate_up(self, expert: int) -> Linear:
+        Gate and up may be in two forms, those of all experts.
+        """
+        found = tuple(experts)
+        products = _by_product(found)
+        if not all(map(takes_together, products)):
+            return ExpertWeights(tuple(self._weights.widened(each) for each in found))
+        first, *others = map(ExpertWeights, products)
+        if not others:
+            return first
+        (second,) = others
+        return JoinedExperts.of(first, second, picks=self._mixture.top_k)
+
+    def gate_up(self, expert: int) -> AnyLinear:
         """Gate and up of an expert, [2 I, H], or up alone, [I, H]."""
         names = self._mixture.names
         match "modules" if names.is_split else names.storage:
@@ -125,7 +141,7 @@ class _Reader:
             case "transposed":
                 return self._transposed(names.gate, expert, turns=1)
 
-    def down(self, expert: int) -> Linear:
+    def down(self, expert: int) -> AnyLinear:
         """Down of an expert, [H, I]."""
         names = self._mixture.names
         match "modules" if names.is_split else names.storage:
@@ -136,11 +152,11 @@ class _Reader:
             case "interleaved" | "transposed":
                 return self._transposed(names.down, expert, turns=1)
 
-    def _packed(self, *modules: str) -> Linear:
+    def _packed(self, *modules: str) -> AnyLinear:
         """Matrices of modules side by side, and their biases, if any."""
         biased = self._mixture.biased
         bias = self._weights.tensor(*(f"{module}.bias" for module in modules)) if biased else None
-        return self._weights.packed_together(*(f"{module}.weight" for module in modules), bias=bias)
+        return self._weights.packed(*(f"{module}.weight" for module in modules), bias=bias)
 
     def _stacked(self, module: str, expert: int) -> Linear:
         name = f"{self._prefix}.{module}.weight"
@@ -158,6 +174,14 @@ class _Reader:
             return stored
         weight = _by_module(self._weights.part(name, expert).T, turns)
         return self._weights.pack(name, weight, bias)
+
+
+def _by_product(experts: tuple[AnyLinear, ...]) -> tuple[tuple[Linear, ...], ...]:
+    """Return the experts' parts by product: one, or two where each expert has two; nothing together where some have."""
+    parts = [parts_of(each) for each in experts]
+    if len(set(map(len, parts))) > 1:
+        return (tuple(part for each in parts for part in each),)
+    return tuple(zip(*parts, strict=True))
 
 
 def _by_module(rows: Tensor, turns: int) -> Tensor:

@@ -42,12 +42,13 @@ def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
     return torch.ldexp(values[nibbles.int()], scales.int() - BIAS)
 
 
-_LARGEST = 255  # an exponent that stands for no number
+MOST_EXPONENT: Final = 252
+"""The largest one whose numbers are all finite in fp32 and bfloat16; 255 stands for no number."""
 
 
 def are_numbers(exponents: Tensor) -> bool:
-    """Return whether stored exponents, uint8, all stand for numbers."""
-    return not bool((exponents == _LARGEST).any())
+    """Return whether stored exponents, uint8, are of finite numbers alone."""
+    return not bool((exponents > MOST_EXPONENT).any())
 
 
 def fit_half(exponents: Tensor) -> bool:

@@ -794,7 +794,7 @@ def _open_mxfp4_packed(parts: _Checked) -> Opened:
     _, width = _mxfp4_packed_shape(parts)
     numbers, exponents = parts.tensor("weight_packed"), parts.tensor("weight_scale")
     if not mxfp4.are_numbers(exponents):
-        raise parts.malformed("weight_scale has exponents of 255, which stand for no number")
+        raise parts.malformed(f"weight_scale has exponents above {mxfp4.MOST_EXPONENT}, whose numbers are not finite")
 
     def decode(first: int, end: int) -> Tensor:
         return mxfp4.scaled_values(_halves(numbers[first:end]), _in_groups(exponents[first:end].int(), width, None))

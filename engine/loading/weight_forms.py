@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...kernels import ops, quantised_weights
 from ...kernels.grouped_weights import GroupedLinear, NumberForm, by_module, dequantise, group_form, pack_grouped
-from ...kernels.ops import AnyLinear, JoinedLinear, Linear, PackedLinear, QuantisedLinear, pack_linear
+from ...kernels.ops import AnyLinear, JoinedLinear, Linear, PackedLinear, QuantisedLinear, pack_linear, parts_of
 from ...kernels.quantised_weights import BlockType, Format
 from ..checkpoint.gguf import GgufFile
 from ..checkpoint.model_config import ModelConfig
@@ -373,15 +373,22 @@ class WeightReader:
         by_modules = rows.view(-1, turns, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
         return quantised_weights.pack_blocks(by_modules, block_type, bias, widened=True)
 
-    def widened(self, layer: Linear) -> Linear:
+    def widened(self, layer: AnyLinear) -> Linear:
         """Return a weight in the model's type, whatever it is in."""
         if isinstance(layer, PackedLinear):
             return layer
-        bias = None if layer.bias is None else layer.bias.to(self.dtype)
+        parts = parts_of(layer)
+        biases = [part.bias.to(self.dtype) for part in parts if part.bias is not None]
+        rows = [self._rows_of(part).to(self.dtype) for part in parts]
+        return pack_linear(torch.cat(rows), torch.cat(biases) if biases else None)
+
+    def _rows_of(self, layer: Linear) -> Tensor:
+        """Read a weight back: [N, K]. A plain one's panels by a product with ones, which is exact."""
         if isinstance(layer, GroupedLinear):
-            return pack_linear(dequantise(layer).to(self.dtype), bias)
-        rows = quantised_weights.rows(layer, torch.arange(layer.out_features))
-        return pack_linear(rows.to(self.dtype), bias)
+            return dequantise(layer)
+        if isinstance(layer, QuantisedLinear):
+            return quantised_weights.rows(layer, torch.arange(layer.out_features))
+        return ops.linear(torch.eye(layer.in_features, dtype=self.dtype), replace(layer, bias=None)).T
 
     def plain(self, name: str, bias: Tensor | None = None) -> Linear:
         """Return a matrix in the model's type, whatever the form."""

@@ -315,7 +315,7 @@ class SafetensorsFolder:
         return self._fitting[name]
 
     def _mxfp4_part(self, name: str, part: int) -> tuple[Tensor, Tensor]:
-        """Return blocks and scales of one matrix of a stack. Raises ModelError for scales that are no numbers."""
+        """Return blocks and scales of one matrix of a stack. Raises ModelError for scales without finite numbers."""
         blocks, scales = (file.get_slice(stored)[part] for file, stored in _in_order(self._mxfp4[name]))
         _check_exponents(name, scales)
         return blocks, scales
@@ -349,11 +349,11 @@ class SafetensorsFolder:
 
 
 def _check_exponents(name: str, scales: Tensor) -> None:
-    """Raise ModelError for scales in MXFP4 that are no numbers."""
+    """Raise ModelError for scales in MXFP4 that are not of finite numbers."""
     if not mxfp4.are_numbers(scales):
         raise ModelError(
-            f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents of 255, which stand for no "
-            "number."
+            f"The tensor {shortened(name)} is malformed: {mxfp4.SCALES} has exponents above {mxfp4.MOST_EXPONENT}, "
+            "whose numbers are not finite."
         )
 
 

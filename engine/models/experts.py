@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import (
+    AnyExpertWeights,
     ExpertActivation,
     ExpertWeights,
     RouterParams,
     expert_activation,
     expert_linear,
+    expert_parts,
     route,
     sum_experts,
 )
@@ -38,7 +40,7 @@ class ExpertProjection:
     name: str
     modules: tuple[tuple[str, ...], ...]
     sizes: tuple[int, ...]
-    weights: ExpertWeights
+    weights: AnyExpertWeights
 
     def __call__(self, x: Tensor, experts: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, K] or [T, k, K] and experts [T, k] -> [T, k, sum of sizes], plus the adapters' part."""
@@ -117,7 +119,8 @@ class Experts:
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
         """Products of a token's experts: how many experts, and the weights of all."""
-        return (self.params.top_k, self.gate_up.weights), (self.params.top_k, self.down.weights)
+        products = self.gate_up, self.down
+        return tuple((self.params.top_k, part) for product in products for part in expert_parts(product.weights))
 
 
 @dataclass(frozen=True, slots=True)

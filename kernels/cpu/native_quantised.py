@@ -113,8 +113,8 @@ class QuantisedKernels:
         arranged = form.arranged
         if not self.arranges or arranged is None:
             return form
-        words = BLOCK // _WORD // (1 if form is Format.BYTES else 2)
-        settings = (weight.numel() // PANEL_ROWS // words, form, self._library.num_threads)
+        blocks = weight.shape[0] * weight.shape[1] * (SUPER_BLOCK // BLOCK if form in _SUPER_SIZES else 1)
+        settings = (blocks, form, self._library.num_threads)
         self._arrange_blocks(_ARRANGE_BLOCKS.pack(weight.data_ptr(), scales.data_ptr(), *settings))
         return arranged
 

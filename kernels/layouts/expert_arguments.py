@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .column_runs import ColumnRuns
 from .grouped_forms import GroupedLinear, GroupedPart
 from .packed_weights import Linear, PackedLinear, QuantisedLinear
 
@@ -105,6 +106,39 @@ class ExpertWeights:
 
     def __len__(self) -> int:
         return len(self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedExperts:
+    """The weights of E experts for two products of one x in different forms on a CPU, whose outputs are side by side.
+
+    Attributes:
+        columns: of all of a token's experts, of each those of the first product, then those of the second.
+    """
+
+    first: ExpertWeights
+    second: ExpertWeights
+    columns: ColumnRuns
+
+    @classmethod
+    def of(cls, first: ExpertWeights, second: ExpertWeights, picks: int) -> JoinedExperts:
+        """Join the weights of as many experts with as many inputs, of which a token has so many."""
+        assert (first.in_features, len(first)) == (second.in_features, len(second))
+        sizes = first.out_features, second.out_features
+        runs = [(part, pick * size, size) for pick in range(picks) for part, size in enumerate(sizes)]
+        return cls(first, second, ColumnRuns.of(runs, heads=picks))
+
+    @property
+    def in_features(self) -> int:
+        return self.first.in_features
+
+
+AnyExpertWeights = ExpertWeights | JoinedExperts
+
+
+def expert_parts(weights: AnyExpertWeights) -> tuple[ExpertWeights, ...]:
+    """Return the weights that experts' weights are joined of: of most products the weights themselves."""
+    return (weights.first, weights.second) if isinstance(weights, JoinedExperts) else (weights,)
 
 
 def takes_together(experts: tuple[Linear, ...]) -> bool:

@@ -80,8 +80,7 @@ class Format(IntEnum):
     SUPER_GRID: the same as SUPER_3_BITS, ``(d * s) * t[q]``, t the six values of GGUF's IQ2_XXS, IQ2_XS and IQ2_S.
     FIVE_BITS: as NIBBLES, with q of 5 bits (GGUF's Q5_1).
     SYMMETRIC_5_BITS: the same, ``d * (q - 16)`` (GGUF's Q5_0).
-    NIBBLE_ROWS, BYTE_ROWS, SUPER_NIBBLE_ROWS, SYMMETRIC_ROWS, ZERO_POINT_ROWS: the same five, arranged for products of
-        few rows by AMX.
+    NIBBLE_ROWS and the others that end in ROWS: those of the same names, arranged for products of few rows by AMX.
 
     For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for 5 bits and super-blocks to 8;
     or the weight's numbers are rounded to its type, as those with zero points or a table always are. For CHANNELS x has
@@ -112,6 +111,17 @@ class Format(IntEnum):
     FIVE_BITS = 21
     SYMMETRIC_5_BITS = 22
     SUPER_GRID = 23
+    TABLE_ROWS = 24
+    FLOAT4_ROWS = 25
+    SUPER_5_BITS_ROWS = 26
+    SUPER_3_BITS_ROWS = 27
+    SUPER_2_BITS_ROWS = 28
+    SUPER_TABLE_ROWS = 29
+    SUPER_FLOAT4_ROWS = 30
+    FIVE_BITS_ROWS = 31
+    SYMMETRIC_5_BITS_ROWS = 32
+    SUPER_GRID_ROWS = 33
+    SUPER_6_BITS_ROWS = 34
 
     @property
     def description(self) -> str:
@@ -135,6 +145,17 @@ _ARRANGED: Final = {
     Format.SUPER_NIBBLES: Format.SUPER_NIBBLE_ROWS,
     Format.SYMMETRIC: Format.SYMMETRIC_ROWS,
     Format.ZERO_POINTS: Format.ZERO_POINT_ROWS,
+    Format.TABLE: Format.TABLE_ROWS,
+    Format.FLOAT4: Format.FLOAT4_ROWS,
+    Format.SUPER_5_BITS: Format.SUPER_5_BITS_ROWS,
+    Format.SUPER_3_BITS: Format.SUPER_3_BITS_ROWS,
+    Format.SUPER_2_BITS: Format.SUPER_2_BITS_ROWS,
+    Format.SUPER_TABLE: Format.SUPER_TABLE_ROWS,
+    Format.SUPER_FLOAT4: Format.SUPER_FLOAT4_ROWS,
+    Format.FIVE_BITS: Format.FIVE_BITS_ROWS,
+    Format.SYMMETRIC_5_BITS: Format.SYMMETRIC_5_BITS_ROWS,
+    Format.SUPER_GRID: Format.SUPER_GRID_ROWS,
+    Format.SUPER_6_BITS: Format.SUPER_6_BITS_ROWS,
 }
 _DESCRIPTIONS: Final = {
     Format.NIBBLES: "4-bit blocks",

@@ -13,6 +13,7 @@ from rootgraft.kernels import expert_reference, ops, pass_graphs, quantised_weig
 from rootgraft.kernels.expert_ops import (
     ClampedSwiglu,
     ExpertWeights,
+    JoinedExperts,
     RouterParams,
     expert_activation,
     expert_linear,
@@ -186,10 +187,26 @@ def test_sums_are_those_of_plain_torch(dtype: torch.dtype, width: int, has_gate:
         torch.testing.assert_close(sum_experts(y, factors, shared, gate), expected, rtol=TOLERANCE[dtype], atol=1e-5)
 
 
-def test_a_recorded_pass_routes_anew() -> None:
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_gates_in_another_form_than_their_factors_are_the_two_products_side_by_side(
+    dtype: torch.dtype, tokens: int
+) -> None:
+    parts = [
+        weights_of(functools.partial(blocks, kind=kind, widened=True), (4, size, 64), dtype, biased=True)
+        for kind, size in (("Q4_0", 48), ("Q8_0", 35))
+    ]
+    x, experts = torch.randn(tokens, 64).to(dtype), picks(tokens, 3, 4)
+    y = expert_linear(x, JoinedExperts.of(*parts, picks=3), experts)
+    assert torch.equal(y, torch.cat([expert_linear(x, part, experts) for part in parts], dim=-1))
+
+
+@pytest.mark.parametrize("forms", [1, 2])
+def test_a_recorded_pass_routes_anew(forms: int) -> None:
     most, params = 40, RouterParams(2, renormalises=True)
     router = ops.pack_linear(torch.randn(6, 32))
-    gate_up = weights_of(ops.pack_linear, (6, 64, 32), torch.float32, biased=False)
+    of_form = [weights_of(ops.pack_linear, (6, 64 // forms, 32), torch.float32, biased=False) for _ in range(forms)]
+    gate_up = of_form[0] if forms == 1 else JoinedExperts.of(*of_form, picks=params.top_k)
     down = weights_of(ops.pack_linear, (6, 32, 32), torch.float32, biased=False)
 
     def mixture(x: Tensor) -> Tensor:

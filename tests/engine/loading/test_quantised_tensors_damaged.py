@@ -15,8 +15,18 @@ from safetensors.torch import load_file, save_file
 from support.models import small_gguf
 from support.models.paged_run import CPU, run_whole
 from support.models.quantised_oracle import matrix_meant
-from support.models.quantised_parts import MATRICES, ROWS, WIDTH, StoredMatrix, damaged, damaged_file, folder_of
+from support.models.quantised_parts import (
+    MATRICES,
+    ROWS,
+    WIDTH,
+    StoredMatrix,
+    damaged,
+    damaged_file,
+    folder_of,
+    mxfp4_stack,
+)
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from rootgraft.engine.checkpoint import gguf as gguf_types
 from rootgraft.engine.checkpoint.gguf import GgufFile
@@ -114,6 +124,52 @@ def test_a_damaged_matrix_is_refused_or_means_what_the_oracle_reads(kind: str, d
     assert refused > damages // 3
 
 
+def check_stack(matrix: StoredMatrix, folder: Path, damage: Callable[[bytes], bytes] = lambda raw: raw) -> bool:
+    """The same of two experts in gpt-oss' MXFP4, by transformers' decoder."""
+    file, name = folder / "model.safetensors", "experts.down_proj"
+    try:
+        quantization = read_quantization({"quantization_config": matrix.config})
+        save_file({f"{name}{part}": each.contiguous() for part, each in matrix.parts.items()}, file)
+        file.write_bytes(damage(file.read_bytes()))
+        source = SafetensorsFolder(folder, (), quantization)
+        check_tensors({name: (2, WIDTH, ROWS)}, source.shapes, frozenset())
+        source.check_scales()
+        found: list[list[Tensor]] = []
+        for part in range(2):
+            widened = torch.empty(WIDTH, ROWS)
+            source.read(name, widened, part)
+            found.append([widened])
+            numbers = source.numbers(name, part)
+            if numbers is not None and (grouped := pack_grouped([numbers], CPU, torch.bfloat16)) is not None:
+                found[-1].append(dequantise(grouped).T)
+            if (blocks := source.part_rows(name, part)) is not None:
+                packed = quantised_weights.pack_blocks(blocks[1], blocks[0], widened=True)
+                found[-1].append(quantised_weights.rows(packed, torch.arange(ROWS)).T)
+    except ModelError as error:
+        assert "\n" not in str(error)
+        assert NAMES_ONE.match(str(error)), str(error)
+        return True
+    stored = load_file(file)
+    want = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"], dtype=torch.float32)
+    for expert, forms in enumerate(found):
+        assert all(bool(each.isfinite().all()) and torch.equal(each, want[expert]) for each in forms)
+    return False
+
+
+@pytest.mark.parametrize("damages", [3 * DAMAGES, pytest.param(200, marks=pytest.mark.heavy)])
+def test_damaged_experts_in_mxfp4_are_refused_or_mean_what_transformers_reads(damages: int, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        matrix = mxfp4_stack()
+    assert not check_stack(matrix, tmp_path)
+    refused = 0
+    for seed in range(damages):
+        refused += check_stack(damaged(matrix, seed), tmp_path)
+        if seed % 3 == 0:
+            refused += check_stack(matrix, tmp_path, lambda raw: damaged_file(raw, seed))  # noqa: B023 (called at once)
+    assert refused > damages // 3
+
+
 @pytest.mark.parametrize(
     ("kind", "part", "value", "match"),
     [
@@ -138,11 +194,17 @@ def test_what_is_no_number_is_refused_by_its_part(
         source.read(NAME, torch.empty(ROWS, WIDTH))
 
 
-def test_exponents_of_mxfp4_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exponent", [253, 255])
+def test_exponents_of_mxfp4_without_finite_numbers_are_refused(exponent: int, tmp_path: Path) -> None:
     matrix = matrix_of("compressed-tensors mxfp4")
-    matrix.parts["weight_scale"][3, 1] = 255
-    with pytest.raises(ModelError, match=r"The tensor m\.weight is malformed: weight_scale has exponents of 255"):
+    matrix.parts["weight_scale"][3, 1] = exponent
+    with pytest.raises(ModelError, match=r"The tensor m\.weight is malformed: weight_scale has exponents above 252"):
         folder_of(matrix, tmp_path).read(NAME, torch.empty(ROWS, WIDTH))
+    stack = mxfp4_stack()
+    stack.parts["_scales"][1, 3, 1] = exponent
+    assert check_stack(stack, tmp_path)
+    stack.parts["_scales"][1, 3, 1] = 252
+    assert not check_stack(stack, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,19 @@ import pytest
 import torch
 from support.models.gguf_files import gguf_architecture, gguf_name, write_gguf
 from support.models.paged_run import CPU, run_whole
-from support.models.tiny_models import VOCAB, oracle_logits, save, tiny_model
+from support.models.tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
 
 from rootgraft.engine.checkpoint.gguf import GgufFile
 from rootgraft.engine.checkpoint.model_config import Rope, YarnScaling
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
+from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.weight_readers import GgufWeights
 from rootgraft.kernels import ops
 from rootgraft.kernels.expert_ops import expert_linear
 from rootgraft.kernels.ops import QuantisedLinear
+from rootgraft.kernels.quantised_weights import Format
 
 # Those of the tiny models whose maths a GGUF file can say. (It has no query scale for Gemma: see below.)
 WRITTEN = [
@@ -305,6 +307,34 @@ def test_experts_in_quantised_blocks(tmp_path: Path) -> None:
     torch.testing.assert_close(expert_linear(x, down, experts), expected, rtol=1e-3, atol=1e-3)
     ours, theirs = run_whole(model, PROMPT), run_whole(plain, PROMPT)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3 * theirs.abs().max().item())
+
+
+@pytest.mark.skipif(ops.native_kernels() is None, reason="no compiler")
+def test_gates_of_experts_in_another_type_than_their_factors_stay_in_it(tmp_path: Path) -> None:
+    """As some mixtures of K-quants have them: gate and up are one product nevertheless, and nothing is widened."""
+    path, add = tmp_path / "model.gguf", gguf.GGUFWriter.add_tensor
+    kinds = {"gate_exps": "Q8_0", "up_exps": "Q4_0", "down_exps": "Q5_0"}
+
+    def quantised(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
+        kind = next((gguf.GGMLQuantizationType[kind] for words, kind in kinds.items() if words in name), None)
+        if kind is None:
+            return add(writer, name, tensor)
+        return add(writer, name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+
+    *classes, sizes = MODELS["qwen3_moe_plain"]
+    wide = {"qwen3_moe_wide": (*classes, {**sizes, "hidden_size": 64})}
+    with mock.patch.object(gguf.GGUFWriter, "add_tensor", quantised), mock.patch.dict(MODELS, wide):
+        write_gguf("qwen3_moe_wide", path)
+    model = load_model(path, dtype=torch.float32, device=CPU, weights="stored_widened")
+    assert not model.widened
+    mixture = model.layers[1].mlp
+    assert [part.first.format.unarranged for _, part in mixture.active] == [
+        Format.BYTES, Format.SYMMETRIC, Format.SYMMETRIC_5_BITS,
+    ]  # fmt: skip
+    shapes = base_layout(model, GgufFile.open(path), dummy=False).projections  # as adapters on experts find them
+    assert {len(each.modules): each.width for each in shapes if each.place is not None} == {2: 64, 1: 32}
+    plain = load_model(path, dtype=torch.float32, device=CPU)
+    assert torch.equal(run_whole(model, PROMPT), run_whole(plain, PROMPT))
 
 
 @pytest.mark.parametrize(

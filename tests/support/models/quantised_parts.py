@@ -138,9 +138,9 @@ def _float8() -> Tensor:
     return torch.randn(ROWS, WIDTH).clamp(-4, 4).mul(100).to(torch.float8_e4m3fn)
 
 
-def _bnb(is_nested: bool) -> StoredMatrix:
+def _bnb(is_nested: bool, kind: str = "nf4") -> StoredMatrix:
     blocks = ROWS * WIDTH // 64
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [ROWS, WIDTH]}
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": [ROWS, WIDTH]}
     parts = {
         "weight": torch.randint(0, 256, (ROWS * WIDTH // 2, 1), dtype=torch.uint8),
         "weight.quant_map": torch.linspace(-1, 1, 16),
@@ -154,8 +154,8 @@ def _bnb(is_nested: bool) -> StoredMatrix:
             "weight.nested_quant_map": torch.linspace(0, 1, 256),
         }
     text = json.dumps(state).encode()
-    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
-    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(text), dtype=torch.uint8)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
     return StoredMatrix(config, parts)
 
 
@@ -188,6 +188,7 @@ MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "gptq 2 bits": lambda: _gptq(2, 32),
     "gptq 3 bits": lambda: _gptq(3, 64),
     "gptq 4 bits": lambda: _gptq(4, 32, desc_act=True),
+    "gptq 4 bits by column": lambda: _gptq(4, WIDTH, group_size=-1),
     "gptq 8 bits": lambda: _gptq(8, 128, checkpoint_format="gptq_v2"),
     "awq gemm": lambda: _awq("gemm"),
     "awq gemv": lambda: _awq("gemv"),
@@ -205,9 +206,19 @@ MATRICES: dict[str, Callable[[], StoredMatrix]] = {
     "modelopt nvfp4": _modelopt_nvfp4,
     "bitsandbytes nf4": lambda: _bnb(is_nested=False),
     "bitsandbytes nf4 twice": lambda: _bnb(is_nested=True),
+    "bitsandbytes fp4": lambda: _bnb(is_nested=False, kind="fp4"),
     "bitsandbytes int8": _bnb_int8,
 }
 """A maker of a random matrix for each format."""
+
+
+def mxfp4_stack() -> StoredMatrix:
+    """Return two experts [WIDTH, ROWS] as gpt-oss stores them, whose parts follow the name itself."""
+    blocks = torch.randint(0, 256, (2, ROWS, WIDTH // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(110, 130, blocks.shape[:3], dtype=torch.uint8)
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    return StoredMatrix(config, {"_blocks": blocks, "_scales": scales})
+
 
 _ODD_VALUES = (None, True, -1, 0, 5, 1 << 70, 2.5, 1e400, "", "x", [], [[]], {}, {"a": 1})
 

@@ -46,6 +46,8 @@ constexpr FourBitTable kFourBits = {
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
 template <>
 inline constexpr FourBitTable kFourBits<Format::kFloat4> = {{0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12}};
+template <>
+inline constexpr FourBitTable kFourBits<Format::kSuperFloat4> = kFourBits<Format::kFloat4>;
 
 // The entries of a table as bytes, 128 added.
 struct BiasedTable {
@@ -173,22 +175,23 @@ struct PlaneNumbers {
   }
 };
 
-// Numbers of three bits that choose a value of the grids of IQ2_XXS, IQ2_XS and IQ2_S: a level, and its sign.
+// What numbers of three bits choose, the values of the grids of IQ2_XXS, IQ2_XS and IQ2_S: a level, and its sign.
+alignas(64) inline constexpr float kGridValues[16] = {1, 3.125f, 5.375f, 0, -1, -3.125f, -5.375f, 0};
+
 struct GridNumbers {
   PlaneNumbers<2, 1> numbers;
 
   template <int I>
   INLINE Floats number() const {
-    alignas(64) static constexpr float kValues[16] = {1, 3.125f, 5.375f, 0, -1, -3.125f, -5.375f, 0};
     const Words whole = numbers.words<I>();
     return numbers.scales[I / (kBlockValues / 2)] * map([&](int p) {
 #if defined(__AVX512F__)
-      return (FloatPart)_mm512_permutexvar_ps((__m512i)whole.part[p], _mm512_load_ps(kValues));
+      return (FloatPart)_mm512_permutexvar_ps((__m512i)whole.part[p], _mm512_load_ps(kGridValues));
 #elif defined(__AVX2__)
-      return (FloatPart)_mm256_permutevar8x32_ps(_mm256_load_ps(kValues), (__m256i)whole.part[p]);
+      return (FloatPart)_mm256_permutevar8x32_ps(_mm256_load_ps(kGridValues), (__m256i)whole.part[p]);
 #else
       FloatPart value;
-      for (int i = 0; i < kLanes; i++) value[i] = kValues[whole.part[p][i]];
+      for (int i = 0; i < kLanes; i++) value[i] = kGridValues[whole.part[p][i]];
       return value;
 #endif
     });
@@ -258,6 +261,99 @@ struct ByteRowNumbers {
     return Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}} * scale;
   }
 };
+
+// Fields of so many bits in lanes of 16 bits, or of 32; see block_rows.h. Registers: of all places, or of sixteen.
+template <Format F>
+struct RowFields {
+  static constexpr int kBits = bits_of<F>(), kLane = kBits > 5 ? 32 : 16, kCount = kLane / kBits, kSpare = kLane % kBits;
+  static constexpr int kRegisters = kBits * kWidth / kLane, kFirstSpare = kCount * kBits;
+  static constexpr uint32_t kMask = (1 << kBits) - 1;
+
+  // The lane of a register in which a place along K is; and its word, and the bit there at which it begins.
+  static constexpr int lane(int i, int place) {
+    return kLane == 16 ? i * kBlockValues + place : (2 * i + place / kWidth) * kWidth + place % kWidth;
+  }
+  static constexpr int word(int i, int place) { return lane(i, place) * kLane / 32; }
+  static constexpr int first_bit(int place) { return kLane == 16 ? place % 2 * 16 : 0; }
+
+  // f(lane, bit there, bit of the number, how many) for the parts of a column's number.
+  template <class Fn>
+  static INLINE void for_parts(int column, int place, Fn f) {
+    if (column < kCount * kRegisters) return f(lane(column / kCount, place), column % kCount * kBits, 0, kBits);
+    for (int i = 0; i < kRegisters; i++) f(lane(i, place), kFirstSpare, i * kSpare, kSpare);
+  }
+};
+
+// The entries of a format's table.
+template <Format F>
+INLINE const float* values_of() {
+  return kUnarranged<F> == Format::kSuperGrid ? kGridValues : kFourBits<kUnarranged<F>>.of;
+}
+template <Format F>
+constexpr bool kHasTable = kIsTable<F> || kUnarranged<F> == Format::kSuperGrid;
+
+// Numbers in such fields, with scales and minima of the first sixteen places and of the others.
+template <Format F>
+struct FieldRowNumbers {
+  using Fields = RowFields<F>;
+
+  const uint32_t* from;
+  Floats scales[2], minima[2];
+
+  // Those of all columns at a place; `last` are the fields of the last one, where they lie in bits to spare.
+  template <int I>
+  INLINE Floats number(const uint32_t* last) const {
+    constexpr int kHalf = I / (kBlockValues / 2);
+    const __m512i whole = fields<I>(last);
+    if constexpr (kHasTable<F>) {
+      return scales[kHalf] * Floats{{(FloatPart)_mm512_permutexvar_ps(whole, _mm512_loadu_ps(values_of<F>()))}};
+    } else {
+      return fma(scales[kHalf], Floats{{(FloatPart)_mm512_cvtepi32_ps(whole)}}, minima[kHalf]);
+    }
+  }
+
+  // Those of a column.
+  INLINE void store_column(int column, float* to) const {
+    using Lane = std::conditional_t<Fields::kLane == 16, uint16_t, uint32_t>;
+    const auto* lanes = reinterpret_cast<const Lane*>(from);
+    for (int half = 0; half < 2; half++, to += kWidth) {
+      uint32_t whole[kWidth] = {};
+      for (int i = 0; i < kWidth; i++) {
+        Fields::for_parts(column, half * kWidth + i, [&](int lane, int bit, int up, int bits) {
+          whole[i] |= ((uint32_t)lanes[lane] >> bit & ((1u << bits) - 1)) << up;
+        });
+      }
+      const Floats scale = broadcast(scales[half].part[0][column]), minimum = broadcast(minima[half].part[0][column]);
+      const __m512i all = _mm512_loadu_si512(whole);
+      if constexpr (kHasTable<F>) {
+        store(to, scale * Floats{{(FloatPart)_mm512_permutexvar_ps(all, _mm512_loadu_ps(values_of<F>()))}});
+      } else {
+        store(to, fma(scale, Floats{{(FloatPart)_mm512_cvtepi32_ps(all)}}, minimum));
+      }
+    }
+  }
+
+ private:
+  // The fields of all columns at a place.
+  template <int I>
+  INLINE __m512i fields(const uint32_t* last) const {
+    alignas(64) static constexpr auto kShifts = [] {
+      struct { uint32_t of[kWidth]; } shifts = {};
+      for (int i = 0; i < kWidth; i++) shifts.of[i] = (uint32_t)(Fields::first_bit(I) + i % Fields::kCount * Fields::kBits);
+      return shifts;
+    }();
+    __m512i words = _mm512_set1_epi32((int)from[Fields::word(0, I)]);
+#pragma GCC unroll 8
+    for (int i = 1; i < Fields::kRegisters; i++) {
+      const auto lanes = (__mmask16)(0xFFFFu << i * Fields::kCount);
+      words = _mm512_mask_set1_epi32(words, lanes, (int)from[Fields::word(i, I)]);
+    }
+    const __m512i shifted = _mm512_srlv_epi32(words, _mm512_load_si512(kShifts.of));
+    __m512i found = _mm512_and_si512(shifted, _mm512_set1_epi32(Fields::kMask));
+    if constexpr (Fields::kSpare > 0) found = _mm512_mask_set1_epi32(found, 0x8000, (int)last[I]);
+    return found;
+  }
+};
 #endif
 
 // All numbers of a block.
@@ -278,6 +374,11 @@ INLINE void store_column(const Block& block, int column, float* to) {
 }
 
 #if ROOTGRAFT_AMX
+template <Format F>
+INLINE void store_column(const FieldRowNumbers<F>& block, int column, float* to) {
+  block.store_column(column, to);
+}
+
 INLINE void store_column(const NibbleRowNumbers& block, int column, float* to) {
   const __m512i places = _mm512_loadu_si512(block.from + column / 4 * kWidth);
   const __m512i low = _mm512_srl_epi16(places, _mm_cvtsi32_si128(column % 4 * 4));
@@ -412,9 +513,9 @@ INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const ui
   }
 }
 
-// The block at a place, which moves on to the next.
+// The block at a place, which moves on to the next; its words taken as those of no arranged format with fields.
 template <Format F>
-INLINE auto next_block(BlockPlace& place) {
+INLINE auto next_unarranged(BlockPlace& place) {
   const uint32_t* words = place.words;
   const uint16_t* scales = place.scales;
   place.words += kPanelWords<F>;
@@ -434,6 +535,33 @@ INLINE auto next_block(BlockPlace& place) {
     else if constexpr (kIsNibbles<F>) return Nibbles{words, scale, minimum_of<F>(scale, scales)};
     else return Bytes{words, scale};
   }
+}
+
+#if ROOTGRAFT_AMX
+// A block that was read as one whose words lie in another order.
+template <Format F, class Block>
+INLINE FieldRowNumbers<F> in_fields(const Block& block) {
+  if constexpr (std::is_same_v<Block, GridNumbers>) return in_fields<F>(block.numbers);
+  else if constexpr (std::is_same_v<Block, PlanesOf<F>>) {
+    return {block.from, {block.scales[0], block.scales[1]}, {block.minima[0], block.minima[1]}};
+  } else if constexpr (std::is_same_v<Block, Float4Numbers>) {
+    const Floats none = broadcast(0.0f);
+    return {block.halves[0].from, {block.halves[0].scale, block.halves[1].scale}, {none, none}};
+  } else {
+    return {block.from, {block.scale, block.scale}, {block.minimum, block.minimum}};
+  }
+}
+#endif
+
+// The block at a place, which moves on to the next.
+template <Format F>
+INLINE auto next_block(BlockPlace& place) {
+#if ROOTGRAFT_AMX
+  if constexpr (kHasFields<F>) return in_fields<F>(next_unarranged<kUnarranged<F>>(place));
+  else return next_unarranged<F>(place);
+#else
+  return next_unarranged<F>(place);
+#endif
 }
 
 // f(std::integral_constant<Format, F>{}) for a format with blocks.
@@ -462,6 +590,17 @@ INLINE void with_block_format(Format format, Fn f) {
     case Format::kSuperNibbleRows: return f(std::integral_constant<Format, Format::kSuperNibbleRows>{});
     case Format::kSymmetricRows: return f(std::integral_constant<Format, Format::kSymmetricRows>{});
     case Format::kZeroPointRows: return f(std::integral_constant<Format, Format::kZeroPointRows>{});
+    case Format::kTableRows: return f(std::integral_constant<Format, Format::kTableRows>{});
+    case Format::kFloat4Rows: return f(std::integral_constant<Format, Format::kFloat4Rows>{});
+    case Format::kSuper5BitsRows: return f(std::integral_constant<Format, Format::kSuper5BitsRows>{});
+    case Format::kSuper3BitsRows: return f(std::integral_constant<Format, Format::kSuper3BitsRows>{});
+    case Format::kSuper2BitsRows: return f(std::integral_constant<Format, Format::kSuper2BitsRows>{});
+    case Format::kSuperTableRows: return f(std::integral_constant<Format, Format::kSuperTableRows>{});
+    case Format::kSuperFloat4Rows: return f(std::integral_constant<Format, Format::kSuperFloat4Rows>{});
+    case Format::k5BitsRows: return f(std::integral_constant<Format, Format::k5BitsRows>{});
+    case Format::kSymmetric5BitsRows: return f(std::integral_constant<Format, Format::kSymmetric5BitsRows>{});
+    case Format::kSuperGridRows: return f(std::integral_constant<Format, Format::kSuperGridRows>{});
+    case Format::kSuper6BitsRows: return f(std::integral_constant<Format, Format::kSuper6BitsRows>{});
 #endif
     case Format::kChannels:
     case Format::kWidened:

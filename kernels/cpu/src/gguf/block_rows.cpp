@@ -41,6 +41,40 @@ void arrange_bytes(uint32_t* block) {
   std::memcpy(block, bytes, sizeof(bytes));
 }
 
+#if ROOTGRAFT_AMX
+// The numbers of a block in planes, or nibbles, to fields.
+template <Format F>
+void arrange_fields(uint32_t* block) {
+  using Fields = RowFields<F>;
+  using Lane = std::conditional_t<Fields::kLane == 16, uint16_t, uint32_t>;
+  constexpr int kLow = kLowBits<F>, kTop = kTopBits<F>;
+  uint32_t numbers[kBlockValues][kWidth];
+  for (int k = 0; k < kBlockValues; k++) {
+    const int four = k / kWordBytes, byte = 8 * (k % kWordBytes);
+    for (int column = 0; column < kWidth; column++) {
+      if constexpr (kIsPlanes<F>) {
+        numbers[k][column] = block[four % kLow * kWidth + column] >> (byte + four / kLow * kLow) & ((1u << kLow) - 1);
+        if constexpr (kTop > 0) {
+          const uint32_t top = block[(kLow + four % kTop) * kWidth + column] >> (byte + four / kTop * kTop);
+          numbers[k][column] |= (top & ((1u << kTop) - 1)) << kLow;
+        }
+      } else {
+        numbers[k][column] = nibble_at(block, column, k);
+      }
+    }
+  }
+  Lane lanes[kPanelWords<F> * sizeof(uint32_t) / sizeof(Lane)] = {};
+  for (int column = 0; column < kWidth; column++) {
+    for (int k = 0; k < kBlockValues; k++) {
+      Fields::for_parts(column, k, [&](int lane, int bit, int up, int bits) {
+        lanes[lane] |= (Lane)((numbers[k][column] >> up & ((1u << bits) - 1)) << bit);
+      });
+    }
+  }
+  std::memcpy(block, lanes, sizeof(lanes));
+}
+#endif
+
 // Numbers with a scale of zero become those of 8 and a scale of one: products make exponents of bits of the scale.
 void write_zeros(uint32_t* block, uint16_t* scales) {
   constexpr uint16_t kOne = 0x3C00;
@@ -56,9 +90,16 @@ void write_zeros(uint32_t* block, uint16_t* scales) {
 extern "C" int arrange_blocks(const ArrangeBlocks* op) {
   with_block_format(op->format, [&](auto format) {
     constexpr Format F = format.value;
+    if constexpr (kIsByRows<F>) return;
     parallel_ranges((int)op->threads, op->blocks, [&](int64_t i, int64_t end) {
       for (; i < end; i++) {
         uint32_t* block = op->panels + i * kPanelWords<F>;
+#if ROOTGRAFT_AMX
+        if constexpr (kIsPlanes<F> || kIsTable<F>) {
+          arrange_fields<F>(block);
+          continue;
+        }
+#endif
         if constexpr (kIsSymmetric<F>) write_zeros(block, op->scales + i * kPanelScales<F>);
         (kIsNibbles<F> ? arrange_nibbles : arrange_bytes)(block);
       }

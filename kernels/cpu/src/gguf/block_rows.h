@@ -3,10 +3,16 @@
 //
 //   nibbles  register i of 4 has 32 halves of 16 bits, for 32 places along K: in each, columns 4 i .. 4 i + 3 from below
 //   bytes    registers 2 i and 2 i + 1 have a word for each of the first 16 places, and of the others: the same columns
+//   fields   as nibbles, of 2, 3, 4 or 5 bits, as many columns as fit 16; of 6 bits as bytes, five columns in a word. What
+//            is left over at the top of lanes, 1 or 2 bits, is the number of the last column, from register to register
 //
-// To round nibbles to bf16 there are only sixteen numbers to round for a column of a block; nibbles then choose.
+// To round numbers of a few bits to bf16 there are only 4 to 32 numbers to round for a column of a block, or twice as many
+// where its halves have scales of their own; fields then choose.
 #pragma once
 
+#include <cstring>
+
+#include "gemm/tile_amx.h"
 #include "gguf/block_numbers.h"
 
 #if ROOTGRAFT_AMX
@@ -21,10 +27,15 @@ INLINE void stays_in_memory(T& value) {
   asm volatile("" : "+m"(value));
 }
 
-// Factors of a block's columns: scales and minima; or scales, and 384 times those, less than nothing. They are stored some time before they are loaded one by one, since a load waits for a store of
-// more than it takes.
+// Whether halves of a block have scales of their own in any way.
+template <Format F>
+constexpr bool kHasTwoScales = kHasHalfScales<F> || kUnarranged<F> == Format::kSuperFloat4;
+
+// Factors of a block's columns: scales and minima; scales of both halves, side by side, and minima likewise; or scales, and
+// 384 or 288 times those, less than nothing. They are stored some time before they are loaded one by one, since a load
+// waits for a store of more than it takes.
 struct alignas(64) RowFactors {
-  float of[2][kWidth];
+  float of[4][kWidth];
 
   INLINE void take(const NibbleRowNumbers& block) {
     store(of[0], block.scale);
@@ -41,7 +52,45 @@ struct alignas(64) RowFactors {
     stays_in_memory(of);
   }
 
-  static constexpr float kByteZero = 384.0f;
+  template <Format F>
+  INLINE void take(const FieldRowNumbers<F>& block) {
+    if constexpr (kUnarranged<F> == Format::kSuper6Bits) {
+      for (int half = 0; half < 2; half++) {
+        store(of[half], block.scales[half]);
+        store(of[2 + half], block.scales[half] * broadcast(-kSixZero));
+      }
+    } else if constexpr (kHasTwoScales<F>) {
+      store_pairs(&of[0][0], block.scales);
+      if constexpr (kHasMinimumFactor<F>) store_pairs(&of[0][0] + 2 * kWidth, block.minima);
+    } else {
+      store(of[0], block.scales[0]);
+      if constexpr (kHasMinima<F>) store(of[1], block.minima[0]);
+    }
+    stays_in_memory(of);
+  }
+
+  // One of a column, both halves' of a column, or of two columns, again and again.
+  INLINE __m512 one(int i, int column) const { return _mm512_set1_ps(of[i][column]); }
+  INLINE __m512 pair(int i, int column) const {
+    return _mm512_castpd_ps(_mm512_set1_pd(load_as<double>(&of[0][0] + i * kWidth + 2 * column)));
+  }
+  INLINE __m512 two_pairs(int i, int column) const {
+    return _mm512_broadcast_f32x4(_mm_load_ps(&of[0][0] + i * kWidth + 2 * column));
+  }
+
+  static constexpr float kByteZero = 384.0f, kSixZero = 288.0f;
+
+ private:
+  // Both halves' of each column side by side.
+  static INLINE void store_pairs(float* to, const Floats (&halves)[2]) {
+    alignas(64) static constexpr int32_t kOrder[2][kWidth] = {
+        {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23},
+        {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}};
+    for (int i = 0; i < 2; i++) {
+      const __m512i order = _mm512_load_si512(kOrder[i]);
+      _mm512_store_ps(to + i * kWidth, _mm512_permutex2var_ps((__m512)halves[0].part[0], order, (__m512)halves[1].part[0]));
+    }
+  }
 };
 
 // Chooses one of 32 numbers of 16 bits, those of two columns, for each place: nibbles of four columns are a word. The
@@ -72,12 +121,10 @@ class NibbleChoice {
   }
 };
 
-INLINE void widen_nibble_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
+// numbers(column): those that its nibbles choose.
+template <class Numbers>
+INLINE void widen_nibble_rows(const uint32_t* from, Numbers numbers, uint32_t* to) {
   const NibbleChoice choose;
-  const auto numbers = [&](int column) {
-    return _mm512_fmadd_ps(_mm512_set1_ps(factors.of[0][column]), sixteen_numbers(),
-                           _mm512_set1_ps(factors.of[1][column]));
-  };
   const auto both = [&](int column, int other) { return (__m512i)_mm512_cvtne2ps_pbh(numbers(other), numbers(column)); };
   const auto put = [&](int column, const __m512i& chosen) { _mm512_store_si512(to + column * kAmxWords, chosen); };
 #pragma GCC unroll 4
@@ -170,12 +217,159 @@ INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uin
   }
 }
 
+// A table of 32 numbers of 16 bits has those of 1, 2 or 4 columns, each chosen by field and half of the block. A number's
+// index has from below: its half, where halves have scales of their own; of four columns which of two; its field; which of
+// two, or which two.
+template <Format F>
+struct FieldTables {
+  using Fields = RowFields<F>;
+  static constexpr int kEntries = (1 << Fields::kBits) * (kHasTwoScales<F> ? 2 : 1), kColumns = 32 / kEntries;
+  static constexpr int kFieldBit = kColumns == 4 ? 2 : kHasTwoScales<F> ? 1 : 0;
+
+  // Bits of an index that follow from column and half.
+  static constexpr int16_t known_bits(int column, int half) {
+    const int among = column % kColumns;
+    const int bits = kColumns == 4 ? (among % 2) << 1 | (among / 2) << 4 : among << 4;
+    return (int16_t)(bits | (kHasTwoScales<F> ? half : 0));
+  }
+
+  // Sixteen numbers of the table that begins with a column.
+  static INLINE __m512 sixteen(const RowFactors& factors, int column, int i) {
+    alignas(64) static constexpr auto kNumbers = [] {
+      struct { float of[2][kWidth]; } found = {};
+      for (int place = 0; place < 2 * kWidth; place++) {
+        const int field = (kColumns == 1 ? place : place % kWidth) >> kFieldBit;
+        float number = (float)field;
+        if (kIsTable<F>) number = kFourBits<kUnarranged<F>>.of[field];
+        if (kUnarranged<F> == Format::kSuperGrid) number = kGridValues[field];
+        if (kUnarranged<F> == Format::kSuper3Bits) number -= 4;
+        found.of[place / kWidth][place % kWidth] = number;
+      }
+      return found;
+    }();
+    const __m512 numbers = _mm512_load_ps(kNumbers.of[i]);
+    if constexpr (!kHasTwoScales<F>) {
+      return _mm512_fmadd_ps(factors.one(0, column), numbers, factors.one(1, column));
+    } else if constexpr (kColumns == 4) {
+      const int pair = column + 2 * i;
+      return _mm512_fmadd_ps(factors.two_pairs(0, pair), numbers, factors.two_pairs(2, pair));
+    } else {
+      return _mm512_mul_ps(factors.pair(0, kColumns == 2 ? column + i : column), numbers);
+    }
+  }
+};
+
+// A shift of lanes to the right, or to the left.
+template <int kBy>
+INLINE __m512i shifted_halves(const __m512i& lanes) {
+  if constexpr (kBy > 0) return _mm512_srli_epi16(lanes, kBy);
+  else if constexpr (kBy < 0) return _mm512_slli_epi16(lanes, -kBy);
+  else return lanes;
+}
+template <int kBy>
+INLINE __m512i shifted_words(const __m512i& lanes) {
+  if constexpr (kBy > 0) return _mm512_srli_epi32(lanes, kBy);
+  else if constexpr (kBy < 0) return _mm512_slli_epi32(lanes, -kBy);
+  else return lanes;
+}
+
+// Not in line, as each format's is long and is called from products of 16, 32, 48 and 64 rows and from panels.
+template <Format F>
+__attribute__((noinline)) void widen_field_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
+  using Fields = RowFields<F>;
+  using Tables = FieldTables<F>;
+  constexpr int kBit = Tables::kFieldBit;
+  const __m512i mask = _mm512_set1_epi16((int16_t)(Fields::kMask << kBit));
+  const auto lanes = [&](int i) { return _mm512_loadu_si512(from + i * kWidth); };
+  for_constants<kWidth / Tables::kColumns>([&](auto group) {
+    constexpr int kFirst = group.value * Tables::kColumns;
+    const auto table =
+        (__m512i)_mm512_cvtne2ps_pbh(Tables::sixteen(factors, kFirst, 1), Tables::sixteen(factors, kFirst, 0));
+    for_constants<Tables::kColumns>([&](auto i) {
+      constexpr int kColumn = kFirst + i.value;
+      const __m256i low = _mm256_set1_epi16(Tables::known_bits(kColumn, 0));
+      const __m256i high = _mm256_set1_epi16(Tables::known_bits(kColumn, 1));
+      const __m512i known = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      __m512i index;
+      if constexpr (kColumn < Fields::kCount * Fields::kRegisters) {
+        index = shifted_halves<kColumn % Fields::kCount * Fields::kBits - kBit>(lanes(kColumn / Fields::kCount));
+        if constexpr (kBit > 0) index = _mm512_ternarylogic_epi32(index, mask, known, 0xEA);
+      } else {
+        index = known;
+        for_constants<Fields::kRegisters>([&](auto part) {
+          constexpr int kTo = kBit + part.value * Fields::kSpare;
+          const __m512i bits = _mm512_set1_epi16((int16_t)(((1 << Fields::kSpare) - 1) << kTo));
+          const __m512i moved = shifted_halves<Fields::kFirstSpare - kTo>(lanes(part.value));
+          index = _mm512_ternarylogic_epi32(index, moved, bits, 0xF8);
+        });
+      }
+      _mm512_store_si512(to + kColumn * kAmxWords, _mm512_permutexvar_epi16(index, table));
+    });
+  });
+}
+
+// Six bits become a number as the digits behind those of 256, of which 288 is nothing: exact, as the product is.
+template <Format F>
+__attribute__((noinline)) void widen_six_bit_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
+  using Fields = RowFields<F>;
+  constexpr int kDigit = 15;
+  const __m512i base = _mm512_castps_si512(_mm512_set1_ps(256.0f)), digits = _mm512_set1_epi32(Fields::kMask << kDigit);
+  const auto lanes = [&](int i, int half) { return _mm512_loadu_si512(from + (2 * i + half) * kWidth); };
+  for_constants<kWidth>([&](auto each) {
+    constexpr int kColumn = each.value;
+    const auto number = [&](int half) {
+      __m512i value;
+      if constexpr (kColumn < Fields::kCount * Fields::kRegisters) {
+        constexpr int kAt = kColumn % Fields::kCount * Fields::kBits;
+        const __m512i words = lanes(kColumn / Fields::kCount, half);
+        value = _mm512_ternarylogic_epi32(shifted_words<kAt - kDigit>(words), digits, base, 0xEA);
+      } else {
+        value = base;
+        for_constants<Fields::kRegisters>([&](auto part) {
+          constexpr int kTo = kDigit + part.value * Fields::kSpare;
+          const __m512i bits = _mm512_set1_epi32(((1 << Fields::kSpare) - 1) << kTo);
+          const __m512i words = shifted_words<Fields::kFirstSpare - kTo>(lanes(part.value, half));
+          value = _mm512_ternarylogic_epi32(value, words, bits, 0xF8);
+        });
+      }
+      return _mm512_fmadd_ps(_mm512_castsi512_ps(value), factors.one(half, kColumn), factors.one(2 + half, kColumn));
+    };
+    const __m512 low = number(0), high = number(1);
+    _mm512_store_si512(to + kColumn * kAmxWords, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  });
+}
+
 // A block's words to 16 rows of 32 numbers.
 template <Format F>
 INLINE void widen_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
-  if constexpr (kIsSymmetric<F>) widen_symmetric_rows(from, factors, to);
-  else if constexpr (kIsNibbles<F>) widen_nibble_rows(from, factors, to);
-  else widen_byte_rows(from, factors, to);
+  if constexpr (kUnarranged<F> == Format::kSuper6Bits) {
+    widen_six_bit_rows<F>(from, factors, to);
+  } else if constexpr (kHasFields<F> && (!kIsTable<F> || kHasTwoScales<F>)) {
+    widen_field_rows<F>(from, factors, to);
+  } else if constexpr (kIsSymmetric<F>) {
+    widen_symmetric_rows(from, factors, to);
+  } else if constexpr (kIsTable<F>) {
+    const __m512 table = _mm512_loadu_ps(values_of<F>());
+    widen_nibble_rows(from, [&](int column) { return _mm512_mul_ps(factors.one(0, column), table); }, to);
+  } else if constexpr (kIsNibbles<F>) {
+    widen_nibble_rows(from, [&](int column) {
+      return _mm512_fmadd_ps(factors.one(0, column), sixteen_numbers(), factors.one(1, column));
+    }, to);
+  } else {
+    widen_byte_rows(from, factors, to);
+  }
+}
+
+// The same as a panel's words, K downwards.
+template <Format F>
+INLINE void widen_rows_to_panel(const FieldRowNumbers<F>& block, uint32_t* to) {
+  alignas(64) RowFactors factors;
+  alignas(64) uint32_t rows[kRowWords];
+  factors.take(block);
+  widen_rows<F>(block.from, factors, rows);
+  const uint32_t* each[kWidth];
+  for (int i = 0; i < kWidth; i++) each[i] = rows + i * kAmxWords;
+  transpose_rows(each, kAmxWords, to);
 }
 
 }  // namespace rootgraft

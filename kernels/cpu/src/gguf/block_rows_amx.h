@@ -55,16 +55,20 @@ class RowPanels {
 constexpr int kAheadRows = 4;
 
 // Panels that are asked for while others are multiplied, see Streams.
-template <Format F>
 class NextPanels {
  public:
   static constexpr int64_t kBytes = 64 << 10;  // that are asked for at a time
 
   NextPanels() = default;  // none
 
-  // So many blocks that begin with `first`, and where there are two halves, as many that begin with `second`.
-  NextPanels(const BlockPlace& first, const BlockPlace& second, int halves, int64_t blocks)
-      : scales_{first.scales, second.scales}, length_(blocks * kPanelLines<F> * halves / kStreams), halves_(halves) {
+  // So many blocks that begin with `first`, and where there are two halves, as many that begin with `second`; of each so
+  // many lines, and halves of scales.
+  NextPanels(const BlockPlace& first, const BlockPlace& second, int halves, int64_t blocks, int lines, int scales)
+      : scales_{first.scales, second.scales},
+        length_(blocks * lines * halves / kStreams),
+        halves_(halves),
+        lines_(lines),
+        block_scales_(scales) {
     const int of_half = kStreams / halves;
     for (int i = 0; i < kStreams; i++) {
       streams_[i] = (i < of_half ? first : second).words + i % of_half * length_ * kWidth;
@@ -73,15 +77,11 @@ class NextPanels {
 
   // Asks for a block's share.
   INLINE void ask() {
-    constexpr int kLines = kPanelLines<F> / kStreams;
-    if (at_ == length_) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < kPanelLines<F>; i++) {
-      __builtin_prefetch(streams_[i % kStreams] + (at_ + i / kStreams) * kWidth, 0, 2);
-    }
-    at_ += kLines;
+    const uint64_t all = kStreams * length_, end = std::min(at_ + lines_, all);
+    if (at_ == all) return;
+    for (; at_ < end; at_++) __builtin_prefetch(streams_[at_ % kStreams] + at_ / kStreams * kWidth, 0, 2);
     __builtin_prefetch(scales_[half_], 0, 2);
-    scales_[half_] += kBlockHalves<F>;
+    scales_[half_] += block_scales_;
     half_ = halves_ - 1 - half_;
   }
 
@@ -90,8 +90,8 @@ class NextPanels {
 
   const uint32_t* streams_[kStreams] = {};
   const uint16_t* scales_[2] = {};
-  int64_t length_ = 0, at_ = 0;  // lines of a stream
-  int halves_ = 1, half_ = 0;
+  uint64_t length_ = 0, at_ = 0;  // lines of a stream, and of all that have been asked for
+  int halves_ = 1, half_ = 0, lines_ = 0, block_scales_ = 0;
 };
 
 // Rows of x times panels of a part, one after the other.
@@ -140,41 +140,61 @@ class BlockRowsPart {
   template <class Fn>
   void for_sums(int halves, Fn f) {
     const AmxScope scope(x_.shapes());
-    const int64_t count = part_.panel_count() * halves, apart = op_.out_columns() / kWidth;
+    halves_ = halves;
+    const int64_t count = part_.panel_count() * halves;
     const auto finish = [&](int64_t i) {
       const uint32_t(*columns)[kTileSums] = columns_[i % 2];
       if (x_.side > 1) transpose(columns);
       f(part_.panel + i / halves, (int)(i % halves), reinterpret_cast<const float*>(x_.side > 1 ? rows_[0] : columns[0]));
     };
+    const Sum sum = sum_of_format();
+    for (int64_t i = 0; i < count; i++) {
+      (this->*sum)(i);
+      if (i) finish(i - 1);
+    }
+    finish(count - 1);
+  }
+
+  // Makes the sums of a panel, counted over the halves of the weight.
+  using Sum = void (BlockRowsPart::*)(int64_t i);
+
+  Sum sum_of_format() const {
+    Sum found = nullptr;
     with_block_format(op_.format, [&](auto format) {
       constexpr Format F = format.value;
       if constexpr (kIsByRows<F>) {
-        with_constant<kAmxSums>(x_.tiles, [&](auto tiles) {
-          const auto place = [&](int64_t i) {
-            const int64_t panel = part_.panel + i / halves + i % halves * apart;
-            return block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
-          };
-          const int64_t bytes = blocks_ * kPanelWords<F> * sizeof(uint32_t) * halves;
-          const int64_t group = std::max<int64_t>(1, NextPanels<F>::kBytes / bytes) * halves;
-          NextPanels<F> next;
-          for (int64_t i = 0; i < count; i++) {
-            if (i % group == 0) {
-              const int64_t from = i + group, panels = std::min(group, count - from) / halves;
-              next = {};
-              if (panels > 0) next = {place(from), place(from + 1), halves, panels * blocks_};
-            }
-            sum_panel<F, tiles.value>(place(i), next, columns_[i % 2]);
-            if (i) finish(i - 1);
-          }
-        });
+        with_constant<kAmxSums>(x_.tiles, [&](auto tiles) { found = &BlockRowsPart::sum_panel<F, tiles.value>; });
       }
     });
-    finish(count - 1);
+    return found;
+  }
+
+  template <Format F>
+  BlockPlace place(int64_t i) const {
+    const int64_t panel = part_.panel + i / halves_ + i % halves_ * (op_.out_columns() / kWidth);
+    return block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
+  }
+
+  // Before panel i: those that are asked for beside it and some that follow.
+  template <Format F>
+  void ask_beside(int64_t i) {
+    const int64_t bytes = blocks_ * kPanelWords<F> * sizeof(uint32_t) * halves_;
+    const int64_t group = std::max<int64_t>(1, NextPanels::kBytes / bytes) * halves_, from = i + group;
+    if (i % group) return;
+    const int64_t panels = std::min(group, part_.panel_count() * halves_ - from) / halves_;
+    others_ = {};
+    if (panels > 0) {
+      others_ = {place<F>(from), place<F>(from + 1), halves_, panels * blocks_, kPanelLines<F>, kBlockHalves<F>};
+    }
   }
 
   // A block is widened while AMX multiplies one before: not the last one, since a load of a tile waits for stores.
   template <Format F, int R>
-  void sum_panel(BlockPlace place, NextPanels<F>& others, uint32_t (*columns)[kTileSums]) {
+  void sum_panel(int64_t i) {
+    ask_beside<F>(i);
+    BlockPlace place = this->place<F>(i);
+    uint32_t(*columns)[kTileSums] = columns_[i % 2];
+    NextPanels others = others_;  // where no store can change it
     const auto multiply = [&](int64_t block) {
       amx_load<kAmxA>(widened_[block % (kWait + 1)], kAmxWords * sizeof(uint32_t));
       for_constants<R>([&](auto tile) {
@@ -196,6 +216,7 @@ class BlockRowsPart {
     }
     for (int64_t block = std::max<int64_t>(0, blocks_ - kWait); block < blocks_; block++) multiply(block);
     for_constants<R>([&](auto tile) { amx_store<tile.value>(columns[tile.value], x_.stride()); });
+    others_ = others;
   }
 
   void transpose(const uint32_t (*columns)[kTileSums]) {
@@ -212,6 +233,8 @@ class BlockRowsPart {
   const ProductPart& part_;
   const int64_t blocks_;
   const RowPanels x_;
+  int halves_ = 1;  // of the weight
+  NextPanels others_;
   RowFactors factors_[2];
   alignas(64) uint32_t widened_[kWait + 1][kRowWords];
   alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side

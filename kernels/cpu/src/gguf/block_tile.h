@@ -28,7 +28,7 @@ enum class Format : int64_t {
   kSuper6Bits,
   kSymmetric,  // blocks of 32: d * (q - 8), words as those of kNibbles
   kZeroPoints,  // blocks of 32: d * (q - z), z in half precision in the place of m, words as those of kNibbles
-  // The five formats with blocks, whose words are arranged by columns; see block_rows.h.
+  // The five formats with blocks, whose words are arranged by columns; see block_rows.h. The others follow at the end.
   kNibbleRows,
   kByteRows,
   kSuperNibbleRows,
@@ -47,29 +47,67 @@ enum class Format : int64_t {
   k5Bits,           // d * q + m
   kSymmetric5Bits,  // d * (q - 16)
   kSuperGrid,       // super-blocks of grid values, for products that widen them; see super_blocks.h
+  // The formats from kTable on, and kSuper6Bits, arranged by columns.
+  kTableRows,
+  kFloat4Rows,
+  kSuper5BitsRows,
+  kSuper3BitsRows,
+  kSuper2BitsRows,
+  kSuperTableRows,
+  kSuperFloat4Rows,
+  k5BitsRows,
+  kSymmetric5BitsRows,
+  kSuperGridRows,
+  kSuper6BitsRows,
 };
 
-constexpr bool is_by_rows(Format format) { return format >= Format::kNibbleRows && format <= Format::kZeroPointRows; }
+// Whether numbers of a few bits lie in fields of lanes; see block_rows.h.
+constexpr bool has_fields(Format format) { return format >= Format::kTableRows; }
+template <Format F>
+constexpr bool kHasFields = has_fields(F);
+constexpr bool is_by_rows(Format format) {
+  return has_fields(format) || (format >= Format::kNibbleRows && format <= Format::kZeroPointRows);
+}
 template <Format F>
 constexpr bool kIsByRows = is_by_rows(F);
+
+// The format of the same numbers that is not arranged by columns.
+constexpr Format unarranged(Format format) {
+  if (format == Format::kSuper6BitsRows) return Format::kSuper6Bits;
+  if (has_fields(format)) return (Format)((int64_t)format - (int64_t)Format::kTableRows + (int64_t)Format::kTable);
+  switch (format) {
+    case Format::kNibbleRows: return Format::kNibbles;
+    case Format::kByteRows: return Format::kBytes;
+    case Format::kSuperNibbleRows: return Format::kSuperNibbles;
+    case Format::kSymmetricRows: return Format::kSymmetric;
+    case Format::kZeroPointRows: return Format::kZeroPoints;
+    default: return format;
+  }
+}
+static_assert(unarranged(Format::kSuperGridRows) == Format::kSuperGrid);
+
 template <Format F>
-constexpr bool kIsTable = F == Format::kTable || F == Format::kFloat4 || F == Format::kSuperTable || F == Format::kSuperFloat4;
+constexpr Format kUnarranged = unarranged(F);
 template <Format F>
-constexpr bool kIsSuperPlanes = F == Format::kSuper6Bits || F == Format::kSuper5Bits || F == Format::kSuper3Bits ||
-                                F == Format::kSuper2Bits || F == Format::kSuperGrid;
-// Numbers whose bits lie in planes: two or four of each, and one or two more.
+constexpr bool kIsTable = kUnarranged<F> == Format::kTable || kUnarranged<F> == Format::kFloat4 ||
+                          kUnarranged<F> == Format::kSuperTable || kUnarranged<F> == Format::kSuperFloat4;
 template <Format F>
-constexpr bool kIsPlanes = kIsSuperPlanes<F> || F == Format::k5Bits || F == Format::kSymmetric5Bits;
+constexpr bool kIsSuperPlanes = kUnarranged<F> == Format::kSuper6Bits || kUnarranged<F> == Format::kSuper5Bits ||
+                                kUnarranged<F> == Format::kSuper3Bits || kUnarranged<F> == Format::kSuper2Bits ||
+                                kUnarranged<F> == Format::kSuperGrid;
+// Numbers whose bits lie in planes, if they are not arranged: two or four of each, and one or two more.
 template <Format F>
-constexpr bool kIsSuper = F == Format::kSuperNibbles || F == Format::kSuperNibbleRows || F == Format::kSuperTable ||
-                          F == Format::kSuperFloat4 || kIsSuperPlanes<F>;
+constexpr bool kIsPlanes = kIsSuperPlanes<F> || kUnarranged<F> == Format::k5Bits || kUnarranged<F> == Format::kSymmetric5Bits;
 template <Format F>
-constexpr bool kIsSymmetric = F == Format::kSymmetric || F == Format::kSymmetricRows;
+constexpr bool kIsSuper = kUnarranged<F> == Format::kSuperNibbles || kUnarranged<F> == Format::kSuperTable ||
+                          kUnarranged<F> == Format::kSuperFloat4 || kIsSuperPlanes<F>;
 template <Format F>
-constexpr bool kHasZeroPoints = F == Format::kZeroPoints || F == Format::kZeroPointRows;
+constexpr bool kIsSymmetric = kUnarranged<F> == Format::kSymmetric;
 template <Format F>
-constexpr bool kIsNibbles = F == Format::kNibbles || F == Format::kSuperNibbles || F == Format::kNibbleRows ||
-                            F == Format::kSuperNibbleRows || kIsSymmetric<F> || kHasZeroPoints<F> || kIsTable<F>;
+constexpr bool kHasZeroPoints = kUnarranged<F> == Format::kZeroPoints;
+template <Format F>
+constexpr bool kIsNibbles = kUnarranged<F> == Format::kNibbles || kUnarranged<F> == Format::kSuperNibbles || kIsSymmetric<F> ||
+                            kHasZeroPoints<F> || kIsTable<F>;
 
 // Whether products with x in 8 bits have a way by AMX.
 template <Format F>
@@ -77,11 +115,16 @@ constexpr bool kTakesAmx = !kIsSuper<F> && !kIsPlanes<F>;
 
 template <Format F>
 constexpr int bits_of() {
-  if (F == Format::kSuper6Bits) return 6;
-  if (F == Format::kSuper5Bits || F == Format::k5Bits || F == Format::kSymmetric5Bits) return 5;
-  if (F == Format::kSuper3Bits || F == Format::kSuperGrid) return 3;
-  if (F == Format::kSuper2Bits) return 2;
-  return kIsNibbles<F> ? 4 : 8;
+  switch (kUnarranged<F>) {
+    case Format::kSuper6Bits: return 6;
+    case Format::kSuper5Bits:
+    case Format::k5Bits:
+    case Format::kSymmetric5Bits: return 5;
+    case Format::kSuper3Bits:
+    case Format::kSuperGrid: return 3;
+    case Format::kSuper2Bits: return 2;
+    default: return kIsNibbles<F> ? 4 : 8;
+  }
 }
 
 // Bits of a number in the lower planes, and in those above them.
@@ -119,7 +162,7 @@ template <Format F>
 constexpr int kPanelWords = kBlockValues * bits_of<F>() / 32 * kWidth;
 template <Format F>
 constexpr int kPanelScales =
-    kWidth * (F == Format::kNibbles || F == Format::kNibbleRows || F == Format::k5Bits || kHasZeroPoints<F> ? 2 : 1);
+    kWidth * (kUnarranged<F> == Format::kNibbles || kUnarranged<F> == Format::k5Bits || kHasZeroPoints<F> ? 2 : 1);
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
 
@@ -127,7 +170,7 @@ constexpr int kPanelLines = kPanelWords<F> / kWidth;
 template <Format F>
 INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
   if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
-  else if constexpr (F == Format::kSymmetric5Bits) return scale * broadcast(-16.0f);
+  else if constexpr (kUnarranged<F> == Format::kSymmetric5Bits) return scale * broadcast(-16.0f);
   else if constexpr (kIsTable<F>) return broadcast(0.0f);
   else if constexpr (kHasZeroPoints<F>) return scale * load_half(scales + kWidth) * broadcast(-1.0f);
   else return load_half(scales + kWidth);

@@ -2,7 +2,6 @@
 #include "gguf/widened_blocks.h"
 
 #include "gemm/linear.h"
-#include "gguf/block_rows.h"
 #include "gguf/widening.h"
 #include "simd/parallel.h"
 
@@ -43,19 +42,15 @@ struct WidenBlocks {
 template <class E>
 void widen_panels(const WidenBlocks& op) {
   const int64_t blocks = op.width / kBlockValues, words = op.width / E::kPerWord * kWidth;
-  with_block_format(op.format, [&](auto format) {
-    constexpr Format F = format.value;
-    parallel_ranges((int)op.threads, (op.columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
-      BlockPlace place = block_place<F>(op.panels, op.scales, panel * blocks);
-      for (uint32_t* to = op.out + panel * words; panel < end; panel++) {
-        for (int64_t i = 0; i < blocks; i++, to += kBlockValues / E::kPerWord * kWidth) {
-          widen_next<E, F, true>(place, 0, to);
-        }
-        for (int64_t lane = op.columns - panel * kWidth; lane < kWidth; lane++) {  // past the last column
-          for (int64_t i = lane; i < words; i += kWidth) op.out[panel * words + i] = 0;
-        }
+  const Widener widener = widener_of<E>(op.format);
+  parallel_ranges((int)op.threads, (op.columns + kWidth - 1) / kWidth, [&](int64_t panel, int64_t end) {
+    BlockPlace place = widener.place(op.panels, op.scales, panel * blocks);
+    for (uint32_t* to = op.out + panel * words; panel < end; panel++) {
+      for (int64_t i = 0; i < blocks; i++, to += kBlockValues / E::kPerWord * kWidth) widener.widen(place, kAhead, to);
+      for (int64_t lane = op.columns - panel * kWidth; lane < kWidth; lane++) {  // past the last column
+        for (int64_t i = lane; i < words; i += kWidth) op.out[panel * words + i] = 0;
       }
-    });
+    }
   });
 }
 

@@ -29,19 +29,20 @@ constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 
 // Whether numbers have a minimum, which is added to them, and whether it has a factor of its own.
 template <Format F>
-constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || (kIsPlanes<F> && F != Format::kSuperGrid);
+constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || (kIsPlanes<F> && kUnarranged<F> != Format::kSuperGrid);
 template <Format F>
-constexpr bool kHasMinimumFactor = kHasMinima<F> && F != Format::kSuper3Bits && F != Format::kSuper6Bits;
+constexpr bool kHasMinimumFactor =
+    kHasMinima<F> && kUnarranged<F> != Format::kSuper3Bits && kUnarranged<F> != Format::kSuper6Bits;
 // Whether the halves of a block have scales of their own.
 template <Format F>
-constexpr bool kHasHalfScales = F == Format::kSuper6Bits || F == Format::kSuper3Bits || F == Format::kSuper2Bits ||
-                                F == Format::kSuperGrid;
+constexpr bool kHasHalfScales = kUnarranged<F> == Format::kSuper6Bits || kUnarranged<F> == Format::kSuper3Bits ||
+                                kUnarranged<F> == Format::kSuper2Bits || kUnarranged<F> == Format::kSuperGrid;
 
 template <Format F>
 constexpr int kFactorHalves =
-    kHasMinimumFactor<F> || F == Format::kSuperFloat4 ? 2 * kWidth : kWidth;  // d, or d and e, or f
+    kHasMinimumFactor<F> || kUnarranged<F> == Format::kSuperFloat4 ? 2 * kWidth : kWidth;  // d, or d and e, or f
 template <Format F>
-constexpr int kStepHalves = F == Format::kSuperTable ? kWidth / 2 : kWidth;  // 16 bytes, or two times 16
+constexpr int kStepHalves = kUnarranged<F> == Format::kSuperTable ? kWidth / 2 : kWidth;  // 16 bytes, or two times 16
 template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves<F>;
 template <Format F>

@@ -6,40 +6,20 @@
 
 namespace rootgraft {
 
-// A word of each column.
-INLINE void store_pair(uint32_t* to, const Floats& first, const Floats& second) {
-#if defined(__AVX512BF16__)
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
-  store_words(to, Words{{(WordPart)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both)}});
-#else
-  uint16_t halves[2][kWidth];
-  Bf16::store(halves[0], first);
-  Bf16::store(halves[1], second);
-  store_words(to, Bf16::interleave(halves[0], halves[1]));
-#endif
-}
-
-template <class E, int I = 0, class Block>
-INLINE void widen_block(const Block& block, uint32_t* to) {
-  if constexpr (I < kBlockValues) {
-    if constexpr (E::kPerWord == 1) {
-      store(reinterpret_cast<float*>(to), block.template number<I>());
-    } else {
-      store_pair(to, block.template number<I>(), block.template number<I + 1>());
-    }
-    widen_block<E, I + E::kPerWord>(block, to + kWidth);
-  }
-}
-
 constexpr int kAhead = 8;  // blocks that are asked for before they are needed
 
-template <class E, Format F, bool kIsWhole>
-void widen_next(BlockPlace& place, int panel, uint32_t* to) {
-  prefetch_block<F>(place, kIsWhole ? kAhead : panel);
-  widen_block<E>(next_block<F>(place), to);
-}
+// How blocks of a format are widened, one by one. Not a template of what widens them: each format's code is long, and is
+// compiled once for each type of number.
+struct Widener {
+  // The place of a block that is counted over panels.
+  BlockPlace (*place)(const uint32_t* panels, const uint16_t* scales, int64_t block);
+  // Widens the block at a place, which moves on to the next, and asks for the one that comes so many blocks later.
+  void (*widen)(BlockPlace& place, int ahead, uint32_t* to);
+};
+
+// To numbers of E.
+template <class E>
+Widener widener_of(Format format);
 
 // Panels, those of a gate's factors `apart` further if that is not 0, and of each some blocks along K.
 struct WidenedSpan {
@@ -55,13 +35,8 @@ class Widening {
     all_ = op.width / kBlockValues;
     // Blocks of a whole panel are followed by those of the next; some are followed by blocks that come much later.
     is_whole_ = span.blocks == all_;
-    with_block_format(op.format, [&](auto format) {
-      constexpr Format F = format.value;
-      place_ = [](const QuantisedLinear& of, int64_t block) {
-        return block_place<F>(of.panels, static_cast<const uint16_t*>(of.scales), block);
-      };
-      widen_ = is_whole_ ? &widen_next<E, F, true> : &widen_next<E, F, false>;
-    });
+    ahead_ = is_whole_ ? kAhead : (int)all_;
+    widener_ = widener_of<E>(op.format);
     op_ = &op, span_ = span, to_ = to, panel_ = 0;
     panels_ = is_whole_ ? 1 : span.panels;
     if (span.apart) panels_ *= 2;
@@ -90,12 +65,13 @@ class Widening {
   // The next panel, or all of them where they are whole and follow each other.
   void begin_panel() {
     const int64_t own = is_whole_ ? 1 : span_.panels, panel = panel_ < own ? panel_ : panel_ - own + span_.apart;
-    from_ = place_(*op_, (span_.panel + panel) * all_ + span_.block);
+    const int64_t block = (span_.panel + panel) * all_ + span_.block;
+    from_ = widener_.place(op_->panels, static_cast<const uint16_t*>(op_->scales), block);
     left_ = is_whole_ ? span_.panels * all_ : span_.blocks;
   }
 
   INLINE void next() {
-    widen_(from_, (int)all_, to_);
+    widener_.widen(from_, ahead_, to_);
     to_ += kWords;
     if (!--left_ && ++panel_ < panels_) begin_panel();
   }
@@ -103,11 +79,10 @@ class Widening {
   const QuantisedLinear* op_ = nullptr;
   WidenedSpan span_ = {};
   BlockPlace from_;
-  BlockPlace (*place_)(const QuantisedLinear& op, int64_t block) = nullptr;
-  void (*widen_)(BlockPlace& place, int panel, uint32_t* to) = nullptr;
+  Widener widener_ = {};
   uint32_t* to_ = nullptr;
   int64_t all_ = 0, left_ = 0, panel_ = 0, panels_ = 0;  // blocks of a panel, blocks left in one, panels
-  int every_ = 1, wait_ = 1;
+  int every_ = 1, wait_ = 1, ahead_ = kAhead;
   bool is_whole_ = true;
 };
 

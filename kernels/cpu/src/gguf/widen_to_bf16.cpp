@@ -1,0 +1,8 @@
+// Blocks of all formats as numbers of bf16.
+#include "gguf/widen_block.h"
+
+namespace rootgraft {
+
+template Widener widener_of<Bf16>(Format);
+
+}  // namespace rootgraft
