@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from . import product_choice
+
 
 class Capture:
     """Captures passes on one device. All passes share one memory pool for intermediates.
@@ -24,11 +26,12 @@ class Capture:
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Run a pass once, capture it, and return its replay on the current stream.
 
-        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace. The
-        pass must not read back from the device, nor depend on the contents of its inputs.
+        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace, and
+        so that products are measured. The pass must not read back from the device, nor depend on the contents of its
+        inputs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), product_choice.measuring():
             forward()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only calls of this thread must be capturable.
