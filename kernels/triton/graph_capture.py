@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import product_choice
+from . import graph_branch, product_choice
 
 
 class Capture:
@@ -21,7 +21,7 @@ class Capture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._branch = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Run a pass once, capture it, and return its replay on the current stream.
@@ -35,7 +35,10 @@ class Capture:
             forward()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only calls of this thread must be capturable.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            graph_branch.branching(self._branch),
+        ):
             forward()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return graph.replay

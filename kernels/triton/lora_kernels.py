@@ -23,8 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, SlotTable, Tiles
+from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, ShrunkInputs, SlotTable, Tiles
 from . import lora_config
+from .graph_branch import start_beside
 from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, num_sms
 from .lora_config import ExpandConfig, ShrinkConfig
 
@@ -279,28 +280,48 @@ def shrink_expand(
         invariant: sums are not split, so that for tiles of one size the bits of a token depend on it alone.
     """
     assert segments.tiles is not None
-    for launch in _launches(y, x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant):
-        launch.run()
+    first, sums, parts = _first_launch(x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant)
+    first.run()
+    _second_launch(y, table, segments.tokens, segments.tiles, sums, parts, invariant=invariant).run()
+
+
+def shrink_beside(x: Tensor, table: SlotTable, segments: Segments, *, invariant: bool = False) -> ShrunkInputs:
+    """Start the first half of ``shrink_expand``, in a captured pass beside what is launched next."""
+    assert segments.tiles is not None
+    first, sums, parts = _first_launch(x, None, table, segments.tokens, segments.tiles, invariant=invariant)
+    return ShrunkInputs(sums, parts, start_beside(first.run))
+
+
+def expand(
+    y: Tensor, shrunk: ShrunkInputs, table: SlotTable, segments: Segments, *, invariant: bool = False
+) -> None:
+    """Do the second half of ``shrink_expand`` once the first one has ended."""
+    assert segments.tiles is not None
+    shrunk.wait()
+    launch = _second_launch(
+        y, table, segments.tokens, segments.tiles, shrunk.sums, shrunk.parts, invariant=invariant
+    )
+    launch.run()
 
 
 def shrink_expand_rows(y: Tensor, x: Tensor, table: SlotTable, rows: Tensor, targets: Tensor, tiles: Tiles) -> None:
     """Do `shrink_expand` where position i of the tiles is row ``rows[i]`` of x and ``targets[i]`` of y, [S] int32."""
-    for launch in _launches(y, x, None, table, rows, tiles, targets):
-        launch.run()
+    first, sums, parts = _first_launch(x, None, table, rows, tiles)
+    first.run()
+    _second_launch(y, table, targets, tiles, sums, parts).run()
 
 
-def _launches(
-    y: Tensor,
+def _first_launch(
     x: Tensor | None,
     token_ids: Tensor | None,
     table: SlotTable,
     tokens: Tensor,
     tiles: Tiles,
-    targets: Tensor | None = None,
     *,
     invariant: bool = False,
-) -> tuple[Launch, Launch]:
-    sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
+) -> tuple[Launch, Tensor, Tensor]:
+    """Return the launch of ``scale * A x``, the sums that it writes in parts, and the number of parts of each tile."""
+    sms, count, ranks = num_sms(tokens.device), tiles.lines.shape[0], table.total_rank
     config = None
     if x is not None:
         config = lora_config.shrink_config(tiles.size, ranks, table.width, x.element_size())
@@ -308,16 +329,22 @@ def _launches(
     # Nearly all of these have tokens, and their parts take much memory.
     if tiles.size == lora_config.LONG:
         most = min(most, lora_config.splits_of_long(count * cdiv(ranks, config.ranks) if config else count, sms))
-    shrunk = y.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
+    sums = tokens.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
     parts = tokens.new_empty(count)
     if x is not None and config is not None:
-        first = _shrink_launch(x, table, tokens, tiles, shrunk, parts, config, sms)
-    else:
-        assert token_ids is not None
-        first = _gather_launch(token_ids, table, tokens, tiles, shrunk, parts)
+        return _shrink_launch(x, table, tokens, tiles, sums, parts, config, sms), sums, parts
+    assert token_ids is not None
+    return _gather_launch(token_ids, table, tokens, tiles, sums, parts), sums, parts
+
+
+def _second_launch(
+    y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, sums: Tensor, parts: Tensor, *, invariant: bool = False
+) -> Launch:
+    """Return the launch that adds ``B`` times the sums to y, for tokens that are rows of y."""
     # Tiles of one width, whatever the step, for invariant sums.
-    expand = lora_config.expand_config(tiles.size, _MANY_TILES if invariant else count, sum(table.sizes), sms)
-    return first, _expand_launch(y, table, tokens if targets is None else targets, tiles, shrunk, parts, expand)
+    count = _MANY_TILES if invariant else tiles.lines.shape[0]
+    config = lora_config.expand_config(tiles.size, count, sum(table.sizes), num_sms(y.device))
+    return _expand_launch(y, table, tokens, tiles, sums, parts, config)
 
 
 def _shrink_launch(

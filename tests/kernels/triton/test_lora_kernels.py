@@ -8,12 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import triton_interpreter
+from support.kernels.fake_streams import FakeStream, fake_streams
 from torch import Tensor
 
 from benchmarks.gpu.measure import launches
 from rootgraft.kernels import lora_reference
-from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
+from rootgraft.kernels.lora_ops import (
+    Factors,
+    Segments,
+    SlotTable,
+    Tiles,
+    lora_embed,
+    lora_shrink_beside,
+    lora_shrink_expand,
+)
 from rootgraft.kernels.triton import lora_config, lora_kernels
+from rootgraft.kernels.triton.graph_branch import branching
 from rootgraft.kernels.triton.lora_config import make_tiles
 from rootgraft.lora.segments import StaticSegments, make_segments
 
@@ -114,6 +124,26 @@ def test_long_segments(dtype):
     assert segments_of(slots).tiles.size == lora_config.LONG
     _, actual, expected = both(table_of((192, 64), 200, [(16, 20), (8, 0)], dtype), slots, dtype, dtype)
     assert close(actual, expected)
+
+
+@pytest.mark.parametrize("slots", [[0, 1, -1, 1], [0] * 70], ids=["short", "long"])
+def test_the_first_half_beside_a_product(slots):
+    """The same bits, waited for before they are read; also where y lies so that plain torch adds all."""
+    log: list[str] = []
+    table = table_of((192, 64), 320, [(16, 8), (8, 0)], torch.bfloat16)
+    segments, x = segments_of(slots), torch.randn(len(slots), 320).bfloat16()
+    found, expected = (torch.ones(len(slots), 256, dtype=torch.bfloat16) for _ in range(2))
+    strided = torch.ones(len(slots), 512, dtype=torch.bfloat16)[:, ::2]
+    lora_shrink_expand(expected, x, table, segments)
+    for y in (found, strided):
+        with fake_streams(log, FakeStream(log, "main")), branching(FakeStream(log, "side")):
+            shrunk = lora_shrink_beside(x, table, segments)
+            with launches() as names:
+                lora_shrink_expand(y, x, table, segments, shrunk)
+        assert names == ({"_expand"} if y is found else set())
+    assert torch.equal(found, expected)
+    assert close(strided, expected)
+    assert log == ["side waits for main", "on side", "on main again", "main waits for side"] * 2
 
 
 def test_sums_are_fp32_between_the_kernels():
