@@ -27,6 +27,7 @@ __all__ = [
     "Tiles",
     "lora_embed",
     "lora_experts",
+    "lora_gated_activation",
     "lora_heads",
     "lora_shrink_beside",
     "lora_shrink_expand",
@@ -65,6 +66,28 @@ def lora_shrink_expand(
         ValueError: x or y has another shape or type than the table's, or segments lack the slots that this path reads.
     """
     _run(y, x, None, table, segments, shrunk)
+
+
+def lora_gated_activation(
+    y: Tensor,
+    x: Tensor,
+    kind: ops.Activation,
+    table: SlotTable,
+    segments: Segments,
+    shrunk: ShrunkInputs | None = None,
+) -> Tensor:
+    """Return ``gated_activation`` of ``y`` [T, 2 * I] and the adapters' part of it, [T, I]; y is undefined then.
+
+    Args and errors as for ``lora_shrink_expand``.
+    """
+    # Invariant bits are those of the activation alone, whether a step has adapters or not.
+    if shrunk is not None and segments.tiles is not None and not ops.is_invariant(y.device):
+        from .triton import lora_activation
+
+        if _takes_triton(table, y, x) and lora_activation.takes(y, table, segments.tiles):
+            return lora_activation.expand_gated(y, kind, shrunk, table, segments)
+    lora_shrink_expand(y, x, table, segments, shrunk)
+    return ops.gated_activation(y, kind)
 
 
 def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segments) -> None:

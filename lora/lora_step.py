@@ -21,10 +21,12 @@ from ..kernels.lora_ops import (
     SlotTable,
     lora_embed,
     lora_experts,
+    lora_gated_activation,
     lora_heads,
     lora_shrink_beside,
     lora_shrink_expand,
 )
+from ..kernels.ops import Activation
 from ..kernels.side_stream import SideMark, SideStream
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace, ProjectionShape
 from .own.own_weights import OwnRows, OwnStep, OwnWeights
@@ -61,6 +63,13 @@ class LoraStep:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
         if (table := self._tables.get(projection)) is not None:
             lora_shrink_expand(y, x, table, self._segments, shrunk)
+
+    def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
+        """Return ``act(gate) * up`` of y [T, 2 * I], the projection of ``x``, and the adapters' part of it: [T, I].
+
+        The projection is one that they change; y is undefined then.
+        """
+        return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
 
     def project_experts(self, product: str, x: Tensor, y: Tensor, experts: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, k, N], the product of ``x`` [T, K] or [T, k, K] with experts [T, k]."""

@@ -57,8 +57,10 @@ class Projection:
 
     def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
         """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
-        if lora is not None and lora.changes(self.modules[0]):
-            return gated_activation(self(x, lora), kind)
+        name = self.modules[0]
+        if lora is not None and lora.changes(name):
+            shrunk = lora.shrink_beside(name, x)
+            return lora.activate(name, x, linear(x, self.packed), kind, shrunk)
         return gated_linear(x, self.packed, kind)
 
     def largest(self, x: Tensor) -> Largest:

@@ -30,8 +30,8 @@ from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, num_sms
 from .lora_config import ExpandConfig, ShrinkConfig
 
 _BLOCK = tl.constexpr(BLOCK)
-_FIELDS = tl.constexpr(ROW_FIELDS)
-_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+FIELDS = tl.constexpr(ROW_FIELDS)
+ELEMENTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
 _MANY_TILES = 1 << 20
 _SHORT = tl.constexpr(lora_config.SHORT)
@@ -72,7 +72,7 @@ def _shrink(
     split = tl.program_id(0) // rank_blocks
     tile = tiles + tl.program_id(1) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     total = _total_rank(row)
     if (first >= end) | (rank_block * RANKS >= total):
         return
@@ -117,7 +117,7 @@ def _gather(
     """
     tile = tiles + tl.program_id(0) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     total = _total_rank(row)
     if first >= end:
         return
@@ -183,17 +183,25 @@ def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _add(target, sums, row, at_column, written, inside):
-    """``target = gain (target + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
-    value = tl.load(target, written, other=0.0).to(tl.float32) + sums
-    gain, add = tl.load(row + 3), tl.load(row + 4)
-    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
-    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
-    tl.store(target, (value * gains[None, :] + adds[None, :]).to(target.dtype.element_ty), written)
+def cells_of(column, size, rank, cells_before, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    """Where B of each column of a module begins, and how far apart its ranks are, as ``pack_expansion`` laid them."""
+    packed = column // _BLOCK * _BLOCK
+    step = tl.full((COLUMNS,), _BLOCK, tl.int32) if WHOLE else tl.minimum(_BLOCK, size - packed)
+    return cells_before + packed * rank + column % _BLOCK, step
 
 
 @triton.jit
-def _expanded(
+def changed(source, sums, row, at_column, written, inside):
+    """``gain (source + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
+    value = tl.load(source, written, other=0.0).to(tl.float32) + sums
+    gain, add = tl.load(row + 3), tl.load(row + 4)
+    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
+    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
+    return (value * gains[None, :] + adds[None, :]).to(source.dtype.element_ty)
+
+
+@triton.jit
+def expanded(
     b, cells, step, shrunk, parts, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -240,7 +248,7 @@ def _expand(
     """
     tile = tiles + tl.program_id(1) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     block, size, rank, columns_before, ranks_before, cells_before = _module(row, size0, size1, size2, COLUMNS)
     if (first >= end) | (rank == 0):
         return
@@ -251,18 +259,17 @@ def _expand(
     is_token = position < end
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
-    packed = column // _BLOCK * _BLOCK
-    step = tl.full((COLUMNS,), _BLOCK, tl.int32) if WHOLE else tl.minimum(_BLOCK, size - packed)
-    cells = cells_before + packed * rank + column % _BLOCK
+    cells, step = cells_of(column, size, rank, cells_before, COLUMNS, WHOLE)
     b = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(B)), 16)
-    sums = _expanded(
+    sums = expanded(
         b, cells, step, shrunk, tl.load(parts + tl.program_id(1)), position, is_token, inside, ranks, ranks_before,
         rank, part_size, TILE, COLUMNS, RANKS, PARTS,
     )  # fmt: skip
     token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     at_column = columns_before + column
     target = y + token[:, None] * (size0 + size1 + size2) + at_column[None, :]
-    _add(target, sums, row, at_column, is_token[:, None] & inside[None, :], inside)
+    written = is_token[:, None] & inside[None, :]
+    tl.store(target, changed(target, sums, row, at_column, written, inside), written)
 
 
 def shrink_expand(
@@ -292,15 +299,11 @@ def shrink_beside(x: Tensor, table: SlotTable, segments: Segments, *, invariant:
     return ShrunkInputs(sums, parts, start_beside(first.run))
 
 
-def expand(
-    y: Tensor, shrunk: ShrunkInputs, table: SlotTable, segments: Segments, *, invariant: bool = False
-) -> None:
+def expand(y: Tensor, shrunk: ShrunkInputs, table: SlotTable, segments: Segments, *, invariant: bool = False) -> None:
     """Do the second half of ``shrink_expand`` once the first one has ended."""
     assert segments.tiles is not None
     shrunk.wait()
-    launch = _second_launch(
-        y, table, segments.tokens, segments.tiles, shrunk.sums, shrunk.parts, invariant=invariant
-    )
+    launch = _second_launch(y, table, segments.tokens, segments.tiles, shrunk.sums, shrunk.parts, invariant=invariant)
     launch.run()
 
 
@@ -369,7 +372,7 @@ def _shrink_launch(
 def _gather_launch(
     ids: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, parts: Tensor
 ) -> Launch:
-    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": _TYPES[table.dtype]}
+    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": ELEMENTS[table.dtype]}
     args = (ids, table.rows, tokens, tiles.lines, shrunk, parts, table.width, shrunk.shape[2])
     return Launch(_gather, (tiles.lines.shape[0], 1, 1), args, constants)
 
@@ -384,7 +387,7 @@ def _expand_launch(
     constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
     # One compilation is enough for short tiles, as few numbers are loaded for each of their parts.
     parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
-    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
+    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": ELEMENTS[table.dtype]}
     return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)
 
 

@@ -93,6 +93,15 @@ def begin_to_adapt(dtype: torch.dtype) -> None:
     assert begun is not None and begun.sums.dtype is FP32
 
 
+def activate_adapted(dtype: torch.dtype) -> None:
+    part = segments(captured=True)
+    made = SlotTable((WIDTH, WIDTH), WIDTH, 2, dtype, GPU)
+    made.reserve(16)
+    begun = lora_ops.lora_shrink_beside(hidden(dtype), made, part)
+    y = gpu_tensor(TOKENS, 2 * WIDTH, dtype=dtype)
+    assert lora_ops.lora_gated_activation(y, hidden(dtype), "silu", made, part, begun).shape == (TOKENS, WIDTH)
+
+
 def adapt_embedding(dtype: torch.dtype, *, captured: bool) -> None:
     ids = gpu_tensor(TOKENS, dtype=INT64)
     lora_ops.lora_embed(hidden(FP32), ids, table(dtype, WIDTH, VOCAB), segments(captured=captured))
@@ -212,6 +221,9 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter, captured": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, captured=True), LORA),
     "adapter of the head": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, y=FP32), LORA),
     "adapter, its first half": ("lora_ops.lora_shrink_beside", begin_to_adapt, LORA[:1]),
+    "adapter of an activation": (
+        "lora_ops.lora_gated_activation", activate_adapted, [*LORA[:1], "_expand_gated"],
+    ),
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
