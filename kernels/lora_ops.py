@@ -16,32 +16,78 @@ import torch
 from torch import Tensor
 
 from . import lora_reference, ops
-from .layouts.lora_arguments import Factors, Segments, SlotTable, Tiles, pack_expansion
+from .layouts.lora_arguments import Factors, Segments, ShrunkInputs, SlotTable, Tiles, pack_expansion
 from .triton import launch
 
 __all__ = [
     "Factors",
     "Segments",
+    "ShrunkInputs",
     "SlotTable",
     "Tiles",
     "lora_embed",
     "lora_experts",
+    "lora_gated_activation",
     "lora_heads",
+    "lora_shrink_beside",
     "lora_shrink_expand",
     "pack_expansion",
 ]
 
 
-def lora_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, segments: Segments) -> None:
+def lora_shrink_beside(x: Tensor, table: SlotTable, segments: Segments) -> ShrunkInputs | None:
+    """Start ``scale * A x`` on a GPU, in a captured pass beside the product of ``x`` [T, K] that is launched next.
+
+    ``lora_shrink_expand`` then does the rest of it, and must be called. None where that does all at once.
+
+    Raises:
+        ValueError: x has another shape or type than the table's.
+    """
+    _check_inputs(x, x.shape[0], table)
+    if segments.tiles is None or not _takes_triton(table, x):
+        return None
+    from .triton import lora_kernels
+
+    return lora_kernels.shrink_beside(x, table, segments, invariant=ops.is_invariant(x.device))
+
+
+def lora_shrink_expand(
+    y: Tensor, x: Tensor, table: SlotTable, segments: Segments, shrunk: ShrunkInputs | None = None
+) -> None:
     """Add the adapters' part of a projection to ``y`` [T, N], for inputs ``x`` [T, K] in the factors' type.
 
     ``y`` is of the same type or float32.
+
+    Args:
+        shrunk: what ``lora_shrink_beside`` has begun for the same x, table and segments.
 
     Raises:
         IndexError: a segment names a token or a slot that does not exist; nothing is written.
         ValueError: x or y has another shape or type than the table's, or segments lack the slots that this path reads.
     """
-    _run(y, x, None, table, segments)
+    _run(y, x, None, table, segments, shrunk)
+
+
+def lora_gated_activation(
+    y: Tensor,
+    x: Tensor,
+    kind: ops.Activation,
+    table: SlotTable,
+    segments: Segments,
+    shrunk: ShrunkInputs | None = None,
+) -> Tensor:
+    """Return ``gated_activation`` of ``y`` [T, 2 * I] and the adapters' part of it, [T, I]; y is undefined then.
+
+    Args and errors as for ``lora_shrink_expand``.
+    """
+    # Invariant bits are those of the activation alone, whether a step has adapters or not.
+    if shrunk is not None and segments.tiles is not None and not ops.is_invariant(y.device):
+        from .triton import lora_activation
+
+        if _takes_triton(table, y, x) and lora_activation.takes(y, table, segments.tiles):
+            return lora_activation.expand_gated(y, kind, shrunk, table, segments)
+    lora_shrink_expand(y, x, table, segments, shrunk)
+    return ops.gated_activation(y, kind)
 
 
 def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segments) -> None:
@@ -117,25 +163,43 @@ def lora_heads(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments:
         lora_reference.head_shrink_expand(y, x, table, num_heads, segments)
 
 
-def _run(y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments) -> None:
+def _run(
+    y: Tensor,
+    x: Tensor | None,
+    token_ids: Tensor | None,
+    table: SlotTable,
+    segments: Segments,
+    shrunk: ShrunkInputs | None = None,
+) -> None:
     rows = y.shape[0]
     if y.shape[1] != sum(table.sizes):
         raise ValueError(f"y is {list(y.shape)}; the projection has {sum(table.sizes)} columns")
-    if x is not None and (x.shape != (rows, table.width) or x.dtype is not table.dtype):
-        raise ValueError(f"x is {x.dtype} {list(x.shape)}, not {table.dtype} [{rows}, {table.width}]")
+    if x is not None:
+        _check_inputs(x, rows, table)
     if token_ids is not None and (token_ids.shape != (rows,) or token_ids.dtype is not torch.int64):
         raise ValueError(f"token_ids is {token_ids.dtype} {list(token_ids.shape)}, not torch.int64 [{rows}]")
     floats = (y,) if x is None else (y, x)
     if segments.tiles is not None and _takes_triton(table, *floats):
         from .triton import lora_kernels
 
-        lora_kernels.shrink_expand(y, x, token_ids, table, segments, invariant=ops.is_invariant(y.device))
+        invariant = ops.is_invariant(y.device)
+        if shrunk is None:
+            lora_kernels.shrink_expand(y, x, token_ids, table, segments, invariant=invariant)
+        else:
+            lora_kernels.expand(y, shrunk, table, segments, invariant=invariant)
         return
+    if shrunk is not None:
+        shrunk.wait()
     kernels = ops.native_kernels() if y.is_cpu else None
     if kernels is not None and kernels.lora.takes(table, *floats):
         kernels.lora.shrink_expand(y, x, token_ids, table, segments)
     else:
         lora_reference.lora_shrink_expand(y, x, token_ids, table, segments)
+
+
+def _check_inputs(x: Tensor, rows: int, table: SlotTable) -> None:
+    if x.shape != (rows, table.width) or x.dtype is not table.dtype:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, not {table.dtype} [{rows}, {table.width}]")
 
 
 def _takes_triton(table: SlotTable, y: Tensor, *others: Tensor) -> bool:

@@ -153,6 +153,10 @@ def linear(x: Tensor, layer: AnyLinear, out_dtype: torch.dtype | None = None) ->
 
         if gpu.takes(x, layer.weight):
             return gpu.linear(x, layer.weight, layer.bias, out_dtype)
+    if out_dtype is x.dtype and on_triton(x.device):
+        from .triton import product_choice
+
+        return product_choice.way_of(x, layer.weight, layer.bias)(x, layer.weight, layer.bias)
     if out_dtype is x.dtype:
         return functional.linear(x, layer.weight, layer.bias)
     if x.is_cuda:

@@ -14,7 +14,19 @@ from torch import Tensor
 
 from ..kernels.layouts.lora_arguments import ROW_FIELDS
 from ..kernels.layouts.staging import to_device
-from ..kernels.lora_ops import Factors, Segments, SlotTable, lora_embed, lora_experts, lora_heads, lora_shrink_expand
+from ..kernels.lora_ops import (
+    Factors,
+    Segments,
+    ShrunkInputs,
+    SlotTable,
+    lora_embed,
+    lora_experts,
+    lora_gated_activation,
+    lora_heads,
+    lora_shrink_beside,
+    lora_shrink_expand,
+)
+from ..kernels.ops import Activation
 from ..kernels.side_stream import SideMark, SideStream
 from .base_projections import EMBEDDING, HEAD, BaseLayout, ExpertPlace, ProjectionShape
 from .own.own_weights import OwnRows, OwnStep, OwnWeights
@@ -42,10 +54,22 @@ class LoraStep:
         """Return whether an adapter of this step changes a projection."""
         return projection in self._tables
 
-    def project(self, projection: str, x: Tensor, y: Tensor) -> None:
+    def shrink_beside(self, projection: str, x: Tensor) -> ShrunkInputs | None:
+        """Begin the adapters' part beside the projection of ``x`` [T, K], for ``project``; None if that does it all."""
+        table = self._tables.get(projection)
+        return None if table is None else lora_shrink_beside(x, table, self._segments)
+
+    def project(self, projection: str, x: Tensor, y: Tensor, shrunk: ShrunkInputs | None = None) -> None:
         """Add the adapters' part to ``y`` [T, N], the projection of ``x`` [T, K], in place."""
         if (table := self._tables.get(projection)) is not None:
-            lora_shrink_expand(y, x, table, self._segments)
+            lora_shrink_expand(y, x, table, self._segments, shrunk)
+
+    def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
+        """Return ``act(gate) * up`` of y [T, 2 * I], the projection of ``x``, and the adapters' part of it: [T, I].
+
+        The projection is one that they change; y is undefined then.
+        """
+        return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
 
     def project_experts(self, product: str, x: Tensor, y: Tensor, experts: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, k, N], the product of ``x`` [T, K] or [T, k, K] with experts [T, k]."""

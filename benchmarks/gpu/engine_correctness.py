@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 NEEDS = ("transformers", "peft", "msgpack", "safetensors", "psutil", "tqdm")
 RANKS = (8, 16, 64)
-KERNELS = {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activation", "_shrink", "_expand"}
+KERNELS = {
+    "_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activation", "_shrink", "_expand", "_expand_gated",
+}  # fmt: skip
 _LEAST_ERROR = 1e-5
 WAYS: dict[str, dict[str, Any]] = {
     "captured": {},

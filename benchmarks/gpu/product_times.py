@@ -1,20 +1,18 @@
-"""Times of the products of Llama-3.1-8B by cuBLAS and cublasLt, for one row to hundreds, against reading the weights.
+"""Times of the products of Llama-3.1-8B by each way, for one row to hundreds, against reading the weights.
 
-What decides is the time of a layer's four products: where it is above the target with both libraries, a product of our
-own for few rows is worth building.
+What decides is the time of a layer's four products, each by the fastest way: what a server takes that measures them at
+its start (``kernels.triton.product_choice``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.gpu.measure import Ceilings, Line, Machine, seconds
+from rootgraft.kernels.triton.product_choice import MOST_ROWS, WAYS, Way
 
 SHAPES = {
     "qkv": (4096, 6144),
@@ -25,7 +23,7 @@ SHAPES = {
 }
 TINY_SHAPES = {"qkv": (64, 96), "head": (64, 80)}
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
-LIBRARIES = ("cublas", "cublaslt")
+FASTEST = "the fastest of each"
 _CACHED = 256 << 20  # bytes of distinct weights, more than any cache of a device holds
 _OF_MODEL = "head"  # once a model, where the others are once a layer
 
@@ -34,19 +32,31 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     """Microseconds of each product, and of all of a layer. The floor is to read the weights, or the arithmetic."""
     shapes = TINY_SHAPES if machine.tiny else SHAPES
     weights = {name: _weights(machine, *shape) for name, shape in shapes.items()}
-    for library in LIBRARIES[:1] if machine.tiny else LIBRARIES:
-        with _preferring(machine, library):
-            for rows in (2,) if machine.tiny else ROWS:
-                took = layer_floor = 0.0
-                for name, copies in weights.items():
-                    first = copies[0]
-                    x = machine.randn(rows, first.shape[1])
-                    one = seconds(machine, [partial(functional.linear, x, each) for each in copies])
-                    floor = ceilings.seconds(read=first.nbytes, flops=2 * rows * first.numel())
-                    yield _line(f"{name}, {rows} rows, {library}", one, floor)
-                    if name != _OF_MODEL:
-                        took, layer_floor = took + one, layer_floor + floor
-                yield _line(f"layer, {rows} rows, {library}", took, layer_floor)
+    for rows in (2,) if machine.tiny else ROWS:
+        layer: dict[str, float] = {}
+        layer_floor = 0.0
+        for name, copies in weights.items():
+            first = copies[0]
+            x = machine.randn(rows, first.shape[1])
+            floor = ceilings.seconds(read=first.nbytes, flops=2 * rows * first.numel())
+            took = {
+                way: seconds(machine, [partial(multiply, x, each, None) for each in copies])
+                for way, multiply in _ways(machine, rows).items()
+            }
+            for way, each in took.items():
+                yield _line(f"{name}, {rows} rows, {way}", each, floor)
+            if name != _OF_MODEL:
+                for way, each in {**took, FASTEST: min(took.values())}.items():
+                    layer[way] = layer.get(way, 0.0) + each
+                layer_floor += floor
+        for way, total in layer.items():
+            yield _line(f"layer, {rows} rows, {way}", total, layer_floor)
+
+
+def _ways(machine: Machine, rows: int) -> dict[str, Way]:
+    """The ways that are measured at a server's start; of many rows those of libraries alone."""
+    left_out = {"cublaslt"} if machine.device.type != "cuda" else {"few rows"} if rows > MOST_ROWS else set()
+    return {name: way for name, way in WAYS.items() if name not in left_out}
 
 
 def _line(name: str, took: float, floor: float) -> Line:
@@ -57,17 +67,3 @@ def _weights(machine: Machine, width: int, columns: int) -> list[Tensor]:
     first = machine.randn(columns, width)
     count = 1 if machine.tiny else max(1, _CACHED // first.nbytes)
     return [first, *(machine.randn(columns, width) for _ in range(count - 1))]
-
-
-@contextmanager
-def _preferring(machine: Machine, library: str) -> Iterator[None]:
-    """Have torch multiply by this library for a while."""
-    if machine.device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(library)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)

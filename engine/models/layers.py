@@ -49,15 +49,18 @@ class Projection:
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
         """[T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
+        shrunk = None if lora is None else lora.shrink_beside(self.modules[0], x)
         y = linear(x, self.packed, out_dtype)
         if lora is not None:
-            lora.project(self.modules[0], x, y)
+            lora.project(self.modules[0], x, y, shrunk)
         return y if self.added_over is None else self.added_over.add(y)
 
     def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
         """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
-        if lora is not None and lora.changes(self.modules[0]):
-            return gated_activation(self(x, lora), kind)
+        name = self.modules[0]
+        if lora is not None and lora.changes(name):
+            shrunk = lora.shrink_beside(name, x)
+            return lora.activate(name, x, linear(x, self.packed), kind, shrunk)
         return gated_linear(x, self.packed, kind)
 
     def largest(self, x: Tensor) -> Largest:

@@ -214,3 +214,18 @@ class Segments:
                 f"{self.starts.shape[0]} starts: only kernels that read tiles compute them; others need one start more "
                 "than slots"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ShrunkInputs:
+    """``scale * A x`` of a projection, whose computation others may run beside.
+
+    Attributes:
+        sums: [most, S, R] fp32, in parts.
+        parts: [N] int32, how many parts each tile has.
+        wait: lets what is launched later wait for it; called before it is read, and once.
+    """
+
+    sums: Tensor
+    parts: Tensor
+    wait: Callable[[], None]

@@ -24,13 +24,8 @@ def tanh(x):
 
 
 @triton.jit
-def _gated_activation(gate_up, out, width, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (t, b): columns ``b * BLOCK ...`` of token t. Without GATED there is no second half to multiply with."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    stride = 2 * width if GATED else width
-    gate = tl.load(gate_up + token * stride + column, inside, other=0.0).to(tl.float32)
+def activated(gate, KIND: tl.constexpr):
+    """The activation of fp32 numbers."""
     if KIND == "silu":
         # x * sigmoid(x), by e^(-|x|), which does not overflow.
         e = tl.exp2(-1.4426950408889634 * tl.abs(gate))
@@ -40,6 +35,18 @@ def _gated_activation(gate_up, out, width, KIND: tl.constexpr, GATED: tl.constex
         active = active * active
     else:
         active = 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+    return active
+
+
+@triton.jit
+def _gated_activation(gate_up, out, width, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (t, b): columns ``b * BLOCK ...`` of token t. Without GATED there is no second half to multiply with."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    stride = 2 * width if GATED else width
+    gate = tl.load(gate_up + token * stride + column, inside, other=0.0).to(tl.float32)
+    active = activated(gate, KIND)
     if GATED:
         active *= tl.load(gate_up + token * stride + width + column, inside, other=0.0).to(tl.float32)
     tl.store(out + token * width + column, active.to(out.dtype.element_ty), inside)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from . import graph_branch, product_choice
+
 
 class Capture:
     """Captures passes on one device. All passes share one memory pool for intermediates.
@@ -19,20 +21,24 @@ class Capture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._branch = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Run a pass once, capture it, and return its replay on the current stream.
 
-        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace. The
-        pass must not read back from the device, nor depend on the contents of its inputs.
+        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace, and
+        so that products are measured. The pass must not read back from the device, nor depend on the contents of its
+        inputs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), product_choice.measuring():
             forward()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only calls of this thread must be capturable.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            graph_branch.branching(self._branch),
+        ):
             forward()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return graph.replay

@@ -2,11 +2,15 @@
 
 cuBLAS takes another algorithm for another number of rows. Here every program has the same tile and adds up its inputs
 in one order, so a row gives the same bits in any company; it is slower, above all for few rows.
+
+For few rows there is another tile, with long lines of the weight under way: ``product_choice`` measures where
+it is faster than cuBLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,7 +19,19 @@ from torch import Tensor
 
 from .launch import NARROW_TYPES, Launch, cdiv, is_of, meta
 
-_ROWS, _COLUMNS, _INPUTS = 64, 64, 64  # rows, columns and inputs of a tile
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows, columns and inputs of a tile, and the stages of its pipeline."""
+
+    rows: int
+    columns: int
+    inputs: int
+    num_stages: int
+
+
+_ANY = Tile(64, 64, 64, 3)
+_FEW = Tile(16, 32, 256, 3)  # not measured
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -55,12 +71,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
     return out
 
 
-def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
+def few_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Do ``linear`` to the type of x by tiles of few rows."""
+    out = x.new_empty(len(x), len(weight))
+    _launch(x, weight, bias, out, _FEW).run()
+    return out
+
+
+def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile = _ANY) -> Launch:
     rows, columns = out.shape
-    grid = (cdiv(columns, _COLUMNS), cdiv(rows, _ROWS), 1)
-    constants = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "INPUTS": _INPUTS, "BIASED": bias is not None}
+    grid = (cdiv(columns, tile.columns), cdiv(rows, tile.rows), 1)
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "INPUTS": tile.inputs, "BIASED": bias is not None}
     args = (x, weight, weight if bias is None else bias, out, rows, columns, x.shape[1])
-    return Launch(_invariant_linear, grid, args, constants, num_warps=4, num_stages=3)
+    return Launch(_invariant_linear, grid, args, constants, num_warps=4, num_stages=tile.num_stages)
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
@@ -68,5 +91,7 @@ def variants() -> Iterator[tuple[str, Launch]]:
     for kind, dtype in NARROW_TYPES.items():
         x, weight = meta(32, 4096, dtype=dtype), meta(6144, 4096, dtype=dtype)
         for name, bias in (("plain", None), ("biased", meta(6144, dtype=dtype))):
-            yield f"invariant_linear/{kind}-{name}", _launch(x, weight, bias, meta(32, 6144, dtype=dtype))
+            out = meta(32, 6144, dtype=dtype)
+            yield f"invariant_linear/{kind}-{name}", _launch(x, weight, bias, out)
+            yield f"invariant_linear/{kind}-{name}-few", _launch(x, weight, bias, out, _FEW)
         yield f"invariant_linear/{kind}-fp32", _launch(x, weight, None, meta(32, 6144, dtype=torch.float32))

@@ -23,14 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, SlotTable, Tiles
+from ..layouts.lora_arguments import BLOCK, MOST_MODULES, ROW_FIELDS, Segments, ShrunkInputs, SlotTable, Tiles
 from . import lora_config
+from .graph_branch import start_beside
 from .launch import NARROW_TYPES, TYPES, Launch, cdiv, meta, num_sms
 from .lora_config import ExpandConfig, ShrinkConfig
 
 _BLOCK = tl.constexpr(BLOCK)
-_FIELDS = tl.constexpr(ROW_FIELDS)
-_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+FIELDS = tl.constexpr(ROW_FIELDS)
+ELEMENTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _GATHERED = 32  # ranks of an embedding that a program copies in one iteration
 _MANY_TILES = 1 << 20
 _SHORT = tl.constexpr(lora_config.SHORT)
@@ -71,7 +72,7 @@ def _shrink(
     split = tl.program_id(0) // rank_blocks
     tile = tiles + tl.program_id(1) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     total = _total_rank(row)
     if (first >= end) | (rank_block * RANKS >= total):
         return
@@ -116,7 +117,7 @@ def _gather(
     """
     tile = tiles + tl.program_id(0) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     total = _total_rank(row)
     if first >= end:
         return
@@ -182,17 +183,25 @@ def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _add(target, sums, row, at_column, written, inside):
-    """``target = gain (target + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
-    value = tl.load(target, written, other=0.0).to(tl.float32) + sums
-    gain, add = tl.load(row + 3), tl.load(row + 4)
-    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
-    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
-    tl.store(target, (value * gains[None, :] + adds[None, :]).to(target.dtype.element_ty), written)
+def cells_of(column, size, rank, cells_before, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
+    """Where B of each column of a module begins, and how far apart its ranks are, as ``pack_expansion`` laid them."""
+    packed = column // _BLOCK * _BLOCK
+    step = tl.full((COLUMNS,), _BLOCK, tl.int32) if WHOLE else tl.minimum(_BLOCK, size - packed)
+    return cells_before + packed * rank + column % _BLOCK, step
 
 
 @triton.jit
-def _expanded(
+def changed(source, sums, row, at_column, written, inside):
+    """``gain (source + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
+    value = tl.load(source, written, other=0.0).to(tl.float32) + sums
+    gain, add = tl.load(row + 3), tl.load(row + 4)
+    gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
+    adds = tl.load(add.to(tl.pointer_type(tl.float32)) + at_column, inside & (add != 0), other=0.0)
+    return (value * gains[None, :] + adds[None, :]).to(source.dtype.element_ty)
+
+
+@triton.jit
+def expanded(
     b, cells, step, shrunk, parts, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -239,7 +248,7 @@ def _expand(
     """
     tile = tiles + tl.program_id(1) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
-    row = table + tl.load(tile) * _FIELDS
+    row = table + tl.load(tile) * FIELDS
     block, size, rank, columns_before, ranks_before, cells_before = _module(row, size0, size1, size2, COLUMNS)
     if (first >= end) | (rank == 0):
         return
@@ -250,18 +259,17 @@ def _expand(
     is_token = position < end
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
-    packed = column // _BLOCK * _BLOCK
-    step = tl.full((COLUMNS,), _BLOCK, tl.int32) if WHOLE else tl.minimum(_BLOCK, size - packed)
-    cells = cells_before + packed * rank + column % _BLOCK
+    cells, step = cells_of(column, size, rank, cells_before, COLUMNS, WHOLE)
     b = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(B)), 16)
-    sums = _expanded(
+    sums = expanded(
         b, cells, step, shrunk, tl.load(parts + tl.program_id(1)), position, is_token, inside, ranks, ranks_before,
         rank, part_size, TILE, COLUMNS, RANKS, PARTS,
     )  # fmt: skip
     token = tl.load(tokens + position, is_token, other=0).to(tl.int64)
     at_column = columns_before + column
     target = y + token[:, None] * (size0 + size1 + size2) + at_column[None, :]
-    _add(target, sums, row, at_column, is_token[:, None] & inside[None, :], inside)
+    written = is_token[:, None] & inside[None, :]
+    tl.store(target, changed(target, sums, row, at_column, written, inside), written)
 
 
 def shrink_expand(
@@ -279,28 +287,44 @@ def shrink_expand(
         invariant: sums are not split, so that for tiles of one size the bits of a token depend on it alone.
     """
     assert segments.tiles is not None
-    for launch in _launches(y, x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant):
-        launch.run()
+    first, sums, parts = _first_launch(x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant)
+    first.run()
+    _second_launch(y, table, segments.tokens, segments.tiles, sums, parts, invariant=invariant).run()
+
+
+def shrink_beside(x: Tensor, table: SlotTable, segments: Segments, *, invariant: bool = False) -> ShrunkInputs:
+    """Start the first half of ``shrink_expand``, in a captured pass beside what is launched next."""
+    assert segments.tiles is not None
+    first, sums, parts = _first_launch(x, None, table, segments.tokens, segments.tiles, invariant=invariant)
+    return ShrunkInputs(sums, parts, start_beside(first.run))
+
+
+def expand(y: Tensor, shrunk: ShrunkInputs, table: SlotTable, segments: Segments, *, invariant: bool = False) -> None:
+    """Do the second half of ``shrink_expand`` once the first one has ended."""
+    assert segments.tiles is not None
+    shrunk.wait()
+    launch = _second_launch(y, table, segments.tokens, segments.tiles, shrunk.sums, shrunk.parts, invariant=invariant)
+    launch.run()
 
 
 def shrink_expand_rows(y: Tensor, x: Tensor, table: SlotTable, rows: Tensor, targets: Tensor, tiles: Tiles) -> None:
     """Do `shrink_expand` where position i of the tiles is row ``rows[i]`` of x and ``targets[i]`` of y, [S] int32."""
-    for launch in _launches(y, x, None, table, rows, tiles, targets):
-        launch.run()
+    first, sums, parts = _first_launch(x, None, table, rows, tiles)
+    first.run()
+    _second_launch(y, table, targets, tiles, sums, parts).run()
 
 
-def _launches(
-    y: Tensor,
+def _first_launch(
     x: Tensor | None,
     token_ids: Tensor | None,
     table: SlotTable,
     tokens: Tensor,
     tiles: Tiles,
-    targets: Tensor | None = None,
     *,
     invariant: bool = False,
-) -> tuple[Launch, Launch]:
-    sms, count, ranks = num_sms(y.device), tiles.lines.shape[0], table.total_rank
+) -> tuple[Launch, Tensor, Tensor]:
+    """Return the launch of ``scale * A x``, the sums that it writes in parts, and the number of parts of each tile."""
+    sms, count, ranks = num_sms(tokens.device), tiles.lines.shape[0], table.total_rank
     config = None
     if x is not None:
         config = lora_config.shrink_config(tiles.size, ranks, table.width, x.element_size())
@@ -308,16 +332,22 @@ def _launches(
     # Nearly all of these have tokens, and their parts take much memory.
     if tiles.size == lora_config.LONG:
         most = min(most, lora_config.splits_of_long(count * cdiv(ranks, config.ranks) if config else count, sms))
-    shrunk = y.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
+    sums = tokens.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
     parts = tokens.new_empty(count)
     if x is not None and config is not None:
-        first = _shrink_launch(x, table, tokens, tiles, shrunk, parts, config, sms)
-    else:
-        assert token_ids is not None
-        first = _gather_launch(token_ids, table, tokens, tiles, shrunk, parts)
+        return _shrink_launch(x, table, tokens, tiles, sums, parts, config, sms), sums, parts
+    assert token_ids is not None
+    return _gather_launch(token_ids, table, tokens, tiles, sums, parts), sums, parts
+
+
+def _second_launch(
+    y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, sums: Tensor, parts: Tensor, *, invariant: bool = False
+) -> Launch:
+    """Return the launch that adds ``B`` times the sums to y, for tokens that are rows of y."""
     # Tiles of one width, whatever the step, for invariant sums.
-    expand = lora_config.expand_config(tiles.size, _MANY_TILES if invariant else count, sum(table.sizes), sms)
-    return first, _expand_launch(y, table, tokens if targets is None else targets, tiles, shrunk, parts, expand)
+    count = _MANY_TILES if invariant else tiles.lines.shape[0]
+    config = lora_config.expand_config(tiles.size, count, sum(table.sizes), num_sms(y.device))
+    return _expand_launch(y, table, tokens, tiles, sums, parts, config)
 
 
 def _shrink_launch(
@@ -342,7 +372,7 @@ def _shrink_launch(
 def _gather_launch(
     ids: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, shrunk: Tensor, parts: Tensor
 ) -> Launch:
-    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": _TYPES[table.dtype]}
+    constants = {"TILE": tiles.size, "RANKS": _GATHERED, "A": ELEMENTS[table.dtype]}
     args = (ids, table.rows, tokens, tiles.lines, shrunk, parts, table.width, shrunk.shape[2])
     return Launch(_gather, (tiles.lines.shape[0], 1, 1), args, constants)
 
@@ -357,7 +387,7 @@ def _expand_launch(
     constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
     # One compilation is enough for short tiles, as few numbers are loaded for each of their parts.
     parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
-    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": _TYPES[table.dtype]}
+    constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": ELEMENTS[table.dtype]}
     return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)
 
 

@@ -88,6 +88,20 @@ def adapt(dtype: torch.dtype, *, y: torch.dtype | None = None, captured: bool = 
     lora_ops.lora_shrink_expand(out, hidden(dtype), table(dtype, VOCAB, WIDTH), segments(captured=captured))
 
 
+def begin_to_adapt(dtype: torch.dtype) -> None:
+    begun = lora_ops.lora_shrink_beside(hidden(dtype), table(dtype, VOCAB, WIDTH), segments(captured=True))
+    assert begun is not None and begun.sums.dtype is FP32
+
+
+def activate_adapted(dtype: torch.dtype) -> None:
+    part = segments(captured=True)
+    made = SlotTable((WIDTH, WIDTH), WIDTH, 2, dtype, GPU)
+    made.reserve(16)
+    begun = lora_ops.lora_shrink_beside(hidden(dtype), made, part)
+    y = gpu_tensor(TOKENS, 2 * WIDTH, dtype=dtype)
+    assert lora_ops.lora_gated_activation(y, hidden(dtype), "silu", made, part, begun).shape == (TOKENS, WIDTH)
+
+
 def adapt_embedding(dtype: torch.dtype, *, captured: bool) -> None:
     ids = gpu_tensor(TOKENS, dtype=INT64)
     lora_ops.lora_embed(hidden(FP32), ids, table(dtype, WIDTH, VOCAB), segments(captured=captured))
@@ -206,6 +220,10 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter": ("lora_ops.lora_shrink_expand", adapt, LORA),
     "adapter, captured": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, captured=True), LORA),
     "adapter of the head": ("lora_ops.lora_shrink_expand", lambda d: adapt(d, y=FP32), LORA),
+    "adapter, its first half": ("lora_ops.lora_shrink_beside", begin_to_adapt, LORA[:1]),
+    "adapter of an activation": (
+        "lora_ops.lora_gated_activation", activate_adapted, [*LORA[:1], "_expand_gated"],
+    ),
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),
@@ -279,6 +297,7 @@ def test_a_model_in_fp32_runs_in_plain_torch() -> None:
     with posing_gpu() as launched, mock.patch("rootgraft.kernels.lora_ops.lora_reference") as plain:
         adapt(FP32)
         adapt_embedding(FP32, captured=False)
+        assert lora_ops.lora_shrink_beside(hidden(FP32), table(FP32, VOCAB, WIDTH), segments(captured=True)) is None
     assert not launched and len(plain.lora_shrink_expand.mock_calls) == 2
     with posing_gpu():
         assert sampling_ops.has_kernel(logits())

@@ -8,51 +8,51 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernels.fake_streams import FakeStream, fake_streams
 
 from rootgraft.kernels import backend, pass_graphs
 from rootgraft.kernels.triton import graph_capture, launch
-
-
-class FakeStream:
-    def __init__(self, log: list[str], name: str) -> None:
-        self.log, self.name = log, name
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
+from rootgraft.kernels.triton.graph_branch import start_beside
+from rootgraft.kernels.triton.product_choice import is_measuring
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     log: list[str] = []
-    main, side = FakeStream(log, "main"), FakeStream(log, "side")
+    made = iter([FakeStream(log, "side"), FakeStream(log, "branch")])
 
     class Graph:
         def replay(self) -> None:
             log.append("replay")
 
     @contextmanager
-    def stream(which: FakeStream) -> Iterator[None]:
-        log.append(f"on {which.name}")
-        yield
-
-    @contextmanager
     def graph(made: Any, *, pool: Any, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
-        log.append(f"capture in {pool} on {stream.name}, {capture_error_mode}")
-        yield
+        log.append(f"capture in {pool} of {capture_error_mode}")
+        with torch.cuda.stream(stream):  # type: ignore[arg-type]
+            yield
         log.append("captured")
 
-    fakes = {"CUDAGraph": Graph, "stream": stream, "graph": graph}
-    fakes |= {"graph_pool_handle": lambda: "pool", "Stream": lambda _: side, "current_stream": lambda _: main}
+    fakes = {"CUDAGraph": Graph, "graph": graph, "graph_pool_handle": lambda: "pool", "Stream": lambda _: next(made)}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return log
+    with fake_streams(log, FakeStream(log, "main")):
+        yield log
 
 
 def test_a_pass_is_run_then_captured_then_replayed(log: list[str]) -> None:
+    """The first run measures products and has no branch, whose launches would take part of the device meanwhile."""
     capture = graph_capture.Capture(torch.device("cuda", 0))
-    replays = [capture(lambda: log.append("pass")) for _ in range(2)]
-    once = ["side waits for main", "on side", "pass", "capture in pool on side, thread_local", "pass", "captured"]
-    assert log == [*once, "main waits for side"] * 2
+
+    def forward() -> None:
+        wait = start_beside(lambda: log.append("beside"))
+        log.append("measured" if is_measuring() else "pass")
+        wait()
+
+    replays = [capture(forward) for _ in range(2)]
+    run = ["side waits for main", "on side", "beside", "measured", "on main again"]
+    branch = ["branch waits for side", "on branch", "beside", "on side again", "pass", "side waits for branch"]
+    captured = ["capture in pool of thread_local", "on side", *branch, "on main again", "captured"]
+    assert log == [*run, *captured, "main waits for side"] * 2
     log.clear()
     replays[1]()
     replays[0]()

@@ -5,15 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.kernels import triton_interpreter
+from support.kernels.fake_streams import FakeStream, fake_streams
 from torch import Tensor
 
 from benchmarks.gpu.measure import launches
-from rootgraft.kernels import lora_reference
-from rootgraft.kernels.lora_ops import Factors, Segments, SlotTable, Tiles, lora_embed, lora_shrink_expand
+from rootgraft.kernels import lora_reference, ops
+from rootgraft.kernels.lora_ops import (
+    Factors,
+    Segments,
+    SlotTable,
+    Tiles,
+    lora_embed,
+    lora_gated_activation,
+    lora_shrink_beside,
+    lora_shrink_expand,
+)
 from rootgraft.kernels.triton import lora_config, lora_kernels
+from rootgraft.kernels.triton.graph_branch import branching
 from rootgraft.kernels.triton.lora_config import make_tiles
 from rootgraft.lora.segments import StaticSegments, make_segments
 
@@ -114,6 +125,75 @@ def test_long_segments(dtype):
     assert segments_of(slots).tiles.size == lora_config.LONG
     _, actual, expected = both(table_of((192, 64), 200, [(16, 20), (8, 0)], dtype), slots, dtype, dtype)
     assert close(actual, expected)
+
+
+@pytest.mark.parametrize("slots", [[0, 1, -1, 1], [0] * 70], ids=["short", "long"])
+def test_the_first_half_beside_a_product(slots):
+    """The same bits, waited for before they are read; also where y lies so that plain torch adds all."""
+    log: list[str] = []
+    table = table_of((192, 64), 320, [(16, 8), (8, 0)], torch.bfloat16)
+    segments, x = segments_of(slots), torch.randn(len(slots), 320).bfloat16()
+    found, expected = (torch.ones(len(slots), 256, dtype=torch.bfloat16) for _ in range(2))
+    strided = torch.ones(len(slots), 512, dtype=torch.bfloat16)[:, ::2]
+    lora_shrink_expand(expected, x, table, segments)
+    for y in (found, strided):
+        with fake_streams(log, FakeStream(log, "main")), branching(FakeStream(log, "side")):
+            shrunk = lora_shrink_beside(x, table, segments)
+            with launches() as names:
+                lora_shrink_expand(y, x, table, segments, shrunk)
+        assert names == ({"_expand"} if y is found else set())
+    assert torch.equal(found, expected)
+    assert close(strided, expected)
+    assert log == ["side waits for main", "on side", "on main again", "main waits for side"] * 2
+
+
+def activated(x, table, slots, kind="silu", segments=None):
+    """By one launch behind the first half, and by two; the former's name, whose tokens may be of the base model."""
+    y = torch.randn(len(slots), sum(table.sizes), generator=torch.Generator().manual_seed(5)).to(table.dtype)
+    segments = segments or segments_of(slots)
+    whole = y.clone()
+    lora_shrink_expand(whole, x, table, segments)
+    with launches() as names:
+        found = lora_gated_activation(y, x, kind, table, segments, lora_shrink_beside(x, table, segments))
+    return found, ops.gated_activation(whole, kind), names
+
+
+@settings(max_examples=20)
+@given(
+    width=st.sampled_from([16, 64, 80, 192]),
+    slots=st.lists(st.integers(-1, 3), min_size=1, max_size=50).filter(lambda slots: max(slots) >= 0),
+    dtype=st.sampled_from(TYPES),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    data=st.data(),
+)
+def test_the_second_half_within_an_activation(width, slots, dtype, kind, data):
+    """Bits are those of two launches, for ranks of which either may be 0, gains and addends, and for other tokens."""
+    rank = st.integers(0, 40)
+    ranks = [data.draw(st.none() | st.tuples(rank, rank), label=f"ranks of slot {slot}") for slot in range(4)]
+    assume(any(ranks))
+    x = torch.randn(len(slots), 96, generator=torch.Generator().manual_seed(7)).to(dtype)
+    found, expected, names = activated(x, table_of((width, width), 96, ranks, dtype), slots, kind)
+    assert torch.equal(found, expected)
+    assert ("_expand_gated" in names) == (segments_of(slots).tiles.size == lora_config.SHORT)
+
+
+def test_an_activation_in_a_captured_step():
+    """Tiles and tokens of which some are empty; and what one launch does not compute is left to two."""
+    slots, dtype = [1, -1, 0, 0, -1], torch.bfloat16
+    x = torch.randn(8, 96).to(dtype)
+    room = StaticSegments(8, CPU)
+    room.fill(np.array(slots, np.int32))
+    table = table_of((64, 64), 96, [(8, 4), (16, 16)], dtype)
+    found, expected, names = activated(x, table, [0] * 8, segments=room.segments(8))
+    assert torch.equal(found, expected) and names == {"_shrink", "_expand_gated"}
+    ops.use_invariant(True)
+    try:
+        found, expected, names = activated(x, table, [0] * 8, segments=room.segments(8))
+    finally:
+        ops.use_invariant(False)
+    assert torch.equal(found, expected) and names == {"_shrink", "_expand", "_gated_activation"}
+    found, expected, names = activated(x, table_of((48, 80), 96, [(8, 4)], dtype), [0] * 8)
+    assert torch.equal(found, expected) and "_expand_gated" not in names
 
 
 def test_sums_are_fp32_between_the_kernels():

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from support.kernels.fake_streams import FakeStream, fake_streams
 from support.kernels.meta_gpu import GPU, posing_gpu
 from support.models.lora_models import LINEARS, VOCAB, base, make_adapter
 from support.speculation.eagle_heads import save_head
@@ -27,6 +28,7 @@ from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.loading.base_layout import base_layout
 from rootgraft.engine.models.draft_head import DraftHead
 from rootgraft.engine.types import SamplingParams
+from rootgraft.kernels.triton.graph_branch import branching
 from rootgraft.lora.read_adapter import AdapterReader
 
 LAYERS, ROWS, PAGE = 2, 4, 16
@@ -34,8 +36,10 @@ GREEDY = SamplingParams(temperature=0.0)
 PASS = {"_rms_norm": 2 * LAYERS + 1, "_rope_store_kv": LAYERS, "decode": LAYERS, "_gated_activation": LAYERS}
 DRAW = dict.fromkeys(("_stats", "_deviations", "_sums", "_levels", "_pick", "_draw"), 1)
 EDIT_STAGES = 3  # biases, penalties and bans
-# An adapter of all modules: each projection of the layers and the head, and the gather of the embedding.
-ADAPTED = {"_gather": 1, "_shrink": 4 * LAYERS + 1, "_expand": 4 * LAYERS + 2}
+# An adapter of all modules: each projection of the layers and the head, and the gather of the embedding. The expansion
+# of gate and up is within the activation.
+ADAPTED = {"_gather": 1, "_shrink": 4 * LAYERS + 1, "_expand": 3 * LAYERS + 2, "_expand_gated": LAYERS}
+ADAPTED_PASS = {name: count for name, count in PASS.items() if name != "_gated_activation"} | ADAPTED
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +135,30 @@ def test_draws(world: World, params: dict[str, float]) -> None:
 
 def test_an_adapter_of_every_module(world: World) -> None:
     """Embedding and head included: their y, the residual stream and the logits, is fp32."""
-    assert world.step(GREEDY, slot=0) == PASS | ADAPTED
+    assert world.step(GREEDY, slot=0) == ADAPTED_PASS
+
+
+def test_half_of_an_adapters_launches_run_beside_products(world: World) -> None:
+    """Where a pass has a branch: those that read a product's input. What adds to the result waits for each."""
+    beside, waited = "on branch", "main waits for branch"
+    with (
+        fake_streams(world.launched, FakeStream(world.launched, "main")),
+        branching(FakeStream(world.launched, "branch")),  # type: ignore[arg-type]
+    ):
+        found = world.step(GREEDY, slot=0)
+        order = list(world.launched)
+    begun = [at for at, name in enumerate(order) if name == beside]
+    joined = [at for at, name in enumerate(order) if name == waited]
+    assert {name: found[name] for name in ADAPTED} == ADAPTED
+    assert len(begun) == len(joined) == found["_shrink"]
+    assert all(order[at + 1 : at + 3] == ["_shrink", "on main again"] for at in begun)
+    assert all(order[at + 1] in ("_expand", "_expand_gated") for at in joined)
 
 
 def test_all_together(world: World) -> None:
     copies = (PageCopy(0, 20, 5),)
     found = world.step(SamplingParams(top_k=5, logprobs=2), slot=0, masked=True, copies=copies)
-    assert found == PASS | ADAPTED | DRAW | {"_mask": 1, "_copy_page": 1}
+    assert found == ADAPTED_PASS | DRAW | {"_mask": 1, "_copy_page": 1}
 
 
 def test_a_head_that_drafts(folder: Path, tmp_path: Path) -> None:
