@@ -14,7 +14,6 @@ from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
-from .families.prediction import COUNT_KEY
 from .model_config import (
     Activation,
     LatentConfig,
@@ -138,7 +137,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
-        prediction_layers=fields.integer(COUNT_KEY, low=0, high=64, default=0) if family.prediction else 0,
+        prediction_layers=_prediction_layers(fields, family),
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,
@@ -151,6 +150,12 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         generates=classes is None,
         num_classes=classes or 0,
     )
+
+
+def _prediction_layers(fields: Fields, family: Family) -> int:
+    if (module := family.prediction) is None:
+        return 0
+    return fields.integer(module.count_key, low=0, high=64, default=module.count)
 
 
 def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None]:
