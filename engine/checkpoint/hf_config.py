@@ -21,6 +21,7 @@ from .model_config import (
     ModelConfig,
     ParallelScales,
     QueryScaling,
+    TokenIndex,
     YarnScaling,
 )
 from .quantization_config import Quantization, read_quantization
@@ -91,7 +92,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
-    latent = _latent(fields, heads, kv_heads) if family.latent else None
+    latent = _latent(fields, family, heads, kv_heads) if family.latent else None
     head_dim = latent.cell_dim if latent else _head_dim(fields, hidden, heads)
     biases = frozenset({"qkv"} if family.qkv_bias else ()).union(
         *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
@@ -274,7 +275,7 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
     return float(scalar**-0.5)
 
 
-def _latent(fields: Fields, heads: int, kv_heads: int) -> LatentConfig:
+def _latent(fields: Fields, family: Family, heads: int, kv_heads: int) -> LatentConfig:
     if kv_heads != heads:
         raise fields.wrong("num_key_value_heads", f"num_attention_heads {heads} in latent attention")
     return LatentConfig(
@@ -283,7 +284,39 @@ def _latent(fields: Fields, heads: int, kv_heads: int) -> LatentConfig:
         plain_dim=fields.integer("qk_nope_head_dim", high=1 << 16),
         rotary_dim=fields.integer("qk_rope_head_dim", high=1 << 16),
         value_dim=fields.integer("v_head_dim", high=1 << 16),
+        index=_token_index(fields) if family.indexed else None,
     )
+
+
+def _token_index(fields: Fields) -> TokenIndex:
+    """Return the index of indexed attention, whose queries are made of the narrow input of attention's queries."""
+    found = TokenIndex(
+        most=fields.integer("index_topk", high=MAX_LENGTH),
+        heads=fields.integer("index_n_heads", high=1 << 16),
+        dim=fields.integer("index_head_dim", high=1 << 16),
+        interleaved=fields.flag("indexer_rope_interleave"),
+    )
+    if found.dim < fields.integer("qk_rope_head_dim", high=1 << 16):
+        raise fields.wrong("index_head_dim", "at least qk_rope_head_dim, the dimensions that are rotated")
+    if not fields.has("q_lora_rank"):
+        raise fields.wrong("q_lora_rank", "a number, for the index reads what it is the width of")
+    return found
+
+
+def _shared_indices(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Return for each layer whether it sees the tokens that an earlier one has chosen, by the published rule."""
+    if not family.indexed:
+        return [False] * count
+    listed: Any = fields.values.get("indexer_types") or fields.values.get("index_topk_pattern")
+    if listed is None:
+        period = fields.integer("index_topk_freq", default=1)
+        first = fields.integer("index_skip_topk_offset", low=0, default=2)
+        return [max(index - first + 1, 0) % period != 0 for index in range(count)]
+    words = {"F": "full", "S": "shared"}
+    kinds = [words.get(letter, letter) for letter in listed] if isinstance(listed, str | list) else []
+    if len(kinds) != count or kinds[0] != "full" or not set(kinds) <= {"full", "shared"}:
+        raise fields.wrong("indexer_types", f"a list of {count} times full or shared, of which the first is full")
+    return [kind == "shared" for kind in kinds]
 
 
 def _latent_scale(latent: LatentConfig, layers: tuple[LayerConfig, ...]) -> float:
@@ -360,14 +393,9 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
-    """Return the longest sequence: with YaRN that of the extension, where the length before it is named.
-
-    Of indexed attention it is the longest of which the index chooses every token.
-    """
+    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
-    if family.indexed:
-        return min(longest, fields.integer("index_topk", high=MAX_LENGTH))
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
     if not any("original_max_position_embeddings" in parameters for parameters in named):
         return longest
@@ -401,6 +429,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
     blocks = read_blocks(fields, family, count)
+    shared = _shared_indices(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
@@ -412,8 +441,11 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             **own._asdict(),
             has_attention=block.attends,
             has_mlp=block.has_mlp,
+            shares_index=is_shared,
         )
-        for kind, has_rope, mixture, block, own in zip(kinds, rotary, mixtures, blocks, heads, strict=True)
+        for kind, has_rope, mixture, block, own, is_shared in zip(
+            kinds, rotary, mixtures, blocks, heads, shared, strict=True
+        )
     )
 
 

@@ -218,7 +218,17 @@ class LayerLoader:
         if config.latent is not None:
             table = None if layer.rope is None else self.table(layer.rope)
             interleaved = layer.rope is not None and layer.rope.interleaved
-            return load_latent(self.weights, prefix, config, config.latent, table, interleaved, self.ranks)
+            return load_latent(
+                self.weights,
+                prefix,
+                config,
+                config.latent,
+                table,
+                interleaved,
+                self.ranks,
+                query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
+                shares_index=layer.shares_index,
+            )
         q_norm, k_norm = self.head_norms(index, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config, index), config.qkv_bias),

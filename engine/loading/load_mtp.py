@@ -34,6 +34,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     module = prediction_module(model.config)
     index, size = model.config.num_layers, model.config.hidden_size
     layer = next(each for each in reversed(model.config.layers) if each.has_attention and each.recurrent is None)
+    layer = replace(layer, shares_index=False)  # there is no earlier layer in the module
     config = replace(model.config, layers=(*model.config.layers, layer))
     prefix, of_layer = module.prefix(0, index), module.layer_prefix(0, index)
     source = SafetensorsFolder(folder, config.towers, config.quantization, stored_names(config))

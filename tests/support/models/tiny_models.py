@@ -293,7 +293,8 @@ _LONGROPE = {
     "long_factor": [1.2, 2.0, 5.0, 9.0],
 }
 
-_INDEX = {"index_topk": 64, "index_head_dim": 24, "index_n_heads": 2}
+# A score is 0 where no head scores a token, and of equal ones transformers chooses any: with so many heads none is.
+_INDEX = {"index_topk": 64, "index_head_dim": 24, "index_n_heads": 16}
 _LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 40,
@@ -591,6 +592,34 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GlmMoeDsaConfig,
         GlmMoeDsaForCausalLM,
         {**_LATENT, **_INDEX, "n_routed_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 2},
+    ),
+    "deepseek_v32_chosen": (
+        DeepseekV32Config,
+        DeepseekV32ForCausalLM,
+        {
+            **_LATENT,
+            **_INDEX,
+            "index_topk": 12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    # The last layer shares an index, too: the rows that a step keeps are among those that it chose for.
+    "glm_moe_dsa_shared": (
+        GlmMoeDsaConfig,
+        GlmMoeDsaForCausalLM,
+        {
+            **_LATENT,
+            **_INDEX,
+            "index_topk": 12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 2,
+            "indexer_types": ["full", "full", "shared"],
+        },
     ),
     "glm4_moe_lite": (
         Glm4MoeLiteConfig,
