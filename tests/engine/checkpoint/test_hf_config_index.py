@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from transformers import GlmMoeDsaConfig
+from transformers import GlmMoeDsaConfig, Mistral4Config
 
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import TokenIndex
@@ -73,3 +73,12 @@ def test_short_sequences_have_no_index() -> None:
 def test_what_no_index_can_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=re.escape(message)):
         model_config(SIZES | changes)
+
+
+def test_mistral_4_scales_queries_and_rotates_a_share_of_a_head() -> None:
+    config = Mistral4Config(**{**SIZES, "architectures": ["Mistral4ForCausalLM"], "num_key_value_heads": 4}).to_dict()
+    [layer, *_] = model_config(config).layers
+    assert layer.query_scaling is not None and layer.query_scaling.length == 8192
+    assert layer.rope is not None and layer.rope.dim == 64
+    with pytest.raises(ModelError, match="n_group = 4 is not supported for Mistral4ForCausalLM"):
+        model_config(config | {"n_group": 4})

@@ -37,7 +37,7 @@ FAMILIES = [
     *("mamba", "falcon_mamba", "jamba", "kimi_linear"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
-    *("deepseek_v32_chosen", "glm_moe_dsa_shared"),
+    *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
     *("mellum", "jais2"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone"),

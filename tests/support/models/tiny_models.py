@@ -108,6 +108,8 @@ from transformers import (
     Ministral3ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -619,6 +621,24 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "first_k_dense_replace": 2,
             "indexer_types": ["full", "full", "shared"],
+        },
+    ),
+    "mistral4": (
+        Mistral4Config,
+        Mistral4ForCausalLM,
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                **_YARN,
+                "beta_fast": 1.0,
+                "original_max_position_embeddings": 9,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.9,
+            },
         },
     ),
     "glm4_moe_lite": (
