@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
@@ -43,12 +43,13 @@ _MOST_CLASSES = 1 << 16
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
-_ACTIVATIONS: dict[str, Activation] = {
+_ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 # Keys that no family supports, with their values without effect (None always is one).
@@ -404,14 +405,15 @@ def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) ->
     return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
-def _activation(fields: Fields, family: Family) -> Activation:
+def _activation(fields: Fields, family: Family) -> Activation | Literal["xielu"]:
     key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     name = fields.values.get(key, "silu")
     if name == "gelu" and family.gelu_is_tanh:
         return "gelu_tanh"
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise fields.wrong(key, f"one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    known = {each: kind for each, kind in _ACTIVATIONS.items() if kind != "xielu" or not family.gated_mlp}
+    if not isinstance(name, str) or name not in known:
+        raise fields.wrong(key, f"one of {', '.join(known)}")
+    return known[name]
 
 
 def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:

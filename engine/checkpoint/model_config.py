@@ -371,7 +371,7 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    activation: Activation
+    activation: Activation | Literal["xielu"]
     attention_sinks: bool
     attention_scale: float
     attention_soft_cap: float | None

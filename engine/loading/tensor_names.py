@@ -42,6 +42,9 @@ DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_pr
 FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
+XIELU, XIELU_CONSTANTS = ("act_fn.alpha_p", "act_fn.alpha_n"), ("act_fn.beta", "act_fn.eps")
+"""Trained factors of an MLP's activation before their softplus, and the numbers beside them."""
+
 INDEXER = "indexer"
 """What chooses tokens in a layer of indexed attention: no part of a model that has no longer sequences."""
 INDEX_QUERY, INDEX_KEY, INDEX_NORM, INDEX_WEIGHTS = "wq_b", "wk", "k_norm", "weights_proj"
@@ -140,6 +143,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         block = f"{prefix}.{config.mlp_block}"
         shapes |= _linears(block, up_modules(config, index), hidden, config.mlp_bias)
         shapes |= _linears(block, down_module(config), config.mlp_size_of(index), config.mlp_bias)
+        if config.activation == "xielu":
+            shapes |= {f"{block}.{name}": (1,) for name in XIELU} | {f"{block}.{name}": () for name in XIELU_CONSTANTS}
     return shapes
 
 

@@ -40,7 +40,7 @@ FAMILIES = [
     *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
     *("mellum", "jais2"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
-    *("helium", "cwm", "flex_olmo", "exaone"),
+    *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")
 PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]

@@ -209,7 +209,8 @@ def _layer(family: Family) -> str:
     if family.qk_norm is not None:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
     if not family.gated_mlp:
-        parts.append("MLP without gate")
+        trained = " and with a trained activation" if family.defaults.get("hidden_act") == "xielu" else ""
+        parts.append(f"MLP without gate{trained}")
     if family.blocks in _BLOCKS:
         parts.append(_BLOCKS[family.blocks])
     if family.sized_layers:

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import (
     AfmoeConfig,
     AfmoeForCausalLM,
+    ApertusConfig,
+    ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
     BambaConfig,
@@ -1150,6 +1152,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**_DELTA, **_DELTA_MIXTURE}),
+    "apertus": (ApertusConfig, ApertusForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 
