@@ -28,12 +28,13 @@ __all__ = ["LatentParams", "head_linear", "latent_queries", "rope_store_latent"]
 def rope_store_latent(
     q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
 ) -> None:
-    """Rotate q in place, and write a token's normed latent vector and its rotated key to its cell.
+    """Rotate q and scale it in place, and write a token's normed latent vector and its rotated key to its cell.
 
     Args:
         q: [T, H * (D + R)], of each head the last R dimensions are rotated.
         kv: [T, L + R].
-        positions: [T] int64, rows of ``params.cos_sin``; without it nothing is rotated.
+        positions: [T] int64, rows of ``params.cos_sin`` and ``params.query_scale``; without the former nothing is
+            rotated.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         cache: [num_pages, 1, page_size, L + R], written.
         params: of the layer.
@@ -47,7 +48,10 @@ def rope_store_latent(
         from .triton import rope
 
         if rope.takes_latent(q, kv, cache, params):
-            return rope.rope_store_latent(q, kv, positions, kv_loc, cache, params)
+            rope.rope_store_latent(q, kv, positions, kv_loc, cache, params)
+            if params.query_scale is not None:
+                q.copy_(q.float() * params.query_scale[positions, None])
+            return None
     kernels = native_for(q, kv, cache, params.norm)
     if kernels is not None:
         return kernels.latent.rope_store(q, kv, positions, kv_loc, cache, params)

@@ -14,13 +14,15 @@ from .layouts.grouped_forms import GroupedLinear
 def rope_store_latent(
     q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
 ) -> None:
-    """Rotate the last dimensions of each head of q in place, and write [norm(latent), rotated key] to the cells."""
+    """Rotate the last dimensions of q's heads and scale q in place; write [norm(latent), rotated key] to the cells."""
     latent, key = kv.split((params.latent_dim, params.rotary_dim), dim=1)
     if params.cos_sin is not None:
         rows = params.cos_sin[positions]
         heads = q.unflatten(1, (params.num_heads, -1))[..., params.plain_dim :]
         heads.copy_(reference.rotate(heads.float(), rows, params.is_interleaved))
         key = reference.rotate(key[:, None].float(), rows, params.is_interleaved)[:, 0]
+    if params.query_scale is not None:
+        q.copy_(q.float() * params.query_scale[positions, None])
     normed = reference.rms_norm(latent, params.norm, params.eps)
     page, cell = kv_loc // cache.shape[2], kv_loc % cache.shape[2]
     cache[page, 0, cell] = torch.cat((normed, key.to(kv.dtype)), dim=1)

@@ -102,6 +102,7 @@ __all__ = [
     "triton_status",
     "use_invariant",
     "use_native",
+    "xielu",
 ]
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
@@ -386,6 +387,17 @@ def gated_activation(gate_up: Tensor, kind: Activation) -> Tensor:
 def activation(x: Tensor, kind: Activation) -> Tensor:
     """``act(x)``, computed in fp32: [T, I] -> [T, I], or [T, k, I] -> [T, k, I]."""
     return _activated(x, kind, gated=False)
+
+
+def xielu(x: Tensor, factors: Tensor) -> Tensor:
+    """xIELU (https://arxiv.org/abs/2411.13010), computed in fp32: [T, I] -> [T, I].
+
+    Args:
+        factors: [4] fp32: of x^2 above 0, of e^x - 1 - x up to 0, of x everywhere, and the highest exponent there.
+    """
+    if (kernels := native_for(x)) is not None:
+        return kernels.xielu(x, factors)
+    return reference.xielu(x, factors)
 
 
 def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:

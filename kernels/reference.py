@@ -207,6 +207,14 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return functional.silu(x) if kind == "silu" else functional.gelu(x, approximate="tanh")
 
 
+def xielu(x: Tensor, factors: Tensor) -> Tensor:
+    """xIELU with the factors [4] of ``kernels.ops.xielu``, computed in fp32, in the type of x."""
+    above, below, line, highest = factors.unbind()
+    wide = x.float()
+    curve = torch.where(wide > 0, above * wide * wide, below * (torch.expm1(wide.minimum(highest)) - wide))
+    return (curve + line * wide).to(x.dtype)
+
+
 def largest(values: Tensor) -> Largest:
     """Maximum and argmax of each row.
 

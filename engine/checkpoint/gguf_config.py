@@ -18,7 +18,6 @@ from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_GGUF_NAME, BY_NAME
 from .families.mixture import Mixture, MixtureFamily
-from .families.prediction import COUNT_KEY
 from .gguf import GgufFile
 from .gguf_end_tokens import gguf_end_tokens
 from .gguf_sized_layers import READ_WITH_SIZED_LAYERS, sized_layers
@@ -148,7 +147,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own |= _DELTA if family.has_delta else {}
     own |= _STATE_SPACE if family.recurrent == "mamba2" else {}
     own |= {"feed_forward_length": family.mlp_size_key}
-    own |= {"nextn_predict_layers": COUNT_KEY} if family.prediction else {}
+    own |= {"nextn_predict_layers": family.prediction.count_key} if family.prediction else {}
     return _RENAMED | own | (_renamed_of_experts(family.mixture) if family.mixture else {})
 
 

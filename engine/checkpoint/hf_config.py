@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
-from .families.prediction import COUNT_KEY
 from .model_config import (
     Activation,
     LatentConfig,
@@ -22,6 +21,7 @@ from .model_config import (
     ModelConfig,
     ParallelScales,
     QueryScaling,
+    TokenIndex,
     YarnScaling,
 )
 from .quantization_config import Quantization, read_quantization
@@ -43,12 +43,13 @@ _MOST_CLASSES = 1 << 16
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
-_ACTIVATIONS: dict[str, Activation] = {
+_ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 # Keys that no family supports, with their values without effect (None always is one).
@@ -92,7 +93,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
-    latent = _latent(fields, heads, kv_heads) if family.latent else None
+    latent = _latent(fields, family, heads, kv_heads) if family.latent else None
     head_dim = latent.cell_dim if latent else _head_dim(fields, hidden, heads)
     biases = frozenset({"qkv"} if family.qkv_bias else ()).union(
         *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
@@ -138,7 +139,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
-        prediction_layers=fields.integer(COUNT_KEY, low=0, high=64, default=0) if family.prediction else 0,
+        prediction_layers=_prediction_layers(fields, family),
         output_module=family.output_module,
         final_norm=family.final_norm,
         latent=latent,
@@ -151,6 +152,12 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         generates=classes is None,
         num_classes=classes or 0,
     )
+
+
+def _prediction_layers(fields: Fields, family: Family) -> int:
+    if (module := family.prediction) is None:
+        return 0
+    return fields.integer(module.count_key, low=0, high=64, default=module.count)
 
 
 def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None]:
@@ -269,7 +276,7 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
     return float(scalar**-0.5)
 
 
-def _latent(fields: Fields, heads: int, kv_heads: int) -> LatentConfig:
+def _latent(fields: Fields, family: Family, heads: int, kv_heads: int) -> LatentConfig:
     if kv_heads != heads:
         raise fields.wrong("num_key_value_heads", f"num_attention_heads {heads} in latent attention")
     return LatentConfig(
@@ -278,7 +285,39 @@ def _latent(fields: Fields, heads: int, kv_heads: int) -> LatentConfig:
         plain_dim=fields.integer("qk_nope_head_dim", high=1 << 16),
         rotary_dim=fields.integer("qk_rope_head_dim", high=1 << 16),
         value_dim=fields.integer("v_head_dim", high=1 << 16),
+        index=_token_index(fields) if family.indexed else None,
     )
+
+
+def _token_index(fields: Fields) -> TokenIndex:
+    """Return the index of indexed attention, whose queries are made of the narrow input of attention's queries."""
+    found = TokenIndex(
+        most=fields.integer("index_topk", high=MAX_LENGTH),
+        heads=fields.integer("index_n_heads", high=1 << 16),
+        dim=fields.integer("index_head_dim", high=1 << 16),
+        interleaved=fields.flag("indexer_rope_interleave"),
+    )
+    if found.dim < fields.integer("qk_rope_head_dim", high=1 << 16):
+        raise fields.wrong("index_head_dim", "at least qk_rope_head_dim, the dimensions that are rotated")
+    if not fields.has("q_lora_rank"):
+        raise fields.wrong("q_lora_rank", "a number, for the index reads what it is the width of")
+    return found
+
+
+def _shared_indices(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Return for each layer whether it sees the tokens that an earlier one has chosen, by the published rule."""
+    if not family.indexed:
+        return [False] * count
+    listed: Any = fields.values.get("indexer_types") or fields.values.get("index_topk_pattern")
+    if listed is None:
+        period = fields.integer("index_topk_freq", default=1)
+        first = fields.integer("index_skip_topk_offset", low=0, default=2)
+        return [max(index - first + 1, 0) % period != 0 for index in range(count)]
+    words = {"F": "full", "S": "shared"}
+    kinds = [words.get(letter, letter) for letter in listed] if isinstance(listed, str | list) else []
+    if len(kinds) != count or kinds[0] != "full" or not set(kinds) <= {"full", "shared"}:
+        raise fields.wrong("indexer_types", f"a list of {count} times full or shared, of which the first is full")
+    return [kind == "shared" for kind in kinds]
 
 
 def _latent_scale(latent: LatentConfig, layers: tuple[LayerConfig, ...]) -> float:
@@ -355,14 +394,9 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
-    """Return the longest sequence: with YaRN that of the extension, where the length before it is named.
-
-    Of indexed attention it is the longest of which the index chooses every token.
-    """
+    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
-    if family.indexed:
-        return min(longest, fields.integer("index_topk", high=MAX_LENGTH))
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
     if not any("original_max_position_embeddings" in parameters for parameters in named):
         return longest
@@ -371,14 +405,15 @@ def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) ->
     return min(MAX_LENGTH, max(longest, *extended, 0))
 
 
-def _activation(fields: Fields, family: Family) -> Activation:
+def _activation(fields: Fields, family: Family) -> Activation | Literal["xielu"]:
     key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
     name = fields.values.get(key, "silu")
     if name == "gelu" and family.gelu_is_tanh:
         return "gelu_tanh"
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise fields.wrong(key, f"one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    known = {each: kind for each, kind in _ACTIVATIONS.items() if kind != "xielu" or not family.gated_mlp}
+    if not isinstance(name, str) or name not in known:
+        raise fields.wrong(key, f"one of {', '.join(known)}")
+    return known[name]
 
 
 def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
@@ -396,6 +431,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
     blocks = read_blocks(fields, family, count)
+    shared = _shared_indices(fields, family, count)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
@@ -407,8 +443,11 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             **own._asdict(),
             has_attention=block.attends,
             has_mlp=block.has_mlp,
+            shares_index=is_shared,
         )
-        for kind, has_rope, mixture, block, own in zip(kinds, rotary, mixtures, blocks, heads, strict=True)
+        for kind, has_rope, mixture, block, own, is_shared in zip(
+            kinds, rotary, mixtures, blocks, heads, shared, strict=True
+        )
     )
 
 

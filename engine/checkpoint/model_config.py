@@ -10,7 +10,7 @@ or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from .families.mixture import Mixture
@@ -125,6 +125,23 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIndex:
+    """An index that chooses the tokens that one attends to (https://arxiv.org/abs/2512.02556).
+
+    Attributes:
+        most: tokens that one sees, the highest of the index's scores.
+        heads: of the index.
+        dim: dimensions of such a head, and of the key that is cached of a token beside its latent vector.
+        interleaved: the rotary embedding of its heads' first dimensions pairs neighbours.
+    """
+
+    most: int
+    heads: int
+    dim: int
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434).
 
@@ -137,6 +154,7 @@ class LatentConfig:
         plain_dim: dimensions of a query head that are not rotated.
         rotary_dim: those that are.
         value_dim: of a value head.
+        index: what chooses the tokens that one sees, None for all.
     """
 
     query_rank: int | None
@@ -144,6 +162,7 @@ class LatentConfig:
     plain_dim: int
     rotary_dim: int
     value_dim: int
+    index: TokenIndex | None = None
 
     @property
     def query_dim(self) -> int:
@@ -226,6 +245,7 @@ class LayerConfig:
         shares_values: values are the keys before their norm and rotation.
         mlp_size: intermediate size of the MLP, where it is not the model's; else None.
         has_mlp: it has an MLP or a mixture; without, it is a mixer alone (Nemotron-H).
+        shares_index: it sees the tokens that the last layer before it with an index has chosen (GLM-5.2).
     """
 
     window: int | None
@@ -240,6 +260,7 @@ class LayerConfig:
     mlp_size: int | None = None
     has_attention: bool = True
     has_mlp: bool = True
+    shares_index: bool = False
 
 
 class ModelShape(Protocol):
@@ -271,6 +292,8 @@ class ModelShape(Protocol):
     def rope_switch(self) -> int | None: ...
     @property
     def latent(self) -> LatentConfig | None: ...
+    @property
+    def index_keys(self) -> tuple[int | None, ...]: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
@@ -348,7 +371,7 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    activation: Activation
+    activation: Activation | Literal["xielu"]
     attention_sinks: bool
     attention_scale: float
     attention_soft_cap: float | None
@@ -390,6 +413,24 @@ class ModelConfig:
             None if not layer.has_attention else index if layer.kv_source is None else layer.kv_source
             for index, layer in enumerate(self.layers)
         )
+
+    @property
+    def index_keys(self) -> tuple[int | None, ...]:
+        """Dimensions of the index key that each layer stores of a token, None for one without an index."""
+        index = None if self.latent is None else self.latent.index
+        return tuple(None if index is None or layer.shares_index else index.dim for layer in self.layers)
+
+    @property
+    def shares_index(self) -> bool:
+        """Whether a layer sees the tokens that an index of an earlier one has chosen."""
+        return any(layer.shares_index for layer in self.layers)
+
+    def up_to(self, length: int) -> ModelConfig:
+        """Return the model for sequences of at most so many tokens: an index that chooses all of them is left out."""
+        if self.latent is None or self.latent.index is None or length > self.latent.index.most:
+            return self
+        layers = tuple(replace(layer, shares_index=False) for layer in self.layers)
+        return replace(self, latent=replace(self.latent, index=None), layers=layers)
 
     def heads_of(self, index: int) -> KvShape:
         """Return the number of a layer's KV heads, and the dimensions of its heads."""

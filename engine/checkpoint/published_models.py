@@ -112,8 +112,7 @@ def _answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
         return FormAnswer(form, "", f"The transformers library computes {error.architecture} from 16 bits alone.")
     except ModelError as error:
         return FormAnswer(form, "", str(error))
-    limit = f", up to {found.max_position_embeddings:,} tokens" if BY_NAME[found.family].indexed else ""
-    return FormAnswer(form, f"by our decoder, as {found.family}{limit}")
+    return FormAnswer(form, f"by our decoder, as {found.family}")
 
 
 def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:

@@ -185,8 +185,10 @@ def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head
         raise ModelError(
             f"{fields.where}: partial_rotary_factor must be a number above 0 and at most 1, not {quoted(factor)}."
         )
-    dim = int(head_dim * factor)
-    if dim % 2 or dim == 0 or (dim != head_dim and not family.partial_rotary):
+    if family.latent and family.partial_rotary and factor != 1:  # a share of the whole query head
+        factor *= 1 + fields.integer("qk_nope_head_dim", high=1 << 16) / head_dim
+    dim = round(head_dim * factor) if family.latent else int(head_dim * factor)
+    if dim % 2 or dim == 0 or (dim != head_dim and (family.latent or not family.partial_rotary)):
         wanted = "an even number" if family.partial_rotary else f"all {head_dim}, an even number,"
         raise ModelError(
             f"{fields.where}: partial_rotary_factor {float(factor)} rotates {dim} of {head_dim} dimensions of a head; "

@@ -76,6 +76,11 @@ MULTIMODAL = (
         towers=_LLAVA,
     ),
     Multimodal(
+        family=replace(BY_NAME["mistral4"], architecture="Mistral3ForConditionalGeneration"),
+        text_types=("mistral4",),
+        towers=_LLAVA,
+    ),
+    Multimodal(
         family=replace(
             BY_NAME["qwen2"],
             architecture="Qwen2_5_VLForConditionalGeneration",

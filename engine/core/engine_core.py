@@ -352,11 +352,9 @@ class EngineCore:
     def _make_scheduler(self) -> Scheduler:
         """Return a scheduler over the prefix cache."""
         config, worker, cache = self._config, self._worker, self._cache
-        # A draft model has no states to go back to where some of its drafts are rejected.
-        draft = worker.draft if worker.states is None else None
         has_room = worker.states is None or worker.states.num_drafts > 0
         fill = self._grammars.fill
-        self._drafts = make_draft_budget(config, cache, self._stats, draft, fill) if has_room else None
+        self._drafts = make_draft_budget(config, cache, self._stats, worker.draft, fill) if has_room else None
         return Scheduler(
             cache,
             max_num_seqs=config.most_seqs,

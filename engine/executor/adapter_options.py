@@ -41,7 +41,8 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
     if not config.named_adapters:
         return
     dummy = config.load_format == "dummy"
-    reader = _adapter_reader(config, planned_layout(checkpoint, dtype, dummy=dummy))
+    planned = planned_layout(checkpoint, dtype, dummy=dummy, max_positions=config.max_model_len)
+    reader = _adapter_reader(config, planned)
     for name, folder in config.named_adapters.items():
         try:
             check_name(name)
@@ -76,7 +77,8 @@ def make_adapters(
     own = layout_of(model, checkpoint, dummy=config.load_format == "dummy")
     layout, bank = own, AdapterBank(own, config.max_loras)
     if ranks.size > 1:
-        layout = planned_layout(checkpoint, model.dtype, model.device, dummy=config.load_format == "dummy")
+        longest, dummy = config.max_model_len, config.load_format == "dummy"
+        layout = planned_layout(checkpoint, model.dtype, model.device, dummy=dummy, max_positions=longest)
     if mirror is not None:
         sizes = config.tensor_parallel_size, config.pipeline_parallel_size
         bank = SplitBank(AdapterParts(read_model_config(checkpoint), layout, *sizes), mirror, own, config.max_loras)

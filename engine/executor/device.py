@@ -10,7 +10,7 @@ from ...kernels import ops
 from ...kernels.cpu.build import BuildError
 from ...kernels.cpu.portable_build import has_avx512
 from ...kernels.layouts import int8_kv_layout, kv_forms
-from ..checkpoint.model_config import ModelShape
+from ..checkpoint.model_config import ModelConfig, ModelShape
 from ..config import EngineConfig
 from ..error_stream import write_line
 from ..errors import ConfigError
@@ -60,6 +60,16 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     kernels = ops.native_kernels()
     has = torch_has if kernels is None else kernels.library.keeps_bf16
     return torch.bfloat16 if has else torch.float32
+
+
+def check_index(model: ModelConfig, device: torch.device) -> None:
+    """Raise ConfigError for a model whose index chooses tokens, on a GPU: native kernels of a CPU compute it."""
+    index = None if model.latent is None else model.latent.index
+    if index is not None and device.type == "cuda":
+        raise ConfigError(
+            f"Indexed attention is not computed on a GPU beyond {index.most:,} tokens, of which its index chooses all. "
+            f"Try: --max-model-len {index.most}, or --device cpu"
+        )
 
 
 def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -75,14 +75,11 @@ def find_draft(config: EngineConfig, target: ModelShape, files: Path) -> DraftFi
 
     Raises:
         ModelError: it cannot be found or computed.
-        ConfigError: it has another vocabulary or recurrent states.
+        ConfigError: it has another vocabulary, or recurrent states of its own.
     """
     speculative = config.speculative
     if speculative.model is None and speculative.method != "mtp":
         return None
-    if target.has_states:
-        reason = "cannot draft for recurrent states, in which a rejected draft would remain. Leave it out"
-        raise _refusal(reason, _subject(config))
     if speculative.model is None:
         return _find_module(config, target, files)
     with _naming_draft():

@@ -25,7 +25,7 @@ from ..models.model import Model
 from ..types import Pooler
 from .adapter_options import check_adapters, check_folder
 from .batch_invariance import check_invariance, check_weights
-from .device import choose_device, choose_dtype, place_threads
+from .device import check_index, choose_device, choose_dtype, place_threads
 from .draft_weights import DraftModel, find_draft, load_draft
 from .kv_budget import check_budget, weight_room
 
@@ -95,6 +95,9 @@ def load_weights(
     dtype, dummy = choose_dtype(config, device), config.load_format == "dummy"
     check_folder(config)
     shape = own_config(config.model_impl, checkpoint)
+    if shape is not None:
+        shape = shape.up_to(config.max_model_len or shape.max_position_embeddings)
+        check_index(shape, device)
     shard, stage = None, None
     part = shape
     if part is not None and config.tensor_parallel_size > 1:

@@ -110,7 +110,7 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
         f"Recurrent states: {slots.num_checkpoints:,} checkpoints of prefixes, one for every {slots.interval:,} "
         f"tokens, beside {slots.num_rows} of sequences ({slots.total * state_bytes / 2**30:.2f} GiB). "
         + (
-            f"Drafts by lookups alone, {slots.num_drafts} in a step, each with the state before it"
+            f"At most {slots.num_drafts} drafts in a step, each with the state before it"
             if slots.num_drafts
             else "Drafts are off: there is no room for the states before them"
         )

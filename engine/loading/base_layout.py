@@ -67,18 +67,24 @@ def held_weights(model: DecoderModel) -> dict[str, Tensor]:
 
 
 def planned_layout(
-    checkpoint: Path | GgufFile, dtype: torch.dtype, device: torch.device | None = None, *, dummy: bool
+    checkpoint: Path | GgufFile,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    *,
+    dummy: bool,
+    max_positions: int | None = None,
 ) -> BaseLayout:
     """Return the layout that a model will have, by its configuration alone: no weight is read, nothing is computed.
 
     Args:
+        max_positions: as in ``load_model``.
         device: on which adapters are put; None for a layout that none are put on.
 
     Raises:
         ModelError: the model is not supported.
     """
     meta = torch.device("meta")
-    model = load_model(checkpoint, dtype=dtype, device=meta, max_positions=1, dummy=True)
+    model = load_model(checkpoint, dtype=dtype, device=meta, max_positions=max_positions, dummy=True)
     return base_layout(replace(model, device=device or meta), checkpoint, dummy=dummy)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ...kernels import memory
 from ...kernels.column_ops import ColumnRuns
@@ -27,6 +28,7 @@ from ..models.layers import (
     QueryGate,
     ScaledMlp,
     SplitHead,
+    XieluMlp,
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
@@ -50,6 +52,8 @@ from .tensor_names import (
     ROUTER_SCALE,
     SCORE,
     SINKS,
+    XIELU,
+    XIELU_CONSTANTS,
     down_module,
     final_norm,
     gate_module,
@@ -161,7 +165,7 @@ class LayerLoader:
     def layer_input(self, index: int, prefix: str) -> LayerInput:
         """Read what a layer does with its input beside the residual stream."""
         config, sizes = self.config, self.config.layer_inputs
-        assert sizes is not None
+        assert sizes is not None and config.activation != "xielu"
         return LayerInput.of(
             gate=self.projection(prefix, {LAYER_GATE: sizes.size}, bias=False),
             output=self.projection(prefix, {LAYER_OUTPUT: config.hidden_size}, bias=False),
@@ -179,9 +183,17 @@ class LayerLoader:
         block = f"{prefix}.{config.mlp_block}"
         up = self.projection(block, up_modules(config, index), config.mlp_bias)
         down = self.projection(block, down_module(config), config.mlp_bias)
+        if config.activation == "xielu":
+            return XieluMlp(up, down, self._xielu(block))
         if (scales := config.parallel_scales) is not None:
             return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
+
+    def _xielu(self, block: str) -> Tensor:
+        """Read the factors of an MLP's activation, [4] fp32: see ``kernels.ops.xielu``."""
+        above, below = (softplus(self.weights.tensor(f"{block}.{name}").float()) for name in XIELU)
+        line, highest = (self.weights.number(f"{block}.{name}").float() for name in XIELU_CONSTANTS)
+        return torch.cat((above, below + line, line[None], highest[None]))
 
     def beside_mlp(self, index: int, prefix: str) -> BesideMlp | None:
         """Read the mixture of experts beside a layer's MLP, None for none."""
@@ -218,7 +230,17 @@ class LayerLoader:
         if config.latent is not None:
             table = None if layer.rope is None else self.table(layer.rope)
             interleaved = layer.rope is not None and layer.rope.interleaved
-            return load_latent(self.weights, prefix, config, config.latent, table, interleaved, self.ranks)
+            return load_latent(
+                self.weights,
+                prefix,
+                config,
+                config.latent,
+                table,
+                interleaved,
+                self.ranks,
+                query_scale=self.query_scale(layer.query_scaling) if layer.query_scaling else None,
+                shares_index=layer.shares_index,
+            )
         q_norm, k_norm = self.head_norms(index, prefix)
         return Attention(
             qkv=self.projection(prefix, qkv_modules(config, index), config.qkv_bias),

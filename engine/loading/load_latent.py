@@ -10,11 +10,25 @@ from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams
 from ...kernels.ops import AttentionParams
-from ..checkpoint.model_config import LatentConfig, ModelConfig
+from ..checkpoint.model_config import LatentConfig, ModelConfig, TokenIndex
 from ..models.latent_attention import HeadProjection, LatentAttention
 from ..models.layers import Projection
-from ..models.norms import RmsNorm
-from .tensor_names import KV_DOWN, KV_NORM, KV_UP, QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP
+from ..models.norms import LayerNorm, RmsNorm
+from ..models.token_choice import LightningIndexer, TokenChoice
+from .tensor_names import (
+    INDEX_KEY,
+    INDEX_NORM,
+    INDEX_QUERY,
+    INDEX_WEIGHTS,
+    INDEXER,
+    KV_DOWN,
+    KV_NORM,
+    KV_UP,
+    QUERY,
+    QUERY_DOWN,
+    QUERY_NORM,
+    QUERY_UP,
+)
 from .weight_forms import WeightReader
 
 _NORM_EPS = 1e-6  # of the two inner norms, whatever the config says of the others
@@ -28,12 +42,17 @@ def load_latent(
     table: Tensor | None,
     interleaved: bool,
     ranks: Ranks | None = None,
+    *,
+    query_scale: Tensor | None = None,
+    shares_index: bool = False,
 ) -> LatentAttention:
     """Return the latent attention whose tensors begin with ``prefix``.
 
     Args:
         table: cosines and sines of the rotary embedding; None for a layer without one (Kimi Linear).
         interleaved: it pairs neighbouring dimensions.
+        query_scale: factors of queries by position, or None.
+        shares_index: the layer sees what the index of an earlier one has chosen, if the model has one.
         ranks: that have the heads of ``config`` each, and add their results up; None for all heads.
 
     Raises:
@@ -57,13 +76,32 @@ def load_latent(
             norm=reader.norm(KV_NORM),
             eps=_NORM_EPS,
             is_interleaved=interleaved,
+            query_scale=query_scale,
         ),
         absorb=HeadProjection(f"{up}.queries", absorb),
         values=HeadProjection(f"{up}.values", values),
         up_module=up,
         output=replace(reader.projection("o_proj", config.hidden_size, config.output_bias), added_over=ranks),
         params=AttentionParams(config.attention_scale, value_dim=latent.kv_rank),
+        choice=None if latent.index is None else _choice(weights, prefix, latent.index, table, shares=shares_index),
     )
+
+
+def _choice(
+    weights: WeightReader, prefix: str, index: TokenIndex, table: Tensor | None, *, shares: bool
+) -> TokenChoice:
+    """Read the index of a layer, whose products decide and so are in the model's type, as those of routers."""
+    if shares:
+        return TokenChoice(index.most, None)
+    assert table is not None
+    names = {INDEX_QUERY: index.heads * index.dim, INDEX_KEY: index.dim, INDEX_WEIGHTS: index.heads}
+    modules = {name: f"{prefix}.{INDEXER}.{name}" for name in (*names, INDEX_NORM)}
+    queries, keys, of_heads = (
+        Projection((modules[name],), (size,), weights.plain(f"{modules[name]}.weight")) for name, size in names.items()
+    )
+    weight, bias = (weights.tensor(f"{modules[INDEX_NORM]}.{part}") for part in ("weight", "bias"))
+    norm = LayerNorm(f"{modules[INDEX_NORM]}.weight", weight, bias, _NORM_EPS, 0.0)
+    return TokenChoice(index.most, LightningIndexer(queries, keys, norm, of_heads, table, index.interleaved))
 
 
 class _Reader:

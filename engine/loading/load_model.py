@@ -64,6 +64,8 @@ def load_model(
         ConfigError: the weights need more memory than is available, or the ranks cannot split the model.
     """
     config = read_model_config(checkpoint)
+    most = max_positions or config.max_position_embeddings
+    config = config.up_to(most)
     source = open_source(checkpoint, config, dummy)
     if not config.tied_head and isinstance(source, SafetensorsFolder) and source.is_bare and HEAD not in source.shapes:
         config = replace(config, tied_head=True, generates=False)  # an embedder, whose class is that of its base
@@ -89,7 +91,6 @@ def load_model(
         weights = fitting_form(source, config, dtype, weights, device, available)
     reader = WeightReader(source, dtype, device, weights)
     with LoadProgress({} if dummy else tensor_bytes(source, config, dtype, weights)) as progress:
-        most = max_positions or config.max_position_embeddings
         loader = LayerLoader(config, reader, most, shard)
         if stage is not None:
             loader = StageLoader(config, reader, most, stage, shard)

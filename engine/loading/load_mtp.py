@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint.families.family_table import BY_NAME
-from ..checkpoint.families.prediction import COUNT_KEY, PredictionModule
+from ..checkpoint.families.prediction import PredictionModule
 from ..checkpoint.model_config import ModelConfig
 from ..checkpoint.read_config import CONFIG
 from ..errors import ModelError
@@ -33,17 +33,18 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     """
     module = prediction_module(model.config)
     index, size = model.config.num_layers, model.config.hidden_size
-    layer = model.config.layers[-1]
+    layer = next(each for each in reversed(model.config.layers) if each.has_attention and each.recurrent is None)
+    layer = replace(layer, shares_index=False)  # there is no earlier layer in the module
     config = replace(model.config, layers=(*model.config.layers, layer))
-    prefix = module.prefix(0, index)
+    prefix, of_layer = module.prefix(0, index), module.layer_prefix(0, index)
     source = SafetensorsFolder(folder, config.towers, config.quantization, stored_names(config))
     found = {name: shape for name, shape in source.shapes.items() if name.startswith(f"{prefix}.")}
     embedding, head = (_copy(name, prefix, found) for name in (module.embedding, module.head))
     copies: dict[str, Shape] = {f"{name}.weight": (config.vocab_size, size) for name in (embedding, head) if name}
-    check_tensors(_module_shapes(config, module, prefix) | copies, found, ignored_tensors(found, config))
+    check_tensors(_module_shapes(config, module, index) | copies, found, ignored_tensors(found, config))
     reader = WeightReader(source, model.dtype, model.device, weights)
     loader = LayerLoader(config, reader, model.max_positions)
-    before = loader.norm(f"{prefix}.{config.norms.before_attention}")
+    before = loader.norm(f"{of_layer}.{config.norms.before_attention}")
     last = loader.norm(f"{prefix}.{module.last_norm}")
     return DraftHead(
         kind="MTP module",
@@ -58,10 +59,11 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
             layer_norm=before,
             hidden_first=module.hidden_first,
         ),
-        layer=loader.layer(index, before, last, prefix),
+        layer=loader.layer(index, before, last, of_layer),
         head=loader.projection("", {head: config.vocab_size}, bias=False) if head else model.head,
         target_ids=None,
         reads=LastHidden(module.reads_normed),
+        leaves_normed=module.leaves_normed,
         vocab_size=config.vocab_size,
         max_positions=model.max_positions,
     )
@@ -74,7 +76,7 @@ def prediction_module(config: ModelConfig) -> PredictionModule:
         raise ModelError(f"MTP modules are computed of {classes}; {BY_NAME[config.family].architecture} has none.")
     if config.prediction_layers != 1:
         raise ModelError(
-            f"{CONFIG}: {COUNT_KEY}, the number of MTP modules, must be 1 to draft by one; "
+            f"{CONFIG}: {module.count_key}, the number of MTP modules, must be 1 to draft by one; "
             f"it is {config.prediction_layers}."
         )
     return module
@@ -85,11 +87,12 @@ def _copy(name: str | None, prefix: str, found: Mapping[str, Shape]) -> str | No
     return f"{prefix}.{name}" if name and f"{prefix}.{name}.weight" in found else None
 
 
-def _module_shapes(config: ModelConfig, module: PredictionModule, prefix: str) -> dict[str, Shape]:
+def _module_shapes(config: ModelConfig, module: PredictionModule, index: int) -> dict[str, Shape]:
     """Return the names and shapes of what every module has: a layer of the model's kind, three norms, a product."""
-    size, last = config.hidden_size, f"model.layers.{config.num_layers - 1}."
+    size, last = config.hidden_size, f"model.layers.{index}."
+    prefix, of_layer = module.prefix(0, index), module.layer_prefix(0, index)
     shapes = {
-        f"{prefix}.{name.removeprefix(last)}": shape
+        f"{of_layer}.{name.removeprefix(last)}": shape
         for name, shape in expected_shapes(config).items()
         if name.startswith(last)
     }

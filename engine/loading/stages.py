@@ -34,6 +34,7 @@ def check_stages(config: ModelConfig, size: int) -> None:
     parts = {
         "recurrent layers": config.has_states,
         "layers that read K and V of others": any(layer.kv_source is not None for layer in config.layers),
+        "layers that share an index": config.shares_index,
         "inputs of each layer": config.layer_inputs is not None,
     }
     for name, is_there in parts.items():

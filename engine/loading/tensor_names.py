@@ -42,8 +42,12 @@ DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_pr
 FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
-INDEXER = "self_attn.indexer"
+XIELU, XIELU_CONSTANTS = ("act_fn.alpha_p", "act_fn.alpha_n"), ("act_fn.beta", "act_fn.eps")
+"""Trained factors of an MLP's activation before their softplus, and the numbers beside them."""
+
+INDEXER = "indexer"
 """What chooses tokens in a layer of indexed attention: no part of a model that has no longer sequences."""
+INDEX_QUERY, INDEX_KEY, INDEX_NORM, INDEX_WEIGHTS = "wq_b", "wk", "k_norm", "weights_proj"
 
 # Tensors of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -139,6 +143,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         block = f"{prefix}.{config.mlp_block}"
         shapes |= _linears(block, up_modules(config, index), hidden, config.mlp_bias)
         shapes |= _linears(block, down_module(config), config.mlp_size_of(index), config.mlp_bias)
+        if config.activation == "xielu":
+            shapes |= {f"{block}.{name}": (1,) for name in XIELU} | {f"{block}.{name}": () for name in XIELU_CONSTANTS}
     return shapes
 
 
@@ -173,6 +179,17 @@ def latent_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dic
     return shapes | _linears(prefix, {KV_UP: rows}, latent.kv_rank, bias=False)
 
 
+def index_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dict[str, Shape]:
+    """Return the names and shapes of the tensors of a layer's index; none in a model without."""
+    if (index := latent.index) is None or latent.query_rank is None:
+        return {}
+    own = f"{prefix}.{INDEXER}"
+    shapes = _linears(own, {INDEX_QUERY: index.heads * index.dim}, latent.query_rank, bias=False)
+    shapes |= _linears(own, {INDEX_KEY: index.dim, INDEX_WEIGHTS: index.heads}, config.hidden_size, bias=False)
+    norm: dict[str, Shape] = {f"{own}.{INDEX_NORM}.{name}": (index.dim,) for name in ("weight", "bias")}
+    return shapes | norm
+
+
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names of all norms, those of query and key heads included, and the shapes of their weights."""
     layers = range(config.num_layers)
@@ -200,6 +217,7 @@ def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]
         shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
+        shapes |= {} if config.layers[index].shares_index else index_shapes(prefix, config, config.latent)
     return shapes | _linears(prefix, output_modules(config), config.attention_size_of(index), config.output_bias)
 
 
@@ -391,14 +409,19 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 
 def unused_modules(config: ModelConfig) -> tuple[str, ...]:
     """Return the modules of a checkpoint in which an adapter's part changes no text, see ``in_tower``."""
-    return (*config.towers, INDEXER) if BY_NAME[config.family].indexed else config.towers
+    return (*config.towers, f"self_attn.{INDEXER}") if _lacks_index(config) else config.towers
+
+
+def _lacks_index(config: ModelConfig) -> bool:
+    """Whether a family's index is left out of a model, see ``ModelConfig.up_to``."""
+    return BY_NAME[config.family].indexed and (config.latent is None or config.latent.index is None)
 
 
 def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]:
     """Return the tensors of modules that this family's checkpoints have beside the model."""
     ignored = BY_NAME[config.family].ignored
     found = frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
-    if BY_NAME[config.family].indexed:
+    if _lacks_index(config):
         found |= {name for name in names if f".{INDEXER}." in name}
     return found | _unused_keys(config)
 

@@ -263,6 +263,12 @@ class WeightReader:
             self._source.read(name, part)
         return out
 
+    def number(self, name: str) -> Tensor:
+        """Return a tensor of one number and no dimensions."""
+        out = torch.empty((), dtype=self.dtype, device=self.device)
+        self._source.read(name, out)
+        return out
+
     def part(self, name: str, index: int) -> Tensor:
         """Return one entry along the first dimension of a tensor."""
         out = torch.empty(self._source.shapes[name][1:], dtype=self.dtype, device=self.device)

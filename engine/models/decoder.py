@@ -17,7 +17,7 @@ from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import ModelConfig
 from .decoder_layer import DecoderLayer
-from .forward_inputs import ForwardInputs
+from .forward_inputs import ChosenTokens, ForwardInputs
 from .kv_pool import KvPool
 from .layer_inputs import LayerInputs
 from .layers import Projection
@@ -123,10 +123,12 @@ class DecoderModel:
             residual: [T, H] from ``embed``; updated to the input of the last layer's additions.
 
         Returns:
-            The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D]).
+            The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D], and what an index has chosen).
         """
         if kv.beside:
             inputs = replace(inputs, beside=kv.beside)
+        if self.config.shares_index:
+            inputs = replace(inputs, chosen=ChosenTokens())
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for index, (layer, k_cache, v_cache) in enumerate(earlier):

@@ -110,6 +110,7 @@ class DraftHead:
         reads: which hidden states of the model.
         vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
         max_positions: positions that the rotary table holds.
+        leaves_normed: for the next token it reads its own hidden states behind its last norm, else in front of it.
         states: hidden states beside the tokens of a pass, which have room for those of the largest.
     """
 
@@ -125,6 +126,7 @@ class DraftHead:
     reads: FusedLayers | LastHidden
     vocab_size: int
     max_positions: int
+    leaves_normed: bool = False
     states: HeadStates = field(default_factory=HeadStates)
     long_offset: int = 0
 
@@ -140,10 +142,11 @@ class DraftHead:
             kept = inputs.kept
             q, residual, inputs = q[kept], residual[kept], inputs.of_kept
         out = self.layer.finish(q, residual, inputs, k_cache, v_cache) if len(q) else residual.to(self.dtype)
+        left = out if self.leaves_normed else residual
         if kept is None:
-            self.states.left[:num_tokens].copy_(residual)
+            self.states.left[:num_tokens].copy_(left)
         else:
-            self.states.left[kept] = residual.to(self.dtype)
+            self.states.left[kept] = left.to(self.dtype)
         return out
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:

@@ -14,6 +14,18 @@ from ...lora.own.own_weights import OwnStep
 from ...lora.own.static_own_rows import StaticOwnRows
 
 
+@dataclass(slots=True)
+class ChosenTokens:
+    """What an index has chosen in a pass, for the layers behind it that share it.
+
+    Attributes:
+        cells: of ``kernels.index_ops.choose_tokens``, written by each layer with an index; None where each token sees
+            all.
+    """
+
+    cells: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardInputs(PagedBatch):
     """Tensors of one forward pass over R rows and T tokens, on the model's device.
@@ -32,6 +44,7 @@ class ForwardInputs(PagedBatch):
         states: slots of recurrent states; None in a model without.
         beside: states of layers that have attention too, by the layer's index: see ``KvPool.beside``.
         num_tokens: [1] int32, the tokens of a captured step, which others pad up to T; None without padding.
+        chosen: where layers that share an index find its choice; None in a model without such layers.
         of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
     """
 
@@ -46,4 +59,5 @@ class ForwardInputs(PagedBatch):
     own_rows: StaticOwnRows | None = None
     kept: Tensor | None = None
     num_tokens: Tensor | None = None
+    chosen: ChosenTokens | None = None
     of_kept: ForwardInputs | None = None

@@ -34,7 +34,8 @@ def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> in
     """Return the bytes of a page of ``page_size`` tokens in all layers that store K and V, or latent vectors."""
     caches = 2 if config.latent is None else 1
     cells = sum(len(layers) * shape.heads * _width(shape, dtype) for shape, layers in _layers_by_shape(config).items())
-    return caches * cells * page_size * dtype.itemsize
+    index_keys = sum(dim for dim in config.index_keys if dim is not None)
+    return (caches * cells + index_keys) * page_size * dtype.itemsize
 
 
 def _layers_by_shape(config: ModelShape) -> dict[KvShape, list[int | None]]:
@@ -55,11 +56,11 @@ def _width(shape: KvShape, dtype: torch.dtype) -> int:
 
 
 class PagedCaches(NamedTuple):
-    """The caches of the layers whose K and V have one shape.
+    """The caches of the layers whose K and V have one shape, or the index keys of all layers with an index.
 
     Attributes:
         k: [layers, num_pages, KV heads, page_size, dimensions of a head], or 8-bit (``kv_forms``).
-        v: the same; None for latent attention, whose keys begin with the values.
+        v: the same; None for latent attention, whose keys begin with the values, and for index keys.
     """
 
     k: Tensor
@@ -75,7 +76,8 @@ class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
     A page has cells in every layer that stores K and V. Heads may have another number and size in some layers (Gemma
-    4), whose caches are then a tensor of their own; a layer that reads the K and V of another one has no cells.
+    4), whose caches are then a tensor of their own; a layer that reads the K and V of another one has no cells. A layer
+    with an index has cells for its index keys beside its latent vectors.
 
     Args:
         dtype: the model's, or one of 8 bits (``kv_forms``).
@@ -87,7 +89,7 @@ class KvPool:
         k_layers: keys layer by layer, each [num_pages, KV heads, page_size, dimensions of a head]. A layer that reads
             another's has that one's. A layer with a recurrent state has its states here and in ``v_layers``, one with
             neither empty tensors.
-        v_layers: the same for values; for latent attention ``k_layers``.
+        v_layers: the same for values; for latent attention ``k_layers``, or the index keys of a layer that has some.
         beside: the states of layers that have attention too.
         dtype: of K and V.
         page_bytes: bytes of a page in all layers, and of its hidden states.
@@ -117,6 +119,12 @@ class KvPool:
         for layers, caches in zip(by_shape.values(), self.caches, strict=True):
             k = caches.k.unbind(0)
             stored |= dict(zip(layers, zip(k, k if caches.v is None else caches.v.unbind(0), strict=True), strict=True))
+        # The index keys of all layers have one size.
+        if with_index := {index: dim for index, dim in enumerate(config.index_keys) if dim is not None}:
+            dim = max(with_index.values())
+            keys = zeros((len(with_index), num_pages, 1, page_size, dim), dtype, device)
+            self.caches += (PagedCaches(keys),)
+            stored |= {at: (stored[at][0], own) for at, own in zip(with_index, keys.unbind(0), strict=True)}
         recurrent = states.layers if states is not None else {}
         nothing = self.caches[0].k[0, :0]
         found = [

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams, head_linear, latent_queries, rope_store_latent
-from ...kernels.ops import AttentionParams, attention
+from ...kernels.ops import AttentionParams, PagedBatch, attention
 from .forward_inputs import ForwardInputs
 from .layers import Projection
 from .norms import Norm
+from .token_choice import TokenChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class LatentAttention:
         values: from weighted sums of latent vectors to the head's value, the other rows.
         up_module: the published name of ``kv_b_proj``, which adapters change.
         params: scale of the scores, and dimensions of the latent vector.
+        choice: of the tokens that one sees; None for all.
     """
 
     query_down: Projection | None
@@ -52,25 +54,31 @@ class LatentAttention:
     up_module: str
     output: Projection
     params: AttentionParams
+    choice: TokenChoice | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write the vectors of T tokens to this layer's cache [pages, 1, page, L + R]: [T, H] -> queries [T, Hq * D].
 
-        ``v_cache`` is ``k_cache``.
+        ``v_cache`` is ``k_cache``, or has the index keys of a layer with an index [pages, 1, page, D]; what that has
+        chosen stands behind the queries.
         """
-        kv = self.kv(x, inputs.lora)
+        kv, narrow = self.kv(x, inputs.lora), x
         if self.query_down is not None and self.query_norm is not None:
-            x = self.query_norm(self.query_down(x, inputs.lora))
-        q = self.query(x, inputs.lora)
+            narrow = self.query_norm(self.query_down(x, inputs.lora))
+        q = self.query(narrow, inputs.lora)
         rope_store_latent(q, kv, inputs.positions, inputs.kv_loc, k_cache, self.rope)
-        return q
+        return q if self.choice is None else self.choice.store(q, x, narrow, inputs, v_cache)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, and the output projection: [S, Hq * D] -> [S, H]."""
+        batch: PagedBatch = inputs
+        if self.choice is not None:
+            width = self.rope.num_heads * (self.rope.plain_dim + self.rope.rotary_dim)
+            q, batch, k_cache = self.choice.split(q, width, inputs, k_cache)
         queries = latent_queries(q, self.absorb.weights)
         if inputs.lora is not None:
             inputs.lora.project_heads(self.absorb.name, q, queries)
-        sums = attention(queries, k_cache, v_cache, inputs, self.params)
+        sums = attention(queries, k_cache, k_cache, batch, self.params)
         values = head_linear(sums, self.values.weights)
         if inputs.lora is not None:
             inputs.lora.project_heads(self.values.name, sums, values)
@@ -79,7 +87,8 @@ class LatentAttention:
     @property
     def before_kv(self) -> tuple[Projection, ...]:
         """Products that all tokens pass, whether their hidden states are wanted or not."""
-        return (self.kv, self.query) if self.query_down is None else (self.kv, self.query_down, self.query)
+        of_queries = (self.query,) if self.query_down is None else (self.query_down, self.query)
+        return (self.kv, *of_queries, *(() if self.choice is None else self.choice.projections))
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:

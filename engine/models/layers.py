@@ -25,6 +25,7 @@ from ...kernels.ops import (
     largest_linear,
     linear,
     rope_store_kv,
+    xielu,
 )
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -298,7 +299,7 @@ class LayerMixer(Protocol):
 
 
 class LayerMlp(Protocol):
-    """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``ScaledMlp``, or the mixture ``engine.models.experts.Experts``."""
+    """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``XieluMlp``, ``ScaledMlp``, or the mixture ``experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
         """[T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""
@@ -331,3 +332,26 @@ class PlainMlp:
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
         return self.down(activation(self.up(x, lora), self.activation), lora)
+
+
+@dataclass(frozen=True, slots=True)
+class XieluMlp:
+    """``down(xielu(up(x)))``, with factors [4] fp32 of its own (Apertus)."""
+
+    up: Projection
+    down: Projection
+    factors: Tensor
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts: none."""
+        return ()
+
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down(xielu(self.up(x, lora), self.factors), lora)

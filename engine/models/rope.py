@@ -27,6 +27,8 @@ def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_lo
     Args:
         is_long: for sequences beyond LongRoPE's original length.
     """
+    if device.type == "meta":
+        return torch.empty(max_positions, rope.dim, device=device)
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, is_long=is_long))
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
@@ -37,6 +39,8 @@ def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_lo
 
 def query_scale_table(scaling: QueryScaling, max_positions: int, device: torch.device) -> Tensor:
     """Return the factor of queries at each position, [max_positions] fp32."""
+    if device.type == "meta":
+        return torch.empty(max_positions, device=device)
     positions = torch.arange(max_positions, dtype=torch.float32)
     steps = torch.floor((positions + scaling.shift) / scaling.length)
     return (1 + scaling.beta * torch.log1p(steps)).to(device)

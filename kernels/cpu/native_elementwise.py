@@ -22,6 +22,7 @@ _LAYER_NORM: Final = Struct("11q2d")
 _ADD_SCALED: Final = Struct("6q2d")
 _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
+_XIELU: Final = Struct("7q")
 _TAKE_COLUMNS: Final = Struct("13q")
 _SIGMOID_GATE: Final = Struct("9q")
 
@@ -43,6 +44,7 @@ class ElementwiseKernels:
         self._add_scaled = library.bind("add_scaled", _ADD_SCALED, Fields((2,)))
         self._copy_residual = library.bind("copy_residual", _COPY_RESIDUAL, Fields((2,)))
         self._activation = library.bind("activation", _ACTIVATION, Fields((2,)))
+        self._xielu = library.bind("xielu", _XIELU, Fields((3,)))
         self._take_columns = library.bind("take_columns", _TAKE_COLUMNS, Fields((5,)))
         self._sigmoid_gate = library.bind("sigmoid_gate", _SIGMOID_GATE, Fields((3,)))
 
@@ -145,6 +147,16 @@ class ElementwiseKernels:
                 self.library.num_threads,
             )
         )
+        return out
+
+    def xielu(self, x: Tensor, factors: Tensor) -> Tensor:
+        """See ``kernels.ops.xielu``."""
+        if factors.shape != (4,) or factors.dtype is not _FP32:
+            raise ValueError(f"factors must be float32 [4], not {factors.dtype} {list(factors.shape)}")
+        rows, width = x.shape
+        out = self.library.empty((rows, width), dtype=x.dtype)
+        sizes = (rows, width, x.dtype is _BF16, self.library.num_threads)
+        self._xielu(_XIELU.pack(x.data_ptr(), out.data_ptr(), factors.data_ptr(), *sizes))
         return out
 
     def take_columns(self, runs: ColumnRuns, first: Tensor, second: Tensor | None) -> Tensor:

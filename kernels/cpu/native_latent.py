@@ -1,4 +1,4 @@
-"""The native op that rotates queries and stores the keys of latent attention, on tensors."""
+"""The native ops of latent attention, on tensors: its rotary embedding and store, and the choice of its tokens."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..layouts.attention_arguments import LatentParams
+from ..layouts.attention_arguments import LatentParams, PagedBatch
 from .native_library import Fields, NativeLibrary
 
-_STORE: Final = Struct("17qd")
+_STORE: Final = Struct("18qd")
+_CHOOSE: Final = Struct("17q")
+_NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class LatentKernels:
-    """The op of a compiled library, for contiguous tensors of one type that has kernels; indices are checked."""
+    """The ops of a compiled library, for contiguous tensors of one type that has kernels; indices are checked."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._store = library.bind("rope_store_latent", _STORE, Fields((7,)))
+        self._choose = library.bind("choose_tokens", _CHOOSE)
 
     def rope_store(
         self, q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
@@ -27,6 +30,7 @@ class LatentKernels:
         """See ``kernels.latent_ops.rope_store_latent``."""
         num_pages, _, page_size, width = cache.shape
         table, rotary_dim = params.cos_sin, params.rotary_dim
+        longest = params.query_scale if table is None else table
         params.check(q, kv, cache)
         for name, index in (("positions", positions), ("kv_loc", kv_loc)):
             if index.dtype is not torch.int64 or index.shape != q.shape[:1] or not index.is_contiguous():
@@ -47,13 +51,56 @@ class LatentKernels:
                 params.plain_dim,
                 width - rotary_dim,
                 rotary_dim,
-                0 if table is None else len(table),
+                0 if longest is None else len(longest),
                 num_pages * page_size,
                 params.is_interleaved,
                 q.dtype is torch.bfloat16,
                 self._library.num_threads,
+                0 if params.query_scale is None else params.query_scale.data_ptr(),
                 params.eps,
             )
         )
         if failed:
             raise IndexError(f"a position or a cell is out of range: the cache has {num_pages * page_size} cells")
+
+    def choose_tokens(self, q: Tensor, weights: Tensor, cache: Tensor, batch: PagedBatch, most: int) -> Tensor:
+        """See ``kernels.index_ops.choose_tokens``."""
+        tokens, heads, dim = q.shape
+        num_pages, _, page_size, width = cache.shape
+        rows, table_width = batch.page_table.shape
+        if weights.shape != (tokens, heads) or width != dim or most < 1:
+            raise ValueError(f"q {list(q.shape)}, weights {list(weights.shape)}, keys {list(cache.shape)} do not fit")
+        for name, index, shape in (
+            ("page_table", batch.page_table, (rows, table_width)),
+            ("query_start", batch.query_start, (rows + 1,)),
+            ("context_len", batch.context_len, (rows,)),
+        ):
+            if index.dtype is not torch.int32 or index.shape != shape or not index.is_contiguous():
+                raise ValueError(f"{name} must be contiguous int32 {shape}, not {index.dtype} {list(index.shape)}")
+        chosen = torch.empty((tokens, most + 1), dtype=torch.int32)
+        failed = self._choose(
+            _CHOOSE.pack(
+                q.data_ptr(),
+                weights.data_ptr(),
+                cache.data_ptr(),
+                batch.page_table.data_ptr(),
+                batch.query_start.data_ptr(),
+                batch.context_len.data_ptr(),
+                chosen.data_ptr(),
+                tokens,
+                rows,
+                table_width,
+                num_pages,
+                page_size,
+                heads,
+                dim,
+                most,
+                q.dtype is torch.bfloat16,
+                self._library.num_threads,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("the choice of tokens could not allocate its scores")
+        if failed:
+            raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
+        return chosen

@@ -94,6 +94,7 @@ class LatentParams:
         norm: [L], weight of the latent vector's norm.
         eps: of this norm.
         is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
+        query_scale: [max_pos] fp32, a factor of queries at each position, after rotation; or None.
     """
 
     num_heads: int
@@ -103,6 +104,7 @@ class LatentParams:
     norm: Tensor
     eps: float
     is_interleaved: bool
+    query_scale: Tensor | None = None
 
     @property
     def latent_dim(self) -> int:

@@ -227,6 +227,21 @@ def test_gated_activation(tokens, width, kind, spread, dtype, seed):
 
 @SETTINGS
 @given(
+    tokens=st.integers(0, 9),
+    width=st.integers(1, 100),
+    spread=st.sampled_from([1e-7, 1e-3, 1.0, 30.0]),
+    dtype=TYPES,
+    seed=SEEDS,
+)
+def test_xielu(tokens, width, spread, dtype, seed):
+    x, factors = randn(seed, tokens, width, dtype=dtype) * spread, torch.tensor([0.8, 1.3, 0.5, -1e-6])
+    assert_close(ops.xielu(x, factors), reference.xielu(x, factors))
+    x.fill_(torch.nan)
+    assert ops.xielu(x, factors).isnan().all()
+
+
+@SETTINGS
+@given(
     tokens=st.integers(0, 80),
     in_features=st.one_of(st.integers(1, 150), st.sampled_from([32, 64, 96, 576])),  # those that AMX takes
     width=st.one_of(st.integers(1, 150), st.sampled_from([16, 48, 64, 112])),  # those that are made in one op

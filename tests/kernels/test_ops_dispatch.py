@@ -211,6 +211,7 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     ),
     "activation": ("ops.gated_activation", lambda d: ops.gated_activation(hidden(d), "silu"), ["_gated_activation"]),
     "plain activation": ("ops.activation", lambda d: ops.activation(hidden(d), "relu2"), ["_gated_activation"]),
+    "xielu": ("ops.xielu", lambda d: ops.xielu(hidden(d), torch.ones(4)), []),  # torch's own
     "linear": ("ops.linear", plain_linear, []),  # torch's own products
     "gated linear": ("ops.gated_linear", gated_linear, ["_gated_activation"]),
     "linear to fp32": ("ops.linear", lambda d: plain_linear(d, wide=True), []),

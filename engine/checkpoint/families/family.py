@@ -107,8 +107,8 @@ class Family:
         unit_scale: scores have no factor.
         attention_sinks: that of ``ModelConfig``.
         latent: attention is multi-head latent attention.
-        indexed: a token attends to the "index_topk" tokens of the highest scores by an index of its own, which are all
-            of a sequence of so many: no sequence is longer, and the index is not computed.
+        indexed: a token attends to the "index_topk" tokens of the highest scores by an index of its layer, or of an
+            earlier one, by "indexer_types" and its like.
         mixture: how layers are mixtures of experts, None for none.
         recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
             of LFM2 ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of

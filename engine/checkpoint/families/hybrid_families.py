@@ -8,6 +8,7 @@ from .family import ATTENTION, MLP, Family
 from .mixture import ExpertNames, MixtureFamily
 from .mixture_families import DEEPSEEK, GRANITE_SHARED
 from .norm_layout import LayerNorms
+from .prediction import PredictionModule
 
 _DELTA = {
     "head_dim": 256,
@@ -173,6 +174,19 @@ _QWEN35 = Family(
     mrope=True,
     gated_attention="heads",
     ignored=("mtp",),
+    prediction=PredictionModule(
+        block="mtp",
+        layer="layers",
+        token_norm="pre_fc_norm_embedding",
+        hidden_norm="pre_fc_norm_hidden",
+        product="fc",
+        last_norm="norm",
+        embedding=None,
+        head=None,
+        leaves_normed=True,
+        count_key="mtp_num_hidden_layers",
+        count=1,
+    ),
     recurrent="delta",
     gguf_name="qwen35",
     gguf_ignored=frozenset({"rope.dimension_sections"}),

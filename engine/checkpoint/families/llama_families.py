@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .family import ALL, ATTENTION, MLP, OUTPUT, QKV, Family
+from .norm_layout import LayerNorms
 from .prediction import PredictionModule
 
 LLAMA_FAMILIES = (
@@ -387,5 +388,31 @@ LLAMA_FAMILIES = (
             "eos_token_id": [128001, 128008, 128009],
         },
         optional_biases={"mlp_bias": MLP},
+    ),
+    Family(
+        name="apertus",
+        models="Apertus 8B, 70B",
+        architecture="ApertusForCausalLM",
+        windows="never",
+        defaults={
+            "hidden_act": "xielu",
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 12_000_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        norms=LayerNorms("attention_layernorm", None, "feedforward_layernorm", None),
+        qk_norm="head",
+        mlp_modules=("up_proj", "down_proj"),
+        gated_mlp=False,
     ),
 )

@@ -77,6 +77,11 @@ class TransformersConfig:
         """None: attention has keys and values of its own."""
 
     @property
+    def index_keys(self) -> tuple[None, ...]:
+        """None for each layer: attention sees all tokens, or those of a window."""
+        return (None,) * self.num_layers
+
+    @property
     def rope_switch(self) -> None:
         """None: sequences are as long as one rotary embedding serves."""
 

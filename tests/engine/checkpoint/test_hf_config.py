@@ -460,8 +460,8 @@ REFUSED = {
     ),
     "text_config as list": (whole("Gemma3", text_config=[1]), "text_config must be an object"),
     "another language model": (
-        whole("Mistral3", text_config=LLAMA | {"model_type": "mistral4"}),
-        "text_config: model_type must be mistral or ministral3 in Mistral3ForConditionalGeneration, not 'mistral4'",
+        whole("Mistral3", text_config=LLAMA | {"model_type": "mistral9"}),
+        "text_config: model_type must be mistral or ministral3 or mistral4 in Mistral3ForConditionalGeneration, not",
     ),
     "quantised multimodal model": (whole("Mistral3", quantization_config={"bits": 4}), "quantization_config"),
     "quantised language model": (whole("Mistral3", text_config=LLAMA | {"quantization_config": {"bits": 4}}), "quant"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,34 @@ def test_preempted_requests_get_the_same_tokens(folders: dict[str, Path], name: 
     assert pair.cores["on"].stats()["preemptions"] and pair.cores["on"].stats()["drafted_model"]
 
 
+def test_accepted_and_rejected_drafts_leave_the_right_states(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A module that is right now and then: its layer adds nothing, and the layers of the model add little."""
+    (tmp_path / "large").symlink_to(folders["qwen3_5"] / "large")
+    base = tmp_path / "base"
+    shutil.copytree(folders["qwen3_5"] / "base", base)
+    tensors = load_file(base / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            tensor *= 0.0 if name.startswith("mtp.") else 0.02
+    tensors["mtp.fc.weight"] = torch.eye(HIDDEN, 2 * HIDDEN)
+    tensors["mtp.pre_fc_norm_embedding.weight"] = torch.zeros(HIDDEN)
+    tensors["mtp.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    pair = DraftPair(tmp_path, native=True, drafts=MTP, pages=14, base="base")
+    prompt = [number % 23 + 2 for number in range(33)]
+    asked: list[Asked] = [
+        (prompt[: 33 - number // 3], {**GREEDY, "max_tokens": 40, "logprobs": 0}, [None, "large"][number % 2])
+        for number in range(6)
+    ]
+    for _ in range(2):  # the second time there are prefix hits
+        for one, other in zip(pair.run("on", asked), pair.run("off", asked), strict=True):
+            assert (one[0], one[2]) == (other[0], other[2])
+            assert [at.logprob for at in one[1]] == pytest.approx([at.logprob for at in other[1]], abs=1e-4)
+    stats = pair.cores["on"].stats()
+    assert 0 < stats["drafts_accepted_model"] < stats["drafted_model"]
+    assert stats["prompt_tokens_cached"]
+
+
 def load(target: Path, speculative: dict[str, Any], **options: Any) -> EngineCore:
     config = EngineConfig(
         dtype="float32", device="cpu", max_num_seqs=2, threads=1, speculative_config=json.dumps(speculative), **options
@@ -191,7 +220,7 @@ def test_random_weights_have_no_module(folders: dict[str, Path]) -> None:
 
 def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     base("native_llama", tmp_path)
-    message = "MTP modules are computed of DeepseekV32ForCausalLM, .*, MiMoForCausalLM; LlamaForCausalLM has none"
+    message = "MTP modules are computed of DeepseekV32ForCausalLM, .*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
     with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
     message = "reads hidden states that --model-impl transformers does not give"

@@ -54,7 +54,9 @@ def fill(model: torch.nn.Module, seed: int, only: str = "") -> None:
     [
         # Latent attention and experts, for which a small dense model drafts.
         ("deepseek_v3", ["o_proj", "q_b_proj", "kv_b_proj"], {"speculative_config": "draft"}),
-        # The same in stages of two ranks: the first layer has a plain MLP, the second one experts.
+        # An index that each rank has whole, beside its own heads.
+        ("glm_moe_dsa_shared", ["o_proj", "wq_b", "wk", "weights_proj"], {}),
+        # Latent attention in stages of two ranks: the first layer has a plain MLP, the second one experts.
         ("deepseek_v3", ["o_proj", "down_proj"], {"pipeline_parallel_size": 2}),
         # States beside KV of 8 bits, and experts.
         ("qwen3_next", ["o_proj", "q_proj", "out_proj"], {"kv_cache_dtype": "int8", "num_gpu_blocks_override": 60}),

@@ -37,9 +37,10 @@ FAMILIES = [
     *("mamba", "falcon_mamba", "jamba", "kimi_linear"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
+    *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
     *("mellum", "jais2"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
-    *("helium", "cwm", "flex_olmo", "exaone"),
+    *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")
 PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]
@@ -72,7 +73,8 @@ def test_replayed_steps_are_bitwise_the_same(family: tuple[str, Path], dtype: to
         inputs = builder.build(Batch(tuple(rows)))
         hidden = graphs.forward(inputs)
         assert torch.equal(hidden, model.forward(builder.to_tensors(inputs), pools[1]))
-    assert graphs.recorded == [frozenset()]
+    # The choice of tokens has ops of torch's.
+    assert graphs.recorded == ([] if any(model.config.index_keys) else [frozenset()])
 
 
 @pytest.mark.skipif(ops.native_kernels() is None, reason="no C++ compiler")

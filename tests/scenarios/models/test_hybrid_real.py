@@ -5,6 +5,7 @@ Every drawn token's logprob is compared in fp32, so a state that is a token off,
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from array import array
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine.core_hooks import preempt, scheduler_of, tree_of, worker_of
+from support.engine.draft_engine import drafting_despite_others
 from support.models.tiny_models import VOCAB, adaptable, save, tiny_model
 
 from rootgraft.engine.config import EngineConfig
@@ -200,7 +202,7 @@ def test_a_restart_gives_the_same_bits_from_disk_and_from_a_file(hybrid: Hybrid,
 def test_the_start_says_what_states_take(hybrid: Hybrid) -> None:
     core = hybrid.core()
     [line] = [line for line in core.ready.summary if line.startswith("Recurrent states")]
-    assert "Drafts by lookups alone, 6 in a step" in line and "checkpoints of prefixes" in line
+    assert "At most 6 drafts in a step" in line and "checkpoints of prefixes" in line
     slots = worker_of(core).states
     assert slots is not None and (slots.num_rows, slots.num_drafts) == (6, 6)
     core.close()
@@ -221,6 +223,22 @@ def test_drafts_that_are_accepted_and_rejected(hybrid: Hybrid, overlaps: bool) -
     first = {adapter: talk.answers[number][1] for number, adapter in ((0, None), (3, "a"))}
     for submit, tokens, _ in talk.answers.values():
         assert submit.params.seed != 1 or tokens == first[submit.adapter]
+    core.close()
+
+
+def test_a_draft_model_beside_recurrent_states(hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A draft model without states, whose draws share the seeds of the answers and so are right now and then."""
+    drafting_despite_others(monkeypatch, 3)
+    draft = save("llama", tmp_path / "draft")
+    core = hybrid.core(speculative_config=json.dumps({"model": str(draft)}), num_gpu_blocks_override=40)
+    talk = Talk(hybrid, core)
+    for turn in range(2):
+        for adapter in (None, "a"):
+            for length in (18, 11):
+                talk.ask(SYSTEM[:length], 16, adapter)
+        talk.run(preempt_every=7 if turn else 0)
+    stats = core.stats()
+    assert 0 < stats["drafts_accepted_model"] < stats["drafted_model"] and stats["preemptions"]
     core.close()
 
 

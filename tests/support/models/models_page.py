@@ -53,11 +53,11 @@ How weights are kept, by storage and device: [weight forms](../guide/weight-form
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton. Gemma 4 is refused there.
 
-Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3 and MiMo) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3, MiMo, Qwen3-Next, Qwen 3.5 and 3.6) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
-*Indexed attention* (DeepSeek V3.2, GLM-5): a token sees the `index_topk` tokens that an index of its layer scores highest, 2,048 as published. Up to so many tokens these are all, and the index has no effect: it is not loaded, an adapter's part in it changes nothing, and no sequence is longer.
+*Indexed attention* (DeepSeek V3.2, GLM-5): a token sees the `index_topk` tokens that an index of its layer, or in GLM-5.2 of an earlier one, scores highest, 2,048 as published. Its keys are in the KV pool beside the latent vectors, 128 numbers a layer. As in transformers, scores are in the model's type, where the published code has an orthogonal transform and 8 bits. LoRA on the index is exact. Where `--max-model-len` is at most `index_topk`, the index has no effect and is not loaded. On a GPU longer sequences are refused by name, and steps on a CPU are not recorded.
 
 *Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42. GGUF files of 26B-A4B, which has experts beside its MLPs, are refused.
 """
@@ -209,7 +209,8 @@ def _layer(family: Family) -> str:
     if family.qk_norm is not None:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
     if not family.gated_mlp:
-        parts.append("MLP without gate")
+        trained = " and with a trained activation" if family.defaults.get("hidden_act") == "xielu" else ""
+        parts.append(f"MLP without gate{trained}")
     if family.blocks in _BLOCKS:
         parts.append(_BLOCKS[family.blocks])
     if family.sized_layers:

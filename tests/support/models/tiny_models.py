@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import (
     AfmoeConfig,
     AfmoeForCausalLM,
+    ApertusConfig,
+    ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
     BambaConfig,
@@ -108,6 +110,8 @@ from transformers import (
     Ministral3ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -293,7 +297,8 @@ _LONGROPE = {
     "long_factor": [1.2, 2.0, 5.0, 9.0],
 }
 
-_INDEX = {"index_topk": 64, "index_head_dim": 24, "index_n_heads": 2}
+# A score is 0 where no head scores a token, and of equal ones transformers chooses any: with so many heads none is.
+_INDEX = {"index_topk": 64, "index_head_dim": 24, "index_n_heads": 16}
 _LATENT = {
     "num_key_value_heads": 6,
     "q_lora_rank": 40,
@@ -591,6 +596,52 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GlmMoeDsaConfig,
         GlmMoeDsaForCausalLM,
         {**_LATENT, **_INDEX, "n_routed_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 2},
+    ),
+    "deepseek_v32_chosen": (
+        DeepseekV32Config,
+        DeepseekV32ForCausalLM,
+        {
+            **_LATENT,
+            **_INDEX,
+            "index_topk": 12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    # The last layer shares an index, too: the rows that a step keeps are among those that it chose for.
+    "glm_moe_dsa_shared": (
+        GlmMoeDsaConfig,
+        GlmMoeDsaForCausalLM,
+        {
+            **_LATENT,
+            **_INDEX,
+            "index_topk": 12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 2,
+            "indexer_types": ["full", "full", "shared"],
+        },
+    ),
+    "mistral4": (
+        Mistral4Config,
+        Mistral4ForCausalLM,
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                **_YARN,
+                "beta_fast": 1.0,
+                "original_max_position_embeddings": 9,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.9,
+            },
+        },
     ),
     "glm4_moe_lite": (
         Glm4MoeLiteConfig,
@@ -1101,6 +1152,7 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**_DELTA, **_DELTA_MIXTURE}),
+    "apertus": (ApertusConfig, ApertusForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 

@@ -22,6 +22,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 with warnings.catch_warnings():
@@ -64,6 +68,9 @@ class Base(NamedTuple):
         names: of the norms of embeddings and of hidden states, of the product, and of the last norm.
         hidden_first: the product's input begins with the hidden states.
         reads_normed: these are behind the model's last norm.
+        leaves_normed: its own are behind its last norm where it reads them.
+        layer: what names of the tensors of its layer begin with, if that is something else.
+        offset: added to the weights of norms.
     """
 
     config: type[Any]
@@ -75,8 +82,28 @@ class Base(NamedTuple):
     names: tuple[str, str, str, str] = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     hidden_first: bool = False
     reads_normed: bool = True
+    leaves_normed: bool = False
+    layer: str | None = None
+    offset: float = 0.0
 
 
+_DELTA: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_OF_QWEN: dict[str, Any] = {
+    "linears": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "module": "mtp",
+    "names": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    "leaves_normed": True,
+    "layer": "mtp.layers.0",
+    "offset": 1.0,
+}
 BASES: dict[str, Base] = {
     "glm4_moe": Base(
         Glm4MoeConfig,
@@ -109,6 +136,19 @@ BASES: dict[str, Base] = {
         hidden_first=True,
         reads_normed=False,
     ),
+    "qwen3_next": Base(
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {
+            **_DELTA,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        **_OF_QWEN,
+    ),
+    "qwen3_5": Base(Qwen3_5TextConfig, Qwen3_5ForCausalLM, _DELTA, **_OF_QWEN),
 }
 
 
@@ -143,10 +183,12 @@ def save_mtp(name: str, folder: Path, *, shared: bool, vocab: int = VOCAB) -> Pa
 
     base = BASES[name]
     found = load_file(folder / "model.safetensors")
-    tensors = {key.replace(f"model.layers.{LAYERS}.", f"{base.module}."): tensor for key, tensor in found.items()}
+    tensors = {
+        key.replace(f"model.layers.{LAYERS}.", f"{base.layer or base.module}."): tensor for key, tensor in found.items()
+    }
     *norms, product, last = base.names
     for norm in (*norms, last):
-        tensors[f"{base.module}.{norm}.weight"] = 1 + 2 * random(HIDDEN)
+        tensors[f"{base.module}.{norm}.weight"] = 1 - base.offset + 2 * random(HIDDEN)
     tensors[f"{base.module}.{product}.weight"] = 2 * random(HIDDEN, 2 * HIDDEN)
     if not shared:
         tensors[f"{base.module}.embed_tokens.weight"] = 2 * random(vocab, HIDDEN)
@@ -157,6 +199,9 @@ def save_mtp(name: str, folder: Path, *, shared: bool, vocab: int = VOCAB) -> Pa
     if base.architecture is not None:
         fields |= {"architectures": [base.architecture], "attention_bias": True}
         fields.pop("layer_types", None)
+    if base.layer is not None:
+        fields["layer_types"] = fields["layer_types"][:LAYERS]
+        del fields["num_nextn_predict_layers"]
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
 
@@ -204,7 +249,8 @@ class PlainModule:
             out = self._layer(torch.tensor(read), given)
             drafts.append(int((self._norm(self.base.names[3], out[-1]) @ self.head.T).argmax()))
             read.append(drafts[-1])
-            given = torch.cat((given, out[-1:]))
+            left = self._norm(self.base.names[3], out[-1:]) if self.base.leaves_normed else out[-1:]
+            given = torch.cat((given, left))
         return drafts
 
     def _hidden(self, tokens: list[int]) -> Tensor:
@@ -217,7 +263,9 @@ class PlainModule:
         return seen[self.base.reads_normed][0]
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * self.weights[f"{name}.weight"]
+        return (
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * (self.base.offset + self.weights[f"{name}.weight"])
+        )
 
     def _layer(self, tokens: Tensor, given: Tensor) -> Tensor:
         token_norm, hidden_norm, product, _ = self.base.names

@@ -23,13 +23,14 @@ struct LatentStore {
   int64_t tokens, heads, plain_dim, latent_dim, rotary_dim, max_position, num_cells;
   int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
   int64_t is_bf16, threads;
+  const float* query_scale;  // [max_position], a factor of queries at each position; null for none
   double eps;
 };
 
 bool in_bounds(const LatentStore& op) {
   for (int64_t token = 0; token < op.tokens; token++) {
     if (op.cells[token] < 0 || op.cells[token] >= op.num_cells) return false;
-    if (op.cos_sin && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
+    if ((op.cos_sin || op.query_scale) && (op.positions[token] < 0 || op.positions[token] >= op.max_position)) return false;
   }
   return true;
 }
@@ -44,6 +45,12 @@ INLINE void turn(const LatentStore& op, const typename E::Value* from, const flo
   convert<Fp32, E>(head, to, op.rotary_dim);
 }
 
+// All values times a factor.
+template <class E>
+INLINE void scale(typename E::Value* values, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; i++) values[i] = E::narrow(E::widen(values[i]) * factor);
+}
+
 template <class E>
 void run_token(const LatentStore& op, int64_t token) {
   using Value = typename E::Value;
@@ -51,16 +58,20 @@ void run_token(const LatentStore& op, int64_t token) {
   const auto* latent = static_cast<const Value*>(op.kv) + token * cell_dim;
   auto* cell = static_cast<Value*>(op.cache) + op.cells[token] * cell_dim;
   const float squares = sum_of_squares<E>(latent, op.latent_dim);
-  const float scale = 1.0f / std::sqrt(squares / (float)op.latent_dim + (float)op.eps);
-  scale_by_weight<E, E, E>(latent, static_cast<const Value*>(op.norm), 0.0f, scale, cell, op.latent_dim);
-  if (!op.cos_sin) {
+  const float factor = 1.0f / std::sqrt(squares / (float)op.latent_dim + (float)op.eps);
+  scale_by_weight<E, E, E>(latent, static_cast<const Value*>(op.norm), 0.0f, factor, cell, op.latent_dim);
+  auto* q = static_cast<Value*>(op.q) + token * op.heads * head_dim;
+  if (op.cos_sin) {
+    const float* cos = op.cos_sin + op.positions[token] * op.rotary_dim;
+    for (int64_t head = 0; head < op.heads; head++) {
+      Value* rotated = q + head * head_dim + op.plain_dim;
+      turn<E>(op, rotated, cos, rotated);
+    }
+    turn<E>(op, latent + op.latent_dim, cos, cell + op.latent_dim);
+  } else {
     std::copy(latent + op.latent_dim, latent + cell_dim, cell + op.latent_dim);
-    return;
   }
-  const float* cos = op.cos_sin + op.positions[token] * op.rotary_dim;
-  auto* q = static_cast<Value*>(op.q) + token * op.heads * head_dim + op.plain_dim;
-  for (int64_t head = 0; head < op.heads; head++, q += head_dim) turn<E>(op, q, cos, q);
-  turn<E>(op, latent + op.latent_dim, cos, cell + op.latent_dim);
+  if (op.query_scale) scale<E>(q, op.heads * head_dim, op.query_scale[op.positions[token]]);
 }
 
 }  // namespace
