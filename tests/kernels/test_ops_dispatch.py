@@ -255,7 +255,7 @@ HOST = {
         "pack_linear_apart", "parts_of",
         "set_threads", "shares_prefixes", "timed_calls", "triton_status", "use_invariant", "use_native",
     },
-    "expert_ops": {"takes_together"},
+    "expert_ops": {"expert_parts", "takes_together"},
     "lora_ops": {"lora_experts", "lora_heads", "pack_expansion"},  # the former two by the kernels of lora_shrink_expand
     "sampling_ops": {"draw_tokens", "draws_tokens", "has_kernel"},
     "memory": {"lazy_zeros", "populate", "release_mapped", "trim_heap", "zeros"},
