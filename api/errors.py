@@ -43,7 +43,7 @@ _RETRY = {"retry-after": "1"}
 _INTERNAL = "internal_error"
 _RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
-MAX_FAULTS = 1 << 15
+MAX_FAULTS = 1 << 10
 """That a body may have, each of which costs memory and time; the first one is told."""
 _LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
