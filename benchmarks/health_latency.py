@@ -4,7 +4,8 @@
 
 Each hostile input is sent again and again by two clients while ``/health`` is asked on one connection. Told are the
 99th percentile and the longest for each, and beside them those of the server at rest, of before and after: what the
-machine itself adds is in both. Exit code 1 where a 99th percentile is above 50 ms and above twice that at rest.
+machine itself adds is in both. Beside all that another client asks the same question again and again. Exit code 1 where
+a 99th percentile is above 50 ms and above twice that at rest, or an answer to that question is not the one at rest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,7 @@ def normalizers(count: int) -> dict[str, Any]:
 
 def make_adapters(folder: Path) -> tuple[str, ...]:
     """Write adapters that bring programs. Returns their names."""
-    names = ("template", "template-memory", "pattern", "normalizer", "split")
+    names = ("template", "template-memory", "pattern", "normalizer", "split", "long-token")
     for name in names:
         shutil.copytree(ADAPTER, folder / name)
     for name, template in (("template", LOOPS), ("template-memory", MEMORY)):
@@ -57,6 +60,8 @@ def make_adapters(folder: Path) -> tuple[str, ...]:
     for name, step in (("normalizer", {"normalizer": normalizers(34)}), ("split", {"pre_tokenizer": split})):
         tokenizer = {"version": "1.0", **step, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
         (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, '"' * (8 << 20): 1}, "merges": []}}
+    (folder / "long-token" / "tokenizer.json").write_text(json.dumps(tokenizer))
     return names
 
 
@@ -132,6 +137,58 @@ def background_asked(url: str, ending: threading.Event) -> int:
     return status
 
 
+def patterns_asked(url: str, ending: threading.Event) -> int:
+    """Ask for answers by patterns of many states and classes, each another one, until told. Returns the last status."""
+    status = 0
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        for number in count(20_000):
+            if ending.is_set():
+                break
+            pattern = rf"[\p{{L}}{chr(number)}]{{1,{300 + number % 90}}}"
+            body = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": pattern}}
+            status = http.post("/completions", json=body).status_code
+    return status
+
+
+def asks_again(url: str, model: str, ending: threading.Event) -> list[str]:
+    """Ask the same question again and again until told. Returns the answers, at least one."""
+    body = {"model": model, "prompt": "The river", "max_tokens": 8, "temperature": 0}
+    answers: list[str] = []
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        while not answers or not ending.is_set():
+            reply = http.post("/completions", json=body)
+            answers.append(reply.json()["choices"][0]["text"] if reply.status_code == 200 else str(reply.status_code))
+    return answers
+
+
+def other_bodies(model: str) -> dict[str, Callable[[str, threading.Event], int]]:
+    """Return what sends bodies of other protocols, which are translated to a chat's, by name."""
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}] * 4_000
+    parts = [{"type": "text", "text": "a"}] * 900
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+    named = {f"p{number}": 1 for number in range(100_000)}
+    turns = [{"role": ("user", "assistant")[number % 2], "content": parts} for number in range(99)]
+    return {
+        "4,000 items of a response": partial(sent_again, "/v1/responses", {"input": items}),
+        "90,000 parts of Anthropic's": partial(
+            sent_again, "/v1/messages", {"model": model, "max_tokens": 4, "messages": turns}
+        ),
+        "100,000 parameters of Triton's": partial(
+            sent_again, f"/v2/models/{model}/infer", {"inputs": [text], "parameters": named}
+        ),
+    }
+
+
+def sent_again(path: str, body: dict[str, Any], url: str, ending: threading.Event) -> int:
+    """Send a body again and again until told. Returns the last status."""
+    status, data = 0, json.dumps(body)
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=url.removesuffix("/v1"), timeout=600, trust_env=False) as http:
+        while not ending.is_set():
+            status = http.post(path, content=data, headers=headers).status_code
+    return status
+
+
 def sessions_sent(url: str, ending: threading.Event) -> int:
     """Send 64 MB as the file of a session, whose head is nested deeply, again and again. Returns the last status."""
     status = 0
@@ -142,9 +199,9 @@ def sessions_sent(url: str, ending: threading.Event) -> int:
     return status
 
 
-def measure(url: str, body: Body, asks: int) -> dict[str, Any]:
+def measure(url: str, model: str, body: Body, asks: int) -> dict[str, Any]:
     """Ask for health while a request is sent again and again, or held; no request for an empty body."""
-    ending, statuses = threading.Event(), Counter[int]()
+    ending, statuses, answers = threading.Event(), Counter[int](), Counter[str]()
 
     def send() -> None:
         if not isinstance(body, dict):
@@ -156,8 +213,9 @@ def measure(url: str, body: Body, asks: int) -> dict[str, Any]:
             while not ending.is_set():
                 statuses[http.post("/chat/completions", content=data, headers=headers).status_code] += 1
 
-    count = (24 if body is upload_held else 2) if body else 0
-    senders = [threading.Thread(target=send) for _ in range(count)]
+    num = (24 if body is upload_held else 2) if body else 0
+    other = threading.Thread(target=lambda: answers.update(asks_again(url, model, ending)))
+    senders = [other, *(threading.Thread(target=send) for _ in range(num))]
     for sender in senders:
         sender.start()
     seconds = []
@@ -170,7 +228,7 @@ def measure(url: str, body: Body, asks: int) -> dict[str, Any]:
     ending.set()
     for sender in senders:
         sender.join()
-    return {"health_s": percentiles(seconds), "statuses": dict(statuses)}
+    return {"health_s": percentiles(seconds), "statuses": dict(statuses), "answers": dict(answers)}
 
 
 def run(asks: int) -> dict[str, Any]:
@@ -186,10 +244,15 @@ def run(asks: int) -> dict[str, Any]:
             bodies: dict[str, Body] = {**inputs(model, adapters)}
             last = bodies.popitem()
             bodies |= {"24 held uploads": upload_held, "2,500 ranges": ranges_asked}
-            bodies |= {"background responses": background_asked, "files of sessions": sessions_sent, last[0]: last[1]}
-            found = {each: measure(url, body, asks) for each, body in bodies.items()}
+            bodies |= {"background responses": background_asked, "files of sessions": sessions_sent}
+            bodies |= {"patterns that nobody has sent": patterns_asked, **other_bodies(model), last[0]: last[1]}
+            found = {each: measure(url, model, body, asks) for each, body in bodies.items()}
     rest = max(each["health_s"]["p99"] for name, each in found.items() if name.startswith("nothing"))
-    holds = {name: each["health_s"]["p99"] <= max(LIMIT_SECONDS, 2 * rest) for name, each in found.items()}
+    [right] = found["nothing, before"]["answers"]
+    holds = {
+        name: each["health_s"]["p99"] <= max(LIMIT_SECONDS, 2 * rest) and set(each["answers"]) == {right}
+        for name, each in found.items()
+    }
     return {"holds": holds, "inputs": found}
 
 
