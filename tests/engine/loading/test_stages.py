@@ -37,7 +37,8 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
     """Of each family with two ranks; one whose layers read more than the residual stream is refused."""
     folder = save(name, tmp_path)
     config = read_model_config(folder)
-    if config.has_states or config.layer_inputs or any(layer.kv_source is not None for layer in config.layers):
+    reads_others = any(layer.kv_source is not None or layer.shares_index for layer in config.layers)
+    if config.has_states or config.layer_inputs or reads_others:
         with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: .* cannot be in stages"):
             check_stages(config, 2)
         return
