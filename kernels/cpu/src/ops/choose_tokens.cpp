@@ -112,7 +112,7 @@ void choose(const ChooseTokens& op, int64_t token, int64_t row, Scratch& scratch
     for (int64_t i = 0; i < op.heads * op.dim; i++) scratch.queries[i] = E::widen(q[i]);
     for (int64_t i = 0; i < op.heads; i++) scratch.weights[i] = E::widen(weights[i]);
     score_keys<E>(op, row, context, scratch);
-    scratch.ranked = scratch.order;
+    scratch.ranked.assign(scratch.order.begin(), scratch.order.end());
     const auto least = scratch.ranked.begin() + op.most - 1;
     std::nth_element(scratch.ranked.begin(), least, scratch.ranked.end(), std::greater<uint64_t>());
     for (int64_t at = 0; at < context; at++) {
@@ -138,7 +138,9 @@ void run(const ChooseTokens& op) {
   int64_t longest = 0;
   for (int64_t row = 0; row < op.rows; row++) longest = std::max<int64_t>(longest, op.context_len[row]);
   const int64_t parts = std::min<int64_t>(std::max<int64_t>(op.tokens, 1), 2 * threads);
-  std::vector<Scratch> scratches(parts, Scratch(op));
+  std::vector<Scratch> scratches;
+  scratches.reserve(parts);
+  for (int64_t part = 0; part < parts; part++) scratches.emplace_back(op);
   for (Scratch& each : scratches) {
     each.order.reserve(longest);
     each.ranked.reserve(longest);
