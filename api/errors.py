@@ -12,6 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -45,6 +46,8 @@ _RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
 MAX_FAULTS = 1 << 10
 """That a body may have, each of which costs memory and time; the first one is told."""
+MOST_FAULTS: ContextVar[int] = ContextVar("most_faults", default=MAX_FAULTS)
+"""As many faults of the current request's body are named one by one; more where unknown fields are dropped by them."""
 _LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
 
 
@@ -180,9 +183,10 @@ def _known_reply(error: Exception) -> ErrorReply | None:
 
 def faults_of(error: ValidationError) -> list[dict[str, Any]]:
     """Return pydantic's errors about a body, or one that says how many there are where these are too many."""
-    if error.error_count() <= MAX_FAULTS:
+    most = MOST_FAULTS.get()
+    if error.error_count() <= most:
         return [dict(each) for each in error.errors(include_url=False)]
-    reason = f"has {error.error_count()} faults: they are named one by one if there are at most {MAX_FAULTS}"
+    reason = f"has {error.error_count()} faults: they are named one by one if there are at most {most}"
     return [{"type": "rejected", "loc": (), "msg": reason}]
 
 

@@ -19,9 +19,9 @@ _Result = TypeVar("_Result")
 _is_large: ContextVar[bool] = ContextVar("is_large", default=False)
 
 
-def note_body(num_bytes: int) -> None:
-    """Note the size of the body of the request that this task serves."""
-    _is_large.set(num_bytes > LARGE_BODY)
+def note_body(num_bytes: int, most_small: int = LARGE_BODY) -> None:
+    """Note the size of the body of the request that this task serves, which is large above ``most_small`` bytes."""
+    _is_large.set(num_bytes > most_small)
 
 
 def note_more(num_bytes: int) -> None:

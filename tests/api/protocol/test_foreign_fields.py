@@ -339,6 +339,16 @@ class TestUnknownFields:
             reply = http.post(CHAT, json={"messages": HI, **{f"f{number}": 1 for number in range(20_000)}})
         assert reply.headers["x-ignored-fields"] == "f0, f1, f2, f3, f4, f5, f6, f7 and 19992 more"
 
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+    @pytest.mark.parametrize("each", [12, 200])
+    def test_those_of_a_long_history_are_counted(self, lax: Live, path: str, each: int) -> None:
+        odd = {f"odd{number}": number for number in range(each)}
+        history = [{"role": ("user", "assistant")[turn % 2], "content": "Hi", **odd} for turn in range(100)]
+        with lax.http() as http:
+            fields = {"options": {}} if path == "/api/chat" else {"max_tokens": 5}
+            reply = http.post(path, json={"model": "tiny", "messages": [*history, *HI], **fields})
+        assert reply.headers.get("x-ignored-fields", "").endswith(f" and {100 * each - 8} more"), reply.text[:200]
+
     def test_nothing_is_named_where_nothing_was_left_alone(self, lax: Live, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "rootgraft.access"), lax.http() as http:
             check_error(http.post(CHAT, json={"messages": HI, "temperature": "x"}), 400, "temperature", "invalid_type")

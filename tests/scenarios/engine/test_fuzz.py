@@ -92,9 +92,13 @@ def test_some_requests_whose_kv_moves_over_a_failing_disk(tiered_fuzzer: TieredF
 
 @pytest.mark.heavy
 def test_some_requests_whose_kv_moves_in_models(tiered_model_fuzzer: TieredModelFuzzer) -> None:
-    for name, wrong in fuzz(tiered_model_fuzzer, SEED + 2, 120):
-        assert wrong is None, report(tiered_model_fuzzer, name, wrong)
-    assert tiered_model_fuzzer.counts["kv_hits_disk"]
+    """Whether a page was written before it is asked for is a matter of threads: more are drawn until one was read."""
+    for seed in range(SEED + 2, SEED + 8):
+        for name, wrong in fuzz(tiered_model_fuzzer, seed, 120):
+            assert wrong is None, report(tiered_model_fuzzer, name, wrong)
+        if tiered_model_fuzzer.counts["kv_hits_disk"]:
+            return
+    pytest.fail("no page was read from disk")
 
 
 @pytest.mark.parametrize("fuzzers", ["fuzzer", "fake_fuzzer"])
