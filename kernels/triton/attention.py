@@ -2,10 +2,10 @@
 
   extend   rows of several new tokens: a tile of queries walks all keys that it sees, and writes its result.
   decode   rows of one new token: few query vectors, so reading keys dominates. Keys are split among programs (flash
-           decoding), a row's by its share of all, so that one long row among short ones is not walked by a few. Partial
-           results, normalised values and log2 of their weight, are merged by a second kernel.
-  shared   keys of a prefix that several rows have in common (cascade attention), read once for the queries of all
-           these rows: further partial results of each row.
+           decoding), a row's by its share of all, so that one long row among short ones is not walked by a few. Keys of
+           a prefix that several rows have in common (cascade attention) are read once for the queries of all these
+           rows, by further programs of the same launch. Partial results, normalised values and log2 of their weight,
+           are merged in a fixed order by the program that stores the last one of a row's head.
 
 Rows without tokens, which pad a captured batch, are skipped. Grids depend only on shapes and host numbers;
 ``max_context`` only bounds how finely decode splits, so a captured batch may give its upper bound.
@@ -13,6 +13,7 @@ Rows without tokens, which pad a captured batch, are skipped. Grids depend only 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from torch import Tensor
 from ..layouts import int8_kv_layout, kv_forms
 from ..layouts.attention_arguments import AttentionParams, PagedBatch, SharedPrefixes
 from . import attention_kernels
-from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
+from .launch import Launch, cdiv, is_narrow, is_placed, meta, num_sms, power_of_two, shared_bytes
 
 _BLOCKS_D = (64, 128, 256)  # dimensions of a head, rounded up
 _MOST_LATENT, _MOST_REST = 512, 64  # dimensions of a latent key that are the value, and of the rest of it
@@ -109,6 +110,20 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
         and fits
         and page_size & (page_size - 1) == 0
     )
+
+
+@functools.cache
+def _arrivals(device: torch.device, count: int, stream: int) -> Tensor:
+    """Return counters of partial results, all 0 between launches, which share them if they run on one stream.
+
+    They stay where they are: captured passes go on to count in them.
+    """
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _stream(tensor: Tensor) -> int:
+    """Return the stream on which kernels of a tensor's device run now."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.device.type == "cuda" else 0
 
 
 def as_read(cache: Tensor) -> Tensor:
@@ -229,6 +244,10 @@ class _Call:
             return SMALL_CONFIGS[key]
         return CONFIGS[key]
 
+    def alone(self) -> _Call:
+        """Return the call with all keys read by each row for itself."""
+        return replace(self, batch=replace(self.batch, shared=None))
+
     def launches(self) -> Iterator[Launch]:
         """Yield the launches in order. Only the device knows which rows have one token: kernels skip the others."""
         if self.invariant:
@@ -237,7 +256,7 @@ class _Call:
         if self.batch.max_query > 1:
             yield self.extend()
         if self.batch.max_query == 1 or self.rows > 1:
-            yield from self.decode()
+            yield self.decode()
 
     def extend(self) -> Launch:
         """Attention of rows with several tokens, or of all."""
@@ -249,9 +268,9 @@ class _Call:
             *(self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
         )
         more = {**self.counts_sinks, "EVERY": self.invariant}
-        return self._walk(attention_kernels.extend, "extend", (tiles, self.kv_heads, 1), args, more)
+        return self._walk(attention_kernels.extend, self.config("extend"), (tiles, self.kv_heads, 1), args, more)
 
-    def decode(self) -> Iterator[Launch]:
+    def decode(self) -> Launch:
         """Attention of rows with one token: shared prefixes, each row's own keys, and the merge of partial results."""
         shared = self.shared_prefixes
         heads, dim = self.out.shape[1:]
@@ -263,48 +282,34 @@ class _Call:
         kept = self.rows * slots * heads if slots > 1 else 0
         values = self.q.new_empty(kept, dim, dtype=torch.float32)
         weight = self.q.new_empty(kept, dtype=torch.float32)
-        parts = self.batch.context_len.new_empty(self.rows if slots > 1 else 0)
+        arrived = _arrivals(self.q.device, power_of_two(self.rows * heads), _stream(self.q))
+        context = self.batch.context_len
+        prefixes = (context,) * 4 if shared is None else (shared.items, shared.members, shared.end, shared.count)
+        lines, own, config = self.rows * row_tiles, self.config("decode"), self.config("decode")
+        tiles = items = 0
         if shared is not None:
-            yield self.shared(shared, values, weight, splits, slots)
+            config = self.config("shared")
+            tiles, items = cdiv(shared.most_members * self.group, config.block_m), shared.items.shape[0]
+        layers = cdiv(items * tiles, lines)
         args = (
-            *(*self.tensors, self.batch.context_len, self.sinks, shared.end if shared else self.batch.context_len),
-            *(self.out, values, weight, parts, self.rows, *self.cache_shape, self.window, self.chunk, *self.score),
-            *(row_tiles, wanted_parts(programs, sms), splits, slots, int(shared is not None)),
+            *(*self.tensors, context, self.sinks, *prefixes, self.out, values, weight, arrived, self.rows),
+            *(*self.cache_shape, self.window, self.chunk, *self.score, row_tiles, wanted_parts(programs, sms), splits),
+            *(slots, tiles, items * tiles, layers),
         )
-        grid = (self.rows * row_tiles, self.kv_heads, splits)
-        yield self._walk(attention_kernels.decode, "decode", grid, args, self.counts_sinks)
-        if slots > 1:
-            yield self.merge(values, weight, parts, splits, slots)
-
-    def shared(self, shared: SharedPrefixes, values: Tensor, weight: Tensor, splits: int, slots: int) -> Launch:
-        """Partial results for the keys that rows of one token share."""
-        tiles = cdiv(shared.most_members * self.group, self.config("shared").block_m)
-        args = (
-            *(*self.tensors, shared.items, shared.members),
-            *(values, weight, *self.cache_shape, *self.score, splits, slots),
-        )
-        grid = (shared.items.shape[0], self.kv_heads, tiles)
-        return self._walk(attention_kernels.shared, "shared", grid, args)
-
-    def merge(self, values: Tensor, weight: Tensor, parts: Tensor, splits: int, slots: int) -> Launch:
-        """Merge of the partial results of each row and head."""
-        shared = self.shared_prefixes
-        heads, dim = self.out.shape[1:]
-        counts = shared.count if shared else self.batch.context_len
-        numbers = (heads, dim, splits, slots, int(shared is not None))
-        args = (values, weight, parts, self.batch.query_start, counts, self.out, *numbers)
-        constants = {"BLOCK_D": self.block_d}
-        return Launch(attention_kernels.merge, (self.rows, heads, 1), args, constants)
+        blocks = {"PREFIX_M": config.block_m if shared else 0, "PREFIX_N": config.block_n if shared else 0}
+        more = {**self.counts_sinks, **blocks}
+        grid = (lines, self.kv_heads, layers + splits)
+        joined = Config(own.block_m, own.block_n, config.num_warps, config.num_stages)
+        return self._walk(attention_kernels.decode, joined, grid, args, more)
 
     def _walk(
         self,
         kernel: Any,
-        kind: str,
+        config: Config,
         grid: tuple[int, int, int],
         args: tuple[Any, ...],
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Launch:
-        config = self.config(kind)
         value_dim = self.params.value_dim or 0
         constants = {
             **more,
@@ -321,48 +326,36 @@ class _Call:
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield every compilation of ``attention``: each kernel by type, head size, and with or without a cap.
+    """Yield compilations of ``attention``: each kernel by head size, and with or without a cap.
 
     With sinks for the models that have them: heads of 64 dimensions, no cap. Of invariant attention, which takes
-    another path through the same code, for heads of 128 dimensions.
+    another path through the same code, for heads of 128 dimensions. All in bfloat16, as float16 needs just the same of
+    a device, of which heads of 128 dimensions are the sample.
     """
-    for name, dtype in NARROW_TYPES.items():
-        for dim in _BLOCKS_D:
-            for soft_cap in (None, 50.0):
-                call = _example(dtype, dim, soft_cap)
-                end = "" if soft_cap is None else "-capped"
-                launches = [call.extend(), *call.decode()]
-                for kind, launch in zip(("extend", "shared", "decode", "merge"), launches, strict=True):
-                    if kind != "merge" or soft_cap is None:  # a merge does not depend on the cap
-                        yield f"attention_{kind}/{name}-{dim}{end}", launch
-        call = _example(dtype, 128, None)
-        yield f"attention_extend/{name}-128-invariant", replace(call, invariant=True).extend()
-        call = _example(dtype, _BLOCKS_D[0], None, sinks=meta(16, dtype=torch.float32))
-        _, decode, _ = call.decode()
-        yield f"attention_extend/{name}-{_BLOCKS_D[0]}-sinks", call.extend()
-        yield f"attention_decode/{name}-{_BLOCKS_D[0]}-sinks", decode
-        yield from _latent_variants(name, dtype)
-    yield from _row_variants()
-
-
-def _row_variants() -> Iterator[tuple[str, Launch]]:
-    """KV in rows of 8 bits, for the heads that most models have."""
+    dtype = torch.bfloat16
+    for dim in _BLOCKS_D:
+        for soft_cap in (None, 50.0):
+            end = "" if soft_cap is None else "-capped"
+            yield from _kinds(f"bf16-{dim}{end}", _example(dtype, dim, soft_cap))
+    yield from _kinds("fp16-128", _example(torch.float16, 128, None))
+    yield "attention_extend/bf16-128-invariant", replace(_example(dtype, 128, None), invariant=True).extend()
+    yield from _kinds("bf16-64-sinks", _example(dtype, 64, None, sinks=meta(16, dtype=torch.float32)))
+    # DeepSeek's latent attention, with few heads and with many.
+    few, many = (
+        _example(dtype, _MOST_LATENT + _MOST_REST, None, value_dim=_MOST_LATENT, heads=heads) for heads in (16, 128)
+    )
+    yield from _kinds("bf16-latent", few)
+    yield "attention_decode/bf16-latent-128", many.alone().decode()
+    # KV in rows of 8 bits, for the heads that most models have.
     for kv, cache in {"int8": kv_forms.INT8, "fp8": kv_forms.FLOAT8}.items():
-        call = _example(torch.bfloat16, 128, None, kv=cache)
-        for kind, launch in zip(("extend", "shared", "decode"), (call.extend(), *call.decode()), strict=False):
-            yield f"attention_{kind}/bf16-128-{kv}-kv", launch
+        yield from _kinds(f"bf16-128-{kv}-kv", _example(torch.bfloat16, 128, None, kv=cache))
 
 
-def _latent_variants(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
-    """DeepSeek's latent attention, with few heads and with many."""
-    for heads in (16, 128):
-        call = _example(dtype, _MOST_LATENT + _MOST_REST, None, value_dim=_MOST_LATENT, heads=heads)
-        shared, decode, merge = call.decode()
-        yield f"attention_decode/{name}-latent-{heads}", decode
-        if heads <= _FEW_HEADS:
-            yield f"attention_extend/{name}-latent", call.extend()
-            yield f"attention_shared/{name}-latent", shared
-            yield f"attention_merge/{name}-latent", merge
+def _kinds(name: str, call: _Call) -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of a call: of several tokens, of one, and of one with shared prefixes."""
+    yield f"attention_extend/{name}", call.extend()
+    yield f"attention_decode/{name}", call.alone().decode()
+    yield f"attention_shared/{name}", call.decode()
 
 
 def _example(

@@ -7,8 +7,7 @@ larger score.
 Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
 ``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last ``window``
-keys, of these only those from the last multiple of ``chunk`` on. Without ``is_shared`` the tensors of shared prefixes
-are placeholders.
+keys, of these only those from the last multiple of ``chunk`` on.
 
 KV says the form of the caches: PLAIN_KV is the type of q. Those of INT8_KV and FLOAT8_KV are bytes in the order of
 ``kernels.layouts.kv_forms``; the scales of keys are applied to scores, those of values to weights.
@@ -26,7 +25,8 @@ from .activation import tanh
 from .grouped_product import E4M3_FACTOR, small_float
 
 _NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
-_MERGED_AT_ONCE = tl.constexpr(16)
+_MERGED_AT_ONCE = tl.constexpr(4)  # results whose loads are under way together
+_MERGED = tl.constexpr(2048)  # numbers of a result, of all vectors of a tile
 _ROWS_AT_ONCE = tl.constexpr(128)
 LEAST_KEYS = tl.constexpr(128)  # the fewest that pay for a program
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -253,7 +253,7 @@ def extend(
 
 
 @triton.jit
-def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, is_shared):
+def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, SHARED: tl.constexpr):
     """The keys that all rows of one token see, without those that they share."""
     keys = 0
     for first in range(0, rows, _ROWS_AT_ONCE):
@@ -261,51 +261,183 @@ def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, is_s
         inside = row < rows
         tokens = tl.load(query_start + row + 1, inside, other=0) - tl.load(query_start + row, inside, other=0)
         last = tl.load(context_len + row, inside, other=0) - 1
-        begin = tl.load(shared_end + row, inside & (is_shared != 0), other=0)
-        begin = tl.maximum(begin, tl.maximum(_first_seen(last, window, chunk), 0))
+        begin = tl.maximum(_first_seen(last, window, chunk), 0)
+        if SHARED:
+            begin = tl.maximum(begin, tl.load(shared_end + row, inside, other=0))
         keys += tl.sum(tl.where(inside & (tokens == 1), last + 1 - begin, 0), 0)
     return keys
+
+
+@triton.jit
+def _count_parts(keys, of_all, wanted, splits):
+    """How many parts a row's own keys are split into: its share of the ``wanted`` parts of all, at most ``splits``.
+
+    In integers, so that programs over shared keys find just what those over the row's own do.
+    """
+    share = (keys.to(tl.int64) * wanted // tl.maximum(of_all, 1)).to(tl.int32)
+    return tl.maximum(tl.minimum(tl.minimum(share, tl.cdiv(keys, LEAST_KEYS)), splits), 1)
+
+
+@triton.jit
+def _weight_of(partial_weight, first, number, own, count, is_last, heads, splits):
+    """The weight of result ``number`` of each vector, where it has so many, and the result's index."""
+    index = first + tl.where(number < own, number, splits + number - own) * heads
+    return tl.load(partial_weight + index, is_last & (number < count), other=_NOTHING), index
+
+
+@triton.jit
+def _merge_if_last(
+    out, partial_values, partial_weight, arrived, row, head, token, inside, own, more, heads, width, splits, slots,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Count a result of each vector, of head ``head`` of row ``row``; where it was its last, merge all of them.
+
+    A vector has ``own`` results over its row's own keys, from slot 0 on, and ``more`` over what the row shares, from
+    slot ``splits`` on. They are merged in this order, whichever program comes last, and the counter is 0 again.
+    """
+    tl.debug_barrier()  # what all threads have stored is there before it is counted
+    counter = arrived + row * heads + head
+    count = own + more
+    is_last = inside & (tl.atomic_add(counter, 1, inside, sem="acq_rel", scope="gpu") + 1 == count)
+    most = tl.max(tl.where(is_last, count, 0), 0)
+    if most > 0:
+        tl.debug_barrier()  # no thread reads results before the counts were read
+        tl.store(counter, 0, is_last)
+        first = row * slots * heads + head
+        total = tl.zeros([BLOCK_M], tl.float32)
+        largest = tl.full([BLOCK_M], _NOTHING, tl.float32)
+        for begin in range(0, most, _MERGED_AT_ONCE):
+            for i in tl.static_range(_MERGED_AT_ONCE):
+                weight, _ = _weight_of(partial_weight, first, begin + i, own, count, is_last, heads, splits)
+                larger = tl.maximum(largest, weight)
+                total = total * tl.exp2(largest - larger) + tl.exp2(weight - larger)
+                largest = larger
+        # A few dimensions at a time: several results of a whole tile do not fit the registers.
+        DIMS: tl.constexpr = BLOCK_D if BLOCK_D * BLOCK_M <= _MERGED else _MERGED // BLOCK_M
+        for start in range(0, width, DIMS):
+            d = start + tl.arange(0, DIMS)
+            values = tl.zeros([BLOCK_M, DIMS], tl.float32)
+            for begin in range(0, most, _MERGED_AT_ONCE):
+                for i in tl.static_range(_MERGED_AT_ONCE):
+                    weight, index = _weight_of(partial_weight, first, begin + i, own, count, is_last, heads, splits)
+                    # Also true for NaN, which must propagate; without weight there is no value.
+                    there = (weight != _NOTHING)[:, None] & (d < width)[None, :]
+                    part = tl.load(partial_values + index[:, None] * width + d[None, :], there, other=0.0)
+                    values += part * tl.exp2(weight - largest)[:, None]
+            target = out + (token * heads + head)[:, None] * width + d[None, :]
+            merged = values / tl.where(is_last, total, 1.0)[:, None]
+            tl.store(target, merged.to(out.dtype.element_ty), is_last[:, None] & (d < width)[None, :])
+
+
+@triton.jit
+def _attend_prefix(
+    program, tiles, q, k_cache, v_cache, page_table, query_start, context_len, items, members, shared_end, shared_count,
+    out, partial_values, partial_weight, arrived, rows, group, kv_heads, page_bits, dim, table_width, window, chunk,
+    factor, bound, wanted, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
+    """The keys of an item for a tile of its readers: heads of the item's members. Keys are read once for the tile."""
+    item = items + program // tiles * 4
+    kv_head = tl.program_id(1)
+    count = tl.load(item + 3) * group
+    if program % tiles * BLOCK_M < count:
+        begin = tl.load(item)
+        end = tl.load(item + 1)
+        member = members + tl.load(item + 2) * 2
+        vector = program % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = vector < count
+        row = tl.load(member + vector // group * 2, inside, other=0).to(tl.int64)
+        slot = splits + tl.load(member + vector // group * 2 + 1, inside, other=0)
+        token = tl.load(query_start + row, inside, other=0).to(tl.int64)
+        d = tl.arange(0, BLOCK_D)
+        head = kv_head * group + vector % group
+        index = token * kv_heads * group + head
+        width = dim
+        if VALUES:
+            width = VALUES
+            queries, rest = _load_queries(q, index, dim, inside, BLOCK_D, VALUES, BLOCK_R)
+        mask = inside[:, None] & (d < width)[None, :]
+        if not VALUES:
+            queries = tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0)
+            rest = queries
+        seen_from = tl.full([BLOCK_M], 0, tl.int32)
+        position = seen_from + (end - 1)
+        nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
+        values, weight = _attend_keys(
+            queries, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
+            page_bits, dim, begin, end, end - 1, 0, position, seen_from, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
+            BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R, KV,
+        )  # fmt: skip
+        target = ((row * slots + slot) * kv_heads) * group + head
+        tl.store(partial_weight + target, weight, inside)
+        tl.store(partial_values + target[:, None] * width + d[None, :], values, mask)
+        own = tl.full([BLOCK_M], 1, tl.int32)
+        if splits > 1:
+            of_all = _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, True)
+            keys = tl.load(context_len + row, inside, other=0) - tl.load(shared_end + row, inside, other=0)
+            own = _count_parts(keys, of_all, wanted, splits)
+        more = tl.load(shared_count + row, inside, other=0)
+        _merge_if_last(
+            out, partial_values, partial_weight, arrived, row, head, token, inside, own, more, kv_heads * group, width,
+            splits, slots, BLOCK_D, BLOCK_M,
+        )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=[
         "rows", "group", "kv_heads", "page_bits", "table_width", "window", "chunk", "row_tiles", "wanted", "splits",
-        "slots", "is_shared",
+        "slots", "prefix_tiles", "prefix_programs", "prefix_layers",
     ]
 )  # fmt: skip
 def decode(
-    q, k_cache, v_cache, page_table, query_start, context_len, sinks, shared_end, out, partial_values, partial_weight,
-    parts, rows, group, kv_heads, page_bits, dim, table_width, window, chunk, factor, bound, row_tiles, wanted, splits,
-    slots, is_shared, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
-    KV: tl.constexpr,
+    q, k_cache, v_cache, page_table, query_start, context_len, sinks, items, members, shared_end, shared_count, out,
+    partial_values, partial_weight, arrived, rows, group, kv_heads, page_bits, dim, table_width, window, chunk, factor,
+    bound, row_tiles, wanted, splits, slots, prefix_tiles, prefix_programs, prefix_layers, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PREFIX_M: tl.constexpr, PREFIX_N: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h, s): part s of the keys of a row that has one token, for a tile of the heads that read KV head h.
+    """Program (t, h, s): for KV head h, keys that rows share (s < prefix_layers) or part ``s - prefix_layers`` of own.
 
-    A row has its share of the ``wanted`` parts of all keys, at most ``splits``; of several rows, parts [rows] keeps how
-    many. The result of a row's only part is final where it shares no prefix, and otherwise goes to slot s of the row.
+    Of a row that has one token, for a tile of the heads that read KV head h. The row has its share of the ``wanted``
+    parts of all keys, at most ``splits``. A row's only result is final. Of several, each goes to a slot of the row, and
+    is counted in arrived [rows, heads], which is all 0 before and after: the program that stores the last one of a head
+    merges them. Without PREFIX_M no keys are shared.
+
+    Programs of shared keys are ``prefix_tiles`` for each item, ``prefix_programs`` in all, numbered layer by layer; the
+    results of a member go to the row's slots from ``splits`` on. An item without members is skipped.
     """
-    row = tl.program_id(0) // row_tiles
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    if PREFIX_M:
+        if split < prefix_layers:
+            program = split * tl.num_programs(0) + tl.program_id(0)
+            if program < prefix_programs:
+                _attend_prefix(
+                    program, prefix_tiles, q, k_cache, v_cache, page_table, query_start, context_len, items, members,
+                    shared_end, shared_count, out, partial_values, partial_weight, arrived, rows, group, kv_heads,
+                    page_bits, dim, table_width, window, chunk, factor, bound, wanted, splits, slots, BLOCK_D, PREFIX_M,
+                    PREFIX_N, CAPPED, PRECISION, VALUES, BLOCK_R, KV,
+                )  # fmt: skip
+            return
+        split -= prefix_layers
+    row = tl.program_id(0) // row_tiles
     token = tl.load(query_start + row)
     if tl.load(query_start + row + 1) - token != 1:
         return
     head = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # within the group
     last = tl.load(context_len + row) - 1
     seen_from = tl.maximum(_first_seen(last, window, chunk), 0)
-    own_from = tl.load(shared_end + row, is_shared != 0, other=0)
-    begin = tl.maximum(own_from, seen_from)
+    begin = seen_from
+    more = 0
+    if PREFIX_M:
+        begin = tl.maximum(tl.load(shared_end + row), begin)
+        more = tl.load(shared_count + row)
     count = 1
     if splits > 1:
-        keys = last + 1 - begin
-        of_all = _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, is_shared)
-        share = (keys.to(tl.float32) * wanted / tl.maximum(of_all, 1)).to(tl.int32)
-        count = tl.maximum(tl.minimum(tl.minimum(share, tl.cdiv(keys, LEAST_KEYS)), splits), 1)
+        of_all = _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, PREFIX_M > 0)
+        count = _count_parts(last + 1 - begin, of_all, wanted, splits)
     if split >= count:
         return
-    if (slots > 1) & (split == 0):
-        tl.store(parts + row, count)
     part = tl.cdiv(tl.cdiv(last + 1 - begin, count), BLOCK_N) * BLOCK_N
     begin += split * part
     end = tl.minimum(begin + part, last + 1)
@@ -326,96 +458,14 @@ def decode(
         begin, end, last, seen_from, tl.full([BLOCK_M], last, tl.int32), tl.full([BLOCK_M], seen_from, tl.int32),
         factor, bound, largest, total, BLOCK_D, BLOCK_M, BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R, KV,
     )  # fmt: skip
-    if (count == 1) & (own_from == 0):
+    if count + more == 1:
         tl.store(out + address, values.to(out.dtype.element_ty), mask)
     else:
-        slot = ((row.to(tl.int64) * slots + split) * kv_heads + kv_head) * group + head
+        wide_row = row.to(tl.int64)
+        slot = ((wide_row * slots + split) * kv_heads + kv_head) * group + head
         tl.store(partial_weight + slot, weight, head < group)
         tl.store(partial_values + slot[:, None] * width + d[None, :], values, mask & (weight != _NOTHING)[:, None])
-
-
-@triton.jit(do_not_specialize=["group", "kv_heads", "page_bits", "table_width", "splits", "slots"])
-def shared(
-    q, k_cache, v_cache, page_table, query_start, items, members, partial_values, partial_weight, group, kv_heads,
-    page_bits, dim, table_width, factor, bound, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
-    KV: tl.constexpr,
-):  # fmt: skip
-    """Program (i, h, t): the keys of item i for KV head h and tile t of its readers: heads of the item's members.
-
-    The results of a member go to the row's slots after those of ``decode``. An item without members is skipped.
-    """
-    item = items + tl.program_id(0) * 4
-    kv_head = tl.program_id(1)
-    begin = tl.load(item)
-    end = tl.load(item + 1)
-    member = members + tl.load(item + 2) * 2
-    count = tl.load(item + 3) * group
-    if tl.program_id(2) * BLOCK_M >= count:
-        return
-    vector = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = vector < count
-    row = tl.load(member + vector // group * 2, inside, other=0).to(tl.int64)
-    slot = splits + tl.load(member + vector // group * 2 + 1, inside, other=0)
-    token = tl.load(query_start + row, inside, other=0).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    index = (token * kv_heads + kv_head) * group + vector % group
-    width = dim
-    if VALUES:
-        width = VALUES
-        own, rest = _load_queries(q, index, dim, inside, BLOCK_D, VALUES, BLOCK_R)
-    mask = inside[:, None] & (d < width)[None, :]
-    if not VALUES:
-        own = tl.load(q + index[:, None] * dim + d[None, :], mask, other=0.0)
-        rest = own
-    seen_from = tl.full([BLOCK_M], 0, tl.int32)
-    position = seen_from + (end - 1)
-    nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
-    values, weight = _attend_keys(
-        own, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
-        page_bits, dim, begin, end, end - 1, 0, position, seen_from, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,
-        BLOCK_N, CAPPED, PRECISION, False, VALUES, BLOCK_R, KV,
-    )  # fmt: skip
-    target = ((row * slots + slot) * kv_heads + kv_head) * group + vector % group
-    tl.store(partial_weight + target, weight, inside)
-    tl.store(partial_values + target[:, None] * width + d[None, :], values, mask)
-
-
-@triton.jit(do_not_specialize=["heads", "splits", "slots", "is_shared"])
-def merge(
-    partial_values, partial_weight, parts, query_start, shared_count, out, heads, dim, splits, slots, is_shared,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Program (r, h): merge the partial results of head h of row r, if the row has one token and several results.
-
-    The results over the row's own keys come first; those over a prefix that it shares begin at slot ``splits``.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    token = tl.load(query_start + row).to(tl.int64)
-    if tl.load(query_start + row + 1) - token != 1:
-        return
-    own = tl.load(parts + row)
-    count = own + tl.load(shared_count + row, is_shared != 0, other=0)
-    if count == 1:
-        return
-    d = tl.arange(0, BLOCK_D)
-    values = tl.zeros([BLOCK_D], tl.float32)
-    total = 0.0
-    largest = _NOTHING
-    for begin in range(0, count, _MERGED_AT_ONCE):
-        number = begin + tl.arange(0, _MERGED_AT_ONCE)
-        slot = tl.where(number < own, number, splits + number - own)
-        index = (row * slots + slot) * heads + head
-        weight = tl.load(partial_weight + index, number < count, other=_NOTHING)
-        some = weight != _NOTHING  # also true for NaN, which must propagate
-        part = tl.load(
-            partial_values + index[:, None] * dim + d[None, :], some[:, None] & (d < dim)[None, :], other=0.0
-        )
-        larger = tl.maximum(largest, tl.max(weight, 0))
-        share = tl.exp2(weight - larger)
-        shrink = tl.exp2(largest - larger)
-        values = values * shrink + tl.sum(share[:, None] * part, 0)
-        total = total * shrink + tl.sum(share, 0)
-        largest = larger
-    tl.store(out + (token * heads + head) * dim + d, (values / total).to(out.dtype.element_ty), d < dim)
+        _merge_if_last(
+            out, partial_values, partial_weight, arrived, wide_row, kv_head * group + head, token.to(tl.int64),
+            head < group, count, more, kv_heads * group, width, splits, slots, BLOCK_D, BLOCK_M,
+        )  # fmt: skip

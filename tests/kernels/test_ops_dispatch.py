@@ -204,10 +204,10 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "rotary": ("ops.rope_store_kv", rope, ["_rope_store_kv"]),
     "rotary with head norms": ("ops.rope_store_kv", lambda d: rope(d, normed=True), ["_rope_store_kv"]),
     "decode": ("ops.attention", lambda d: attend(d, query=1), ["decode"]),
-    "decode of long contexts": ("ops.attention", lambda d: attend(d, query=1, context=4096), ["decode", "merge"]),
+    "decode of long contexts": ("ops.attention", lambda d: attend(d, query=1, context=4096), ["decode"]),
     "extend": ("ops.attention", lambda d: attend(d, query=3), ["extend", "decode"]),  # of rows of one token
     "shared prefixes": (
-        "ops.attention", lambda d: attend(d, query=1, context=4096, shared=True), ["shared", "decode", "merge"],
+        "ops.attention", lambda d: attend(d, query=1, context=4096, shared=True), ["decode"],
     ),
     "activation": ("ops.gated_activation", lambda d: ops.gated_activation(hidden(d), "silu"), ["_gated_activation"]),
     "plain activation": ("ops.activation", lambda d: ops.activation(hidden(d), "relu2"), ["_gated_activation"]),

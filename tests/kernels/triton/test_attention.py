@@ -7,10 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels.ragged_batches import RaggedBatch, assert_close, ragged_batch
+from support.kernels.triton_interpreter import shuffled_programs
 
 from rootgraft.kernels import ops
 from rootgraft.kernels.layouts import kv_forms
 from rootgraft.kernels.triton import attention
+from rootgraft.kernels.triton.launch import Launch
+
+NOT_STORED = 7e29
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -120,23 +124,37 @@ def test_parts_fill_the_device_once_and_are_worth_a_program():
 
 @pytest.mark.parametrize(("others", "window"), [(1, None), (7, 300), (140, None)])
 def test_a_long_row_among_short_ones(others, window, monkeypatch):
-    """It has more parts than they, whose only part is final; 141 rows are summed up in two turns."""
+    """It has more parts than they, whose only part is final and kept nowhere; 141 rows are summed up in two turns."""
     rows = [(1, 1 + i % 9) for i in range(others)]
     rows.insert(others // 2, (1, 1500))
     made = []
-    store = attention._Call.merge
+    run = Launch.run
 
-    def merge(call, values, weight, parts, *rest):
-        made.append(parts)
-        return store(call, values, weight, parts, *rest)
+    def noting(call):
+        weight = call.args[13].fill_(NOT_STORED)
+        run(call)
+        made.append((weight.view(len(rows), -1, 2)[:, :, 0] != NOT_STORED).sum(1))
 
-    monkeypatch.setattr(attention._Call, "merge", merge)
+    monkeypatch.setattr(Launch, "run", noting)
     monkeypatch.setattr(attention, "num_sms", lambda _: 132)
     assert_right(ragged_batch(rows, heads=2, kv_heads=1, dtype=torch.float16), window=window)
     [parts] = made
-    expected = [1] * len(rows)
+    expected = [0] * len(rows)
     expected[others // 2] = 12 if window is None else 3
     assert parts.tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_are_merged_by_whichever_comes_last(seed, monkeypatch):
+    """In any order of programs the bits are the same, and all counters are 0 for the next launch."""
+    rows = [(1, 700), (1, 3), (1, 260), (1, 130)]
+    batch = ragged_batch(rows, heads=6, kv_heads=2, dtype=torch.bfloat16)
+    monkeypatch.setattr(attention, "num_sms", lambda _: 16)
+    params = ops.AttentionParams(scale=0.15)
+    expected = ops.attention(*batch.args, params)
+    with shuffled_programs(seed):
+        assert torch.equal(ops.attention(*batch.args, params), expected)
+    assert not attention._arrivals(batch.q.device, 32, 0).any()
 
 
 def test_what_no_kernel_computes_goes_to_torch():

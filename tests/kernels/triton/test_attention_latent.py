@@ -95,7 +95,9 @@ def test_pages_of_keys_alone() -> None:
 @pytest.mark.parametrize("limit", [101_376, 166_912, 232_448])
 def test_tiles_fit_the_shared_memory_of_the_card(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "OFFLINE_SHARED", limit)
-    tiles = {name: made.constants.get("BLOCK_M") for name, made in attention.variants() if "bf16-latent" in name}
+    made = {name: each.constants for name, each in attention.variants() if "bf16-latent" in name}
     few = 32 if limit < 166_912 else 64
-    assert tiles["attention_extend/bf16-latent"] == tiles["attention_shared/bf16-latent"] == few
-    assert tiles["attention_decode/bf16-latent-128"] == few and tiles["attention_decode/bf16-latent-16"] == 16
+    assert made["attention_extend/bf16-latent"]["BLOCK_M"] == made["attention_shared/bf16-latent"]["PREFIX_M"] == few
+    assert made["attention_decode/bf16-latent-128"]["BLOCK_M"] == few
+    for name in ("attention_decode/bf16-latent", "attention_shared/bf16-latent"):
+        assert made[name]["BLOCK_M"] == 16, "a row's own keys are read for its few heads"

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels.ragged_batches import assert_close, ragged_batch
+from support.kernels.triton_interpreter import shuffled_programs
 
 from rootgraft.kernels import ops
 from rootgraft.kernels.ops import SharedPrefixes
-from rootgraft.kernels.triton import shared_prefixes
+from rootgraft.kernels.triton import attention, shared_prefixes
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -168,3 +169,23 @@ def test_more_sharers_than_a_tile_and_items_without_members():
     for prefixes in (shared, padded):
         sharing = replace(batch, shared=prefixes)
         assert_close(ops.attention(*sharing.args, ops.AttentionParams(scale=0.2)), batch.expected(scale=0.2))
+
+
+@pytest.mark.usefixtures("interpreted", "low_gate")
+@pytest.mark.parametrize("seed", range(2))
+def test_programs_of_shared_and_own_keys_run_in_any_order(seed, monkeypatch):
+    """Beside a row of several tokens and one that pads the batch; bits and counters do not depend on the order."""
+    monkeypatch.setattr(attention, "num_sms", lambda _: 16)
+    sinks = torch.linspace(-1, 2, 6)
+    batch = ragged_batch([(1, 300), (3, 60), (0, 1), (1, 500), (1, 90)], heads=6, kv_heads=2, dtype=torch.float32)
+    batch.page_table[3:, :5] = batch.page_table[0, :5]
+    lengths = batch.query_start.diff().numpy()
+    shared = ops.find_shared_prefixes(batch.page_table.numpy(), lengths, batch.context_len.numpy(), PAGE, CPU)
+    assert shared.count.tolist() == [2, 0, 0, 2, 2]
+    sharing = replace(batch, shared=shared)
+    params = ops.AttentionParams(scale=0.2, sinks=sinks)
+    expected = ops.attention(*sharing.args, params)
+    assert_close(expected, batch.expected(scale=0.2, sinks=sinks))
+    with shuffled_programs(seed):
+        assert torch.equal(ops.attention(*sharing.args, params), expected)
+    assert not attention._arrivals(CPU, 32, 0).any()

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -65,6 +67,27 @@ def wide(handle: Any) -> Any:
 def as_bf16(data: Array) -> TensorHandle:
     """A result computed in float32: truth values stay, numbers are rounded."""
     return TensorHandle(data, tl.int1) if data.dtype == np.bool_ else TensorHandle(narrow(data), tl.bfloat16)
+
+
+@contextmanager
+def shuffled_programs(seed: int) -> Iterator[None]:
+    """Run the programs of each launch in an order of chance: a GPU promises none."""
+    rng = np.random.default_rng(seed)
+    builder = interpreter.interpreter_builder
+    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+    order: list[int] = []
+
+    def shuffle(x: int, y: int, z: int) -> None:
+        order[:] = rng.permutation(x * y * z).tolist()
+        set_dim(x, y, z)
+
+    def take_another(x: int, y: int, z: int) -> None:
+        _, height, depth = builder.grid_dim
+        rest, z = divmod(order[(x * height + y) * depth + z], depth)
+        set_index(*divmod(rest, height), z)
+
+    with patch.object(builder, "set_grid_dim", shuffle), patch.object(builder, "set_grid_idx", take_another):
+        yield
 
 
 def allow(*tensors: torch.Tensor) -> None:
