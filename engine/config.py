@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
-from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtft
+from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtft, parse_overrides
 from .kv_events_config import KvEventsConfig
 from .types import MAX_SEED, MIN_SEED
 
@@ -70,6 +70,12 @@ class EngineConfig:
         group="model",
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")
+    hf_overrides: str = option(
+        "{}",
+        "JSON object whose keys replace those of the model's config.json, such as "
+        '\'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'.',
+        group="model",
+    )
     dtype: str = option(
         "auto",
         "Number format of weights, hidden states and KV. auto: bfloat16 on GPUs that have it and on CPUs from AVX2 on, "
@@ -340,7 +346,7 @@ class EngineConfig:
         self._check_adapters()
         self._check_tiers()
         self._check_ranks()
-        _ = self.speculative, self.target_itl, self.target_ttft, self.kv_events
+        _ = self.speculative, self.target_itl, self.target_ttft, self.kv_events, parse_overrides(self.hf_overrides)
         if self.most_tokens < self.most_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.most_tokens}) must be at least --max-num-seqs "

@@ -1,4 +1,4 @@
-"""Options that are JSON: ``--speculative-config``, ``--target-itl-ms`` and ``--target-ttft-ms``, parsed and checked."""
+"""Options that are JSON, parsed and checked: ``--speculative-config``, ``--hf-overrides``, ``--target-itl-ms``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, shortened
 from .types import Priority
 
 METHODS = ("auto", "ngram", "draft_model", "eagle3", "mtp", "off")
@@ -18,6 +18,7 @@ MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "widened")
 _SPECULATIVE = "--speculative-config"
 _NO_HEADS = "EAGLE-1, EAGLE-2 and Medusa heads are not computed. Without the option drafts come from lookups alone."
+HF_OVERRIDES = "--hf-overrides"
 _TARGET_ITL = "--target-itl-ms"
 _TARGET_TTFT = "--target-ttft-ms"
 MAX_TARGET_MS = 60_000
@@ -157,6 +158,20 @@ def _parse_targets(option: str, text: str, example: str) -> dict[str, float]:
 def _target_seconds(targets: TargetItl | TargetTtft) -> dict[Priority, float]:
     by_class = {priority: getattr(targets, priority.name.lower()) for priority in Priority}
     return {priority: target / 1000 for priority, target in by_class.items() if target}
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """Return the keys of ``--hf-overrides``, instead of those of ``config.json``. Raises ConfigError: no object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{HF_OVERRIDES} must be a JSON object of keys of config.json, such as "
+            f'{{"rope_scaling": {{"rope_type": "yarn", "factor": 4.0}}}}, not {shortened(text)}.'
+        )
+    return found
 
 
 def _is_speculative_count(value: Any) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from ...engine.checkpoint.locate import resolve_model
+from ...engine.checkpoint.config_overrides import resolve_served_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
 from ...engine.profiling.step_report import Part, StepLoad, StepTimes
@@ -21,7 +21,7 @@ def bench_step(engine: EngineConfig, options: StepOptions) -> int:
     """Measure, print the table and write the JSON file. Returns 0."""
     from ...engine.profiling.step_profiler import measure_steps
 
-    files = resolve_model(engine.model, revision=engine.revision)
+    files = resolve_served_model(engine)
     load = StepLoad(options.rows, options.context, options.shared, options.prefill, options.steps)
     times = measure_steps(engine, files.path, load)
     print(table(times))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.checkpoint.base_digest import base_digest
-from ...engine.checkpoint.locate import resolve_model
+from ...engine.checkpoint.config_overrides import resolve_served_model
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
 from ...engine.serving.async_engine import AsyncEngine
@@ -96,9 +96,9 @@ class ModelService:
             await self._load(found)
 
     async def _load(self, found: Callable[[], None]) -> None:
-        files = await asyncio.to_thread(resolve_model, self._config.model, revision=self._config.revision)
+        files = await asyncio.to_thread(resolve_served_model, self._config)
         state = self.state
-        self.path = os.path.realpath(files.path)
+        self.path = os.path.realpath(files.source or files.path)
         found()
         names = self._options.served_model_name or (files.name,)
         for name in self._config.named_adapters.keys() & set(names):
@@ -158,7 +158,7 @@ class ModelService:
         """Return whether this is what a model is now: the same options, and the same content of its files."""
         if model.engine != self._config or model.own_options != self._own_options:
             return False
-        files = await asyncio.to_thread(resolve_model, model.engine.model, revision=model.engine.revision)
+        files = await asyncio.to_thread(resolve_served_model, model.engine)
         is_dummy = model.engine.load_format == "dummy"
         digest = await asyncio.to_thread(base_digest, files.path, dummy=is_dummy)
         return digest == self.state.engine.base_digest

@@ -44,10 +44,15 @@ _HUB_IGNORED = ["*/*", "consolidated*"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on this machine: a folder in Hugging Face format or a GGUF file, and its default name."""
+    """A model on this machine: a folder in Hugging Face format or a GGUF file, and its default name.
+
+    Attributes:
+        source: the folder that ``path`` was made of; None for the same.
+    """
 
     path: Path
     name: str
+    source: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
-from ..checkpoint.locate import resolve_model
+from ..checkpoint.config_overrides import resolve_served_model
 from ..errors import EngineError, RequestError
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         config = read_config(model, options)
-        files = resolve_model(config.model, revision=config.revision)
+        files = resolve_served_model(config)
         self.tokenizer = Tokenizer.load(
             files.path,
             tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
+from ...engine.json_options import HF_OVERRIDES, parse_overrides
 from ...engine.machine.resources import cores
 from ..fleet import Fleet
 from ..fleet_options import FleetOptions
@@ -36,6 +37,11 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
         config = shared_config(config, num_engines, cores().usable)
     elif config.device == "auto":
         raise ConfigError("--device is auto; with --ray-address it is cpu or cuda, as a cluster's machines may differ.")
+    elif parse_overrides(config.hf_overrides):
+        raise ConfigError(
+            f"{HF_OVERRIDES} makes a folder on this machine, which nodes of --ray-address do not see: write its "
+            "keys into config.json of a copy of the model that all of them see."
+        )
     config = with_peers(config, options)
     resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
     if is_local:

@@ -303,7 +303,7 @@ def test_keywords_of_llm() -> None:
     [
         ("nnodes", 2, "nnodes=2: one machine computes"),
         ("quantization", "awq", "quantization must be one of gguf"),
-        ("hf_overrides", {"a": 1}, 'hf_overrides={"a": 1}: write it into config.json'),
+        ("rope_scaling", {"a": 1}, "rope_scaling: write --hf-overrides with the key rope_scaling"),
         ("logits_processors", [print], "logits_processors: no code is loaded"),
         ("max_model_length", 5, "There is no option 'max_model_length'. Did you mean max_model_len?"),
         ("port", 8000, "There is no option 'port'."),

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ....engine.checkpoint.locate import cache_folder, hub_name, resolve_model
+from ....engine.checkpoint.config_overrides import resolve_served_model
+from ....engine.checkpoint.locate import cache_folder, hub_name
 from ....engine.config import EngineConfig
 from ....engine.errors import EngineError, NotDownloaded
 from ....engine.machine.kernel_state import KernelState, kernel_state
@@ -110,7 +111,7 @@ def check_model(config: EngineConfig) -> list[Finding]:
     """
     from ....engine.model_tools.weight_plan import plan_weights
 
-    files = resolve_model(config.model, revision=config.revision, on_machine=True)
+    files = resolve_served_model(config, on_machine=True)
     plan = plan_weights(config, files.path)
     kinds = ", ".join(kind if share == 1.0 else f"{share:.0%} {kind}" for kind, share in plan.stored)
     size, room = bytes_text(plan.memory_bytes), bytes_text(plan.room_bytes)

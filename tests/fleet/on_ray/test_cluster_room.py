@@ -132,3 +132,11 @@ def test_a_cluster_is_told_what_its_replicas_compute_on(address: str, monkeypatc
     monkeypatch.setattr(metadata, "version", lambda name: "2.60.0")
     with pytest.raises(ConfigError, match="--device is auto; with --ray-address it is cpu or cuda"):
         ray_fleet(EngineConfig(), Path("m"), ServerConfig(ray_address=address).fleet_options)
+    with pytest.raises(
+        ConfigError, match="--hf-overrides makes a folder on this machine, which nodes of --ray-address"
+    ):
+        ray_fleet(
+            EngineConfig(device="cpu", hf_overrides='{"a": 1}'),
+            Path("m"),
+            ServerConfig(ray_address=address).fleet_options,
+        )
