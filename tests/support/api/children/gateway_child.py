@@ -42,7 +42,7 @@ def main(folder: str, model: str, words: str) -> int:
         return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=STOPPED_SECONDS))
 
     found = SimpleNamespace(path=Path(folder), name=model)
-    model_service.resolve_model = lambda name, revision=None: found  # type: ignore[assignment]
+    model_service.resolve_served_model = lambda config: found  # type: ignore[assignment]
     model_service.engine_of = fleet
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(words).items()}
     return server.serve(EngineConfig(model=folder), ServerConfig(**options))
