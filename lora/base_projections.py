@@ -170,7 +170,7 @@ class BaseLayout:
         norms: shapes of the norms' weights by name.
         tied: whether the head is the embedding.
         takes_own: whether weights that an adapter brings in place of the model's are computed (``modules_to_save``).
-        without_own: the option under which they are not.
+        without_own: the option or the kind of model that has none of them.
     """
 
     projections: tuple[ProjectionShape, ...]

@@ -48,6 +48,7 @@ _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "relu2": "relu2",
     "xielu": "xielu",
 }
@@ -98,13 +99,15 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     biases = frozenset({"qkv"} if family.qkv_bias else ()).union(
         *(parts for key, parts in family.optional_biases.items() if fields.flag(key))
     )
+    if (family.head_bias or fields.flag("norm_head")) and fields.flag("tie_word_embeddings"):
+        raise fields.wrong("tie_word_embeddings", "false, for the head is more than a matrix")
     embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
     layers = _layers(fields, family, latent.rotary_dim if latent else head_dim)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.integer(family.mlp_size_key),
+        intermediate_size=_mlp_size(fields, family),
         num_heads=heads,
         num_kv_heads=1 if latent else kv_heads,
         head_dim=head_dim,
@@ -120,6 +123,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         head_norms=family.head_norms,
         is_qk_normed_last=family.is_qk_normed_last,
         qkv_modules=family.qkv_modules,
+        grouped_qkv=family.grouped_qkv,
         mlp_modules=family.mlp_modules,
         mlp_block=family.mlp_block,
         gated_mlp=family.gated_mlp,
@@ -136,6 +140,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         rounds_embedding_scale=family.scaled_embedding,
         residual_scale=residual_scale,
         tied_head=classes is not None or fields.flag("tie_word_embeddings"),
+        head_bias=family.head_bias and classes is None,
+        norm_head=family.norm_head and classes is None and fields.flag("norm_head"),
         towers=towers,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab),
@@ -152,6 +158,13 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         generates=classes is None,
         num_classes=classes or 0,
     )
+
+
+def _mlp_size(fields: Fields, family: Family) -> int:
+    size = fields.integer(family.mlp_size_key)
+    if family.halved_mlp and size % 2:
+        raise fields.wrong(family.mlp_size_key, "an even number, the rows of gate and up together")
+    return size // 2 if family.halved_mlp else size
 
 
 def _prediction_layers(fields: Fields, family: Family) -> int:
@@ -197,18 +210,19 @@ def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in family.defaults.items() if key != unused}
 
 
-_LLAMA = "LlamaForCausalLM"
+# Classes of transformers that compute families whose files have names of their own.
+_RENAMED_CLASSES = (["LlamaForCausalLM"], ["Glm4MoeForCausalLM"], ["PhiForCausalLM"])
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
     """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one.
 
     Without ``architectures``, as in configs that were never saved with a model, ``model_type`` tells it, and where the
-    class is that of a Llama and the names of tensors are not.
+    class is that of another family and the names of tensors are not.
     """
     names, model_type = config.get("architectures"), config.get("model_type")
     typed = BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
-    if typed is not None and (not names or (typed.tensor_names and names == [_LLAMA])):
+    if typed is not None and (not names or (typed.tensor_names and names in _RENAMED_CLASSES)):
         return typed, None
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         message = f"{WHERE}: architectures must name one class, not {quoted(names)}."
@@ -357,6 +371,8 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused[bias] = (False,)
     if not family.multipliers:
         unused |= _MULTIPLIERS
+    if not family.norm_head:
+        unused["norm_head"] = (False,)
     if not family.logit_scale:
         unused["logit_scale"] = (1.0,)
     # A family that always normalises queries and keys does not read what describes it; tensors show a contradiction.

@@ -316,10 +316,13 @@ class ModelConfig:
         head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
         is_qk_normed_last: they come after the rotation (HunYuan), else before.
         qkv_modules: names of the projections of q, k and v, or of the one for all three (Phi-3).
+        grouped_qkv: the rows of the one are those of each KV head: its queries, its key and its value (InternLM 2).
         mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
         mlp_block: the module that they are in.
         gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
         qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
+        head_bias: the head has a bias (Phi-2).
+        norm_head: columns of the stored head are divided by their lengths (Ling lite).
         attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
         attention_scale: factor of the scores ``q . k``.
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
@@ -394,6 +397,9 @@ class ModelConfig:
     layer_inputs: PerLayerInputs | None = None
     has_layer_scalars: bool = False
     has_v_norm: bool = False
+    grouped_qkv: bool = False
+    head_bias: bool = False
+    norm_head: bool = False
     generates: bool = True
     num_classes: int = 0
 

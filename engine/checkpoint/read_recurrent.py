@@ -236,6 +236,8 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
 def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
     """Return a config with the usual keys in place of such a family's own. Raises ModelError."""
     fields = Fields({**family.defaults, **config}, where)
+    if "rotary_dim" in family.defaults:
+        return {**config, **_phi_keys(fields)}
     if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
         rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
         return {**config, "partial_rotary_factor": rotated}
@@ -263,6 +265,16 @@ def _pattern_keys(fields: Fields) -> dict[str, Any]:
     if not isinstance(kinds, list) or not kinds:
         raise fields.wrong("layers_block_type", "a list of at least one layer")
     return {"layers_block_type": kinds, "num_hidden_layers": len(kinds)}
+
+
+def _phi_keys(fields: Fields) -> dict[str, Any]:
+    """Return the part of a head that is rotated, and the MLP's size, which is four times the model's where unnamed."""
+    hidden = fields.integer("hidden_size")
+    rotated = Fraction(fields.integer("rotary_dim") * fields.integer("num_attention_heads"), hidden)
+    return {
+        "partial_rotary_factor": rotated,
+        "intermediate_size": fields.integer("intermediate_size", default=4 * hidden),
+    }
 
 
 def _kimi_keys(fields: Fields) -> dict[str, Any]:

@@ -50,6 +50,9 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         experts=dict(_experts(model)),
         norms=norm_shapes(model.config),
         tied=model.config.tied_head,
+        # Such a head has a bias of its own too.
+        takes_own=not model.config.head_bias,
+        without_own="a model whose head has a bias",
     )
 
 

@@ -270,7 +270,7 @@ class LayerLoader:
             head_norms=tuple(f"{prefix}.{name}" for name in config.head_norms or () if config.qk_norm is not None),
             gate=self.query_gate(),
             gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
-            spread=self.spread_columns(index) if layer.shares_values else None,
+            spread=self.spread_columns(index),
         )
 
     def static_scales(self, index: int) -> StaticScales | None:
@@ -279,10 +279,19 @@ class LayerLoader:
             return None
         return StaticScales(found.form, found.values.to(self.weights.device))
 
-    def spread_columns(self, index: int) -> ColumnRuns:
-        """Return where q, k and v are in the product of q and k, whose values are the keys."""
-        q, kv = qkv_modules(self.config, index).values()
-        return ColumnRuns.of([(0, 0, q + kv), (0, q, kv)])
+    def spread_columns(self, index: int) -> ColumnRuns | None:
+        """Return where q, k and v are in their product, if values are keys or its columns are grouped; else None."""
+        config = self.config
+        if config.layers[index].shares_values:
+            q, kv = qkv_modules(config, index).values()
+            return ColumnRuns.of([(0, 0, q + kv), (0, q, kv)])
+        if not config.grouped_qkv:
+            return None
+        heads, dim = config.heads_of(index)
+        queries = config.num_heads // heads * dim
+        starts = range(0, heads * (queries + 2 * dim), queries + 2 * dim)
+        parts = ((0, queries), (queries, dim), (queries + dim, dim))
+        return ColumnRuns.of([(0, start + at, count) for at, count in parts for start in starts])
 
     def query_gate(self) -> QueryGate | None:
         """Return where the gate of attention's results is, None without one."""
@@ -314,7 +323,7 @@ class LayerLoader:
         if self.shard is not None:
             return self.embedding(), self.split_head(self.shard)
         if not self.config.tied_head:
-            return self.embedding(), self.projection("", {"lm_head": size}, bias=False)
+            return self.embedding(), self.projection("", {"lm_head": size}, self.config.head_bias)
         packed = self.weights.packed(EMBEDDING)
         embedding = packed if isinstance(packed, QuantisedLinear | GroupedLinear) else self.weights.tensor(EMBEDDING)
         return embedding, Projection(("lm_head",), (size,), packed)
@@ -322,7 +331,7 @@ class LayerLoader:
     def split_head(self, shard: Shard) -> SplitHead:
         """Read this rank's rows of the head."""
         sizes = shard.vocab_sizes
-        own = self.projection("", {"lm_head": sizes[shard.ranks.rank]}, bias=False)
+        own = self.projection("", {"lm_head": sizes[shard.ranks.rank]}, self.config.head_bias)
         return SplitHead(own.modules, own.sizes, own.packed, ranks=shard.ranks, vocab_sizes=sizes)
 
     def embedding(self) -> Tensor | QuantisedLinear | GroupedLinear:

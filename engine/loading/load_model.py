@@ -111,6 +111,8 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
         return GgufWeights(found, config)
     folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
+    if config.norm_head:
+        folder.normalise_columns(HEAD)
     return folder
 
 

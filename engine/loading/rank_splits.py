@@ -93,8 +93,11 @@ def _times(run: Run, rows: int, start: int = 0) -> Run:
 def _attention(prefix: str, config: ModelConfig, index: int, rank: int, size: int) -> Splits:
     own, width = config.heads_of(index), config.query_size_of(index)
     queries, keys = even_run(width, rank, size), shared_run(own.heads, rank, size)
+    runs: list[tuple[Run, ...]]
     names = qkv_modules(config, index)
-    if len(config.qkv_modules) == 1:
+    if config.grouped_qkv:
+        runs = [(even_run(rows, rank, size),) for rows in names.values()]
+    elif len(config.qkv_modules) == 1:
         starts = (width, width + own.heads * own.dim)
         runs = [(queries, *(_times(keys, own.dim, start) for start in starts))]
     else:

@@ -66,6 +66,8 @@ def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
     """Numbers that the ranks must divide, and how to name them."""
     if any(config.attends):
         yield config.num_heads, "the model's {} heads"
+        if config.grouped_qkv:
+            yield config.num_kv_heads, "the model's {} KV heads, whose rows are among those of their queries"
     for index, layer in enumerate(config.layers):
         if has_plain_mlp(config, index):
             yield config.mlp_size_of(index), "the MLP's {} columns"

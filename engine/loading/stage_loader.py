@@ -16,7 +16,7 @@ from .layer_loader import LayerLoader
 from .load_progress import LoadProgress
 from .shards import Shard
 from .stages import Stage, stage_name
-from .tensor_names import EMBEDDING, HEAD
+from .tensor_names import EMBEDDING
 from .weight_forms import WeightReader
 from .weight_readers import RandomWeights
 
@@ -51,8 +51,9 @@ class StageLoader(LayerLoader):
             return embedding, shapes.embedding_and_head()[1]
         if self.shard is not None:
             return embedding, self.split_head(self.shard)
-        head = self.weights.packed(EMBEDDING if config.tied_head else HEAD)
-        return embedding, Projection(("lm_head",), (config.vocab_size,), head)
+        if not config.tied_head:
+            return embedding, self.projection("", {"lm_head": config.vocab_size}, config.head_bias)
+        return embedding, Projection(("lm_head",), (config.vocab_size,), self.weights.packed(EMBEDDING))
 
 
 def _of_stage(shard: Shard, stage: Stage) -> Shard:

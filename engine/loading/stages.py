@@ -16,7 +16,7 @@ from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.quantised_weights import BlockType
 from ..checkpoint.model_config import ModelConfig
 from ..errors import ConfigError
-from .tensor_names import EMBEDDING, HEAD, Shape
+from .tensor_names import EMBEDDING, HEAD, HEAD_BIAS, Shape
 from .weight_readers import WeightSource
 
 LAYERS = "model.layers."
@@ -103,7 +103,7 @@ class StageSource:
         self._names = {own: name for name in source.shapes if (own := stage_name(name, stage.layers)) is not None}
         self.shapes: dict[str, Shape] = {own: source.shapes[name] for own, name in self._names.items()}
         elsewhere = [] if stage.has_embedding or stage.config.tied_head else [EMBEDDING]
-        elsewhere += [] if stage.has_head or HEAD not in self.shapes else [HEAD]
+        elsewhere += [] if stage.has_head else [name for name in (HEAD, HEAD_BIAS) if name in self.shapes]
         self.shapes |= {name: (0, *self.shapes[name][1:]) for name in elsewhere}
 
     def read(self, name: str, out: Tensor, part: int | None = None) -> None:

@@ -17,6 +17,7 @@ Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
 SCORE = "score.weight"  # of a classification head
 SINKS = "sinks"
 GATE = "gate_proj"  # of attention's results
@@ -118,6 +119,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
+    if config.head_bias:
+        shapes[HEAD_BIAS] = (config.vocab_size,)
     if config.num_classes:
         shapes[SCORE] = (config.num_classes, hidden)
     if config.layer_inputs is not None:
@@ -470,13 +473,14 @@ def _listed(names: Iterable[str]) -> str:
     return shown if len(ordered) <= 5 else f"{shown} and {len(ordered) - 5} more"
 
 
-_GGUF_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GGUF_MODULES = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 GGUF_KV_UP = ("attn_k_b", "attn_v_b")
 _GGUF_LAYER_INPUTS = {
     "per_layer_token_embd": LAYER_EMBEDDING,
     "per_layer_model_proj": f"{LAYER_PROJECTION}.weight",
     "per_layer_proj_norm": LAYER_PROJECTION_NORM,
 }
+_GGUF_LAST_NORM = "output_norm"
 _GGUF_EMBEDDING_NORM = "token_embd_norm"  # a name of the last norm in LFM2's files
 _GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
@@ -503,7 +507,8 @@ def from_gguf(name: str, config: ModelConfig) -> str:
     module, _, kind = name.rpartition(".")
     if module in _GGUF_LAYER_INPUTS and config.layer_inputs is not None:
         return _GGUF_LAYER_INPUTS[module]
-    if module == _GGUF_EMBEDDING_NORM and BY_NAME[config.family].recurrent == "short_conv":
+    is_short_conv = BY_NAME[config.family].recurrent == "short_conv"
+    if module == _GGUF_LAST_NORM or (module == _GGUF_EMBEDDING_NORM and is_short_conv):
         return f"{final_norm(config)}.{kind}"
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
 

@@ -41,6 +41,7 @@ from .tensor_names import (
     GGUF_DELTA_PARTS,
     GGUF_KV_UP,
     HEAD,
+    HEAD_BIAS,
     KV_SCALES,
     SCORE,
     Shape,
@@ -109,7 +110,14 @@ class WeightSource(Protocol):
 
 def _in_model(name: str) -> str:
     """Return the name that a tensor of a bare model has in one with a head."""
-    return name if name in (HEAD, SCORE) else f"model.{name}"
+    return name if name in (HEAD, HEAD_BIAS, SCORE) else f"model.{name}"
+
+
+def _of_unit_columns(matrix: Tensor) -> Tensor:
+    """Return a matrix whose columns have the length 1, as Ling's code computes it: fp32."""
+    matrix = matrix.float()
+    lengths: Tensor = torch.linalg.vector_norm(matrix, dim=0, keepdim=True)
+    return matrix / (lengths + 1e-7)
 
 
 class SafetensorsFolder:
@@ -166,6 +174,7 @@ class SafetensorsFolder:
         self._quantised = self._quantised_tensors()
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
         self._pieces: dict[str, tuple[str, int, slice]] = {}  # stacked tensor, expert, rows
+        self._normalised: str | None = None
 
     def split_experts(self, modules: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
         """Show stacked tensors of experts [E, N, K] as the matrices of the experts' modules, N rows side by side.
@@ -265,12 +274,22 @@ class SafetensorsFolder:
             upload(out, file.get_slice(stored)[part])
             return
         found = file.get_tensor(stored)
-        upload(out, found)
+        upload(out, _of_unit_columns(found) if name == self._normalised else found)
         release_mapped(found)
+
+    def normalise_columns(self, name: str) -> None:
+        """Divide the columns of a plain matrix by their lengths whenever it is read.
+
+        Raises:
+            ModelError: it is quantised.
+        """
+        if name in self._quantised:
+            raise ModelError(f"{name} is quantised, so its columns cannot be divided by their lengths (norm_head).")
+        self._normalised = name
 
     def plain_slices(self, name: str) -> Any | None:
         """Return a plain tensor of which slices alone are read (``view[first:end]``); None for another one."""
-        if name not in self._stored or name in self._quantised:
+        if name not in self._stored or name in self._quantised or name == self._normalised:
             return None
         file, stored = self._stored[name]
         return file.get_slice(stored)

@@ -149,7 +149,8 @@ class Attention:
         gate: where the gate of the results is, None without one. With it ``store`` returns queries and gate side by
             side.
         gating: the projection of a gate that is not in ``qkv``.
-        spread: where q, k and v are in ``qkv``, if v is k before its norm and rotation; None where each is there.
+        spread: where q, k and v are in ``qkv``, if v is k before its norm and rotation, or columns are those of one KV
+            head after the other; None where each is there.
     """
 
     qkv: Projection

@@ -57,7 +57,7 @@ class Family:
     """One row of the table.
 
     ``norms``, ``norm_offset``, ``parallel_block``, ``qk_norm``, ``head_norms``, ``is_qk_normed_last``, ``qkv_modules``,
-    ``mlp_modules``, ``mlp_block`` and ``gated_mlp`` are those of ``ModelConfig``.
+    ``grouped_qkv``, ``mlp_modules``, ``mlp_block`` and ``gated_mlp`` are those of ``ModelConfig``.
 
     Attributes:
         name: of the family here, mostly the "model_type" in ``config.json``.
@@ -70,6 +70,8 @@ class Family:
         eps_key: the key of the norms' epsilon.
         qk_norm_flag: the key that turns ``qk_norm`` on; None where it always is.
         qkv_bias: q, k and v have a bias, whatever the config says.
+        head_bias: the head has a bias.
+        norm_head: honours "norm_head".
         optional_biases: keys by which a config may add biases, with the projections that get one.
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
         gelu_is_tanh: "gelu" means its approximation by tanh, as in the first files of Gemma.
@@ -90,6 +92,7 @@ class Family:
         scaled_queries: honours "llama_4_scaling_beta" among the rotary parameters.
         attention_temperature: honours "attn_temperature_tuning", in layers without rotary embedding.
         mlp_size_key: the key of the size of an ordinary MLP.
+        halved_mlp: that size is of gate and up together.
         gguf_name: the architecture in GGUF files; None where this family is not read from them. Of two families with
             the same, files with a sliding window are of the one that has windows.
         gguf_ignored: metadata of GGUF files without effect on text.
@@ -140,8 +143,11 @@ class Family:
     head_norms: tuple[str, str] | None = ("q_norm", "k_norm")
     is_qk_normed_last: bool = False
     qkv_bias: bool = False
+    head_bias: bool = False
+    norm_head: bool = False
     optional_biases: Mapping[str, Biases] = field(default_factory=dict)
     qkv_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    grouped_qkv: bool = False
     mlp_modules: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     mlp_block: str = "mlp"
     gated_mlp: bool = True
@@ -163,6 +169,7 @@ class Family:
     scaled_queries: bool = False
     attention_temperature: bool = False
     mlp_size_key: str = "intermediate_size"
+    halved_mlp: bool = False
     gguf_name: str | None = None
     gguf_ignored: frozenset[str] = frozenset()
     permuted_gguf: bool = False

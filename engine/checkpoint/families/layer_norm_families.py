@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .family import ALL, ATTENTION, MLP, Family
 from .norm_layout import LayerNorms
 
@@ -13,6 +15,29 @@ _COHERE = {
     "eos_token_id": 255001,
 }
 _ONE_NORM = LayerNorms("input_layernorm", None, "input_layernorm", None)
+
+_PHI = {
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "use_bias": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_PHI_LAYER: dict[str, Any] = {
+    "optional_biases": {"use_bias": ALL},
+    "norms": _ONE_NORM,
+    "parallel_block": True,
+    "layer_norm": True,
+    "norm_bias": True,
+    "eps_key": "layer_norm_eps",
+    "head_bias": True,
+    "mlp_modules": ("fc1", "fc2"),
+    "gated_mlp": False,
+    "partial_rotary": True,
+    "output_module": "dense",
+    "final_norm": "final_layernorm",
+}
 
 LAYER_NORM_FAMILIES = (
     Family(
@@ -93,6 +118,45 @@ LAYER_NORM_FAMILIES = (
         gated_mlp=False,
         partial_rotary=True,
         gguf_name="nemotron",
+    ),
+    # Before "phi", which has the class of the same name.
+    Family(
+        name="phi-msft",
+        models="Phi-1, Phi-1.5, Phi-2, as they were published as code",
+        architecture="PhiForCausalLM",
+        windows="never",
+        defaults={**_PHI, "rotary_dim": 32, "vocab_size": 51200},
+        harmless={"flash_attn": (False, True), "flash_rotary": (False, True), "fused_dense": (False, True)},
+        **_PHI_LAYER,
+        qkv_modules=("Wqkv",),
+        config_names={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_head_kv": "num_key_value_heads",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "activation_function": "hidden_act",
+        },
+        tensor_names=(
+            (r"^transformer\.embd\.wte\b", "model.embed_tokens"),
+            (r"^transformer\.h\.", "model.layers."),
+            (r"^lm_head\.ln\b", "model.final_layernorm"),
+            (r"^lm_head\.linear\b", "lm_head"),
+            (r"\.mixer\.out_proj\b", ".self_attn.dense"),
+            (r"\.mixer\.", ".self_attn."),
+            (r"(\.layers\.\d+)\.ln\b", r"\1.input_layernorm"),
+        ),
+    ),
+    Family(
+        name="phi",
+        models="Phi-1, Phi-1.5, Phi-2",
+        architecture="PhiForCausalLM",
+        windows="never",
+        defaults={**_PHI, "partial_rotary_factor": 0.5},
+        **_PHI_LAYER,
+        gguf_name="phi2",
     ),
     Family(
         name="jais2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .family import ATTENTION, QKV, Family
+from .family import ATTENTION, OUTPUT, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST, LayerNorms
 from .prediction import PredictionModule
@@ -118,6 +118,89 @@ _DEEPSEEK_V3 = Family(
     gguf_name="deepseek2",
     prediction=PredictionModule(),
     mixture=replace(DEEPSEEK, methods=("noaux_tc",)),
+)
+
+_BAILING_NAMES = (
+    (r"\bmodel\.word_embeddings\b", "model.embed_tokens"),
+    (r"\.attention\.dense\b", ".self_attn.o_proj"),
+    (r"\.attention\.", ".self_attn."),
+    (r"\.mlp\.gate\.expert_bias\b", ".mlp.gate.e_score_correction_bias"),
+)
+
+
+def _bailing_code(version: str) -> tuple[str, ...]:
+    """What "auto_map" of Ling's and Ring's checkpoints names."""
+    module, name = f"bailing_moe{version.lower()}", f"BailingMoe{version.removeprefix('_')}"
+    classes = (f"configuration_{module}.{name}Config", f"modeling_{module}.{name}Model")
+    return (*classes, f"modeling_{module}.{name}ForCausalLM")
+
+
+_BAILING_V2 = Family(
+    name="bailing_moe_v2",
+    models="Ling 2.0, Ring 2.0 (mini, flash, 1T)",
+    architecture="BailingMoeV2ForCausalLM",
+    windows="never",
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "use_qk_norm": True,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "eos_token_id": 156892,
+    },
+    harmless={
+        "norm_topk_prob": (True,),
+        "score_function": ("sigmoid",),
+        "moe_router_enable_expert_bias": (True,),
+    },
+    optional_biases={"attention_bias": QKV, "use_bias": OUTPUT},
+    qkv_modules=("query_key_value",),
+    qk_norm="head",
+    qk_norm_flag="use_qk_norm",
+    head_norms=("query_layernorm", "key_layernorm"),
+    partial_rotary=True,
+    prediction=PredictionModule(last_norm="final_layernorm", embedding=None, head=None, leaves_normed=True),
+    mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS, renormalises=True),
+    remote_code=_bailing_code("_V2"),
+    gguf_name="bailingmoe2",
+    # The product of the number of shared experts and the size of one, which are there too.
+    gguf_ignored=frozenset({"expert_shared_feed_forward_length"}),
+    config_names={
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+    },
+    tensor_names=_BAILING_NAMES,
+)
+
+_BAILING = Family(
+    name="bailing_moe",
+    models="Ling lite, plus, coder lite (1 and 1.5), Ring lite",
+    architecture="BailingMoeForCausalLM",
+    windows="never",
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 16_384,
+        "use_bias": True,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 0,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+    },
+    optional_biases={"attention_bias": QKV, "use_bias": OUTPUT},
+    norm_head=True,
+    qkv_modules=("query_key_value",),
+    mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS, scores="softmax", scaled=False, corrected=False, grouped=False),
+    remote_code=_bailing_code(""),
+    config_names=_BAILING_V2.config_names,
+    tensor_names=_BAILING_NAMES,
 )
 
 MIXTURE_FAMILIES = (
@@ -246,6 +329,28 @@ MIXTURE_FAMILIES = (
         prediction=PredictionModule(),
         mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS, gguf_renormalises=True),
         gguf_name="glm4moe",
+    ),
+    _BAILING,
+    _BAILING_V2,
+    replace(
+        _BAILING_V2,
+        name="sarvam_moe",
+        models="Sarvam 30B",
+        architecture="SarvamMoEForCausalLM",
+        defaults={
+            **_BAILING_V2.defaults,
+            "head_dim": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1024,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_theta": 8_000_000.0,
+            "eos_token_id": 1,
+        },
+        prediction=None,
+        remote_code=("modeling_sarvam.SarvamMoEForCausalLM",),
+        gguf_name=None,
     ),
     Family(
         name="deepseek_v2",

@@ -388,10 +388,14 @@ def test_layer_types_go_before_the_pattern() -> None:
 
 def test_every_family_has_a_config() -> None:
     for family in FAMILIES:
-        config = LLAMA | {"architectures": [family.architecture]}
+        config = LLAMA | {"architectures": [family.architecture], "model_type": family.name}
         if (mixture := family.mixture) is not None:
             counts = filter(None, (mixture.count_keys[0], mixture.shared_count_key))
             config |= dict.fromkeys(counts, 8) | {"num_experts_per_tok": 2}
+        if "n_group" in family.defaults:
+            config |= {"n_group": 1, "topk_group": 1}
+        if "rotary_dim" in family.defaults:
+            config |= {"rotary_dim": 8}
         if "full_attention_interval" in family.defaults:
             config |= {"full_attention_interval": 2}
         if family.blocks == "single":

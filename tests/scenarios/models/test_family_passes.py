@@ -38,7 +38,7 @@ FAMILIES = [
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
     *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
-    *("mellum", "jais2"),
+    *("mellum", "jais2", "phi"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
 ]

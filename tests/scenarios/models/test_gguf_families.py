@@ -64,6 +64,7 @@ WRITTEN = [
     "ernie4_5",
     "hunyuan",
     "nemotron",
+    "phi",
     "arcee",
     "deepseek_v2_plain",
     "deepseek_v3",
@@ -71,6 +72,7 @@ WRITTEN = [
     "ministral3",
     "glm",
     "glm4_moe",
+    "bailing_moe_v2",
     "granite_moe",
     "gpt_oss_plain",
     "llama4_published",
@@ -243,6 +245,7 @@ def test_tensors_named_by_llama_cpp() -> None:
         table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
         for key in model.state_dict():
             is_split = ".experts." in key or ".shared_mlp." in key
+            is_split |= architecture == "bailingmoe2" and any(f".{each}_proj." in key for each in "qkv")
             if not is_split and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
                 assert table.get_name(converted(key), (".weight", ".bias")) == gguf_name(key, architecture)
 

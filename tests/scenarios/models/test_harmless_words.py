@@ -76,13 +76,17 @@ def test_byte_order_marks(tmp_path: Path) -> None:
 
 
 def test_a_type_names_the_class_that_transformers_has_for_it() -> None:
-    """Types of which transformers' own class is another one (InternLM 3, IQuest-Coder: Llama) compute the same."""
+    """Types of which transformers' own class is another one (InternLM 3, IQuest-Coder: Llama) compute the same.
+
+    Sarvam's is that of GLM-4.5, with tensors renamed.
+    """
     wrong = {
         kind: NAMES[kind]
         for kind, family in BY_MODEL_TYPE.items()
         if kind in NAMES and NAMES[kind] not in (family.architecture, "LlamaForCausalLM")
     }
-    assert wrong == {f"gemma{number}": f"Gemma{number}ForConditionalGeneration" for number in (3, 4)}
+    wrappers = {f"gemma{number}": f"Gemma{number}ForConditionalGeneration" for number in (3, 4)}
+    assert wrong == wrappers | {"sarvam_moe": "Glm4MoeForCausalLM"}
 
 
 def with_cache_scales(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

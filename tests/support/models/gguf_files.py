@@ -41,6 +41,7 @@ _ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "hunyuan_v1_dense": "hunyuan-dense",
     "nemotron": "nemotron",
+    "phi": "phi2",
     "arcee": "arcee",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -48,6 +49,7 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "glm": "chatglm",
     "glm4_moe": "glm4moe",
+    "sarvam_moe": "bailingmoe2",
     "granitemoe": "granitemoe",
     "granitemoehybrid": "granitehybrid",
     "gpt_oss": "gpt-oss",
@@ -57,6 +59,7 @@ _ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
 }
+_FUSED = ("chatglm", "bailingmoe2")  # with one tensor for q, k and v
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
 _NAMES = {
@@ -95,6 +98,10 @@ _NAMES = {
     **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
     **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "self_attn.dense": "attn_output",
+    "model.final_layernorm": "output_norm",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
@@ -198,9 +205,9 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         if ".experts." in key:
             _add_experts(writer, key, tensor, architecture)
             continue
-        if architecture == "chatglm" and (".k_proj." in key or ".v_proj." in key):
+        if architecture in _FUSED and (".k_proj." in key or ".v_proj." in key):
             continue  # one tensor with q
-        if architecture == "chatglm" and ".q_proj." in key:
+        if architecture in _FUSED and ".q_proj." in key:
             parts = [model.state_dict()[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
             writer.add_tensor(f"blk.{key.split('.')[2]}.attn_qkv.{key.rpartition('.')[2]}", torch.cat(parts).numpy())
             continue
@@ -471,7 +478,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         scale = config.max_position_embeddings / config.original_max_position_embeddings
         attention = math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
         writer.add_rope_scaling_attn_factors(attention)
-    partial = ("chatglm", "glm4moe", "granitemoe", "mistral3", "llama4")
+    partial = ("phi2", "chatglm", "glm4moe", "bailingmoe2", "granitemoe", "mistral3", "llama4")
     if architecture in ("llama", "phi3", "granite", "glm4", "cohere2", "nemotron", "arcee", *partial):
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
@@ -504,7 +511,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if architecture == "llama4":
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
-    if architecture == "glm4moe":
+    if architecture in ("glm4moe", "bailingmoe2"):
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -512,11 +519,14 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
+    if architecture == "glm4moe":
         writer.add_nextn_predict_layers(1)
         writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((2, 4), np.float32))
         writer.add_tensor(f"blk.{config.num_hidden_layers}.attn_norm.weight", np.ones(4, np.float32))
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "qwen35moe", "qwen3next"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "bailingmoe2", "qwen35moe", "qwen3next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "bailingmoe2":
+        writer.add_expert_shared_feed_forward_length(config.moe_intermediate_size * config.n_shared_experts)
     if architecture in ("qwen2moe", "qwen35moe", "qwen3next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     writer.add_bos_token_id(config.bos_token_id)

@@ -53,7 +53,7 @@ How weights are kept, by storage and device: [weight forms](../guide/weight-form
 
 On a GPU, norms of all query heads together (OLMo 2 and 3), layer norms of heads (Command R+), additions outside of norms, routing and the sum of a token's experts are plain torch; all else is Triton. Gemma 4 is refused there.
 
-Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3, MiMo, Qwen3-Next, Qwen 3.5 and 3.6) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
+Router and the shared expert's gate stay in the model's type under `--quantization`. Layers that predict further tokens (MTP modules of GLM-4.5, DeepSeek V3, MiMo, Ling 2, Qwen3-Next, Qwen 3.5 and 3.6) are loaded where `--speculative-config '{{"method": "mtp"}}'` drafts by them, on a CPU and from a folder, else not. Mixtures not in the table are refused by name.
 
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
@@ -71,7 +71,7 @@ _ROPE = """## Rotary embeddings
 Types under `rope_parameters` or `rope_scaling`: {types}. `su` is an old name of `longrope`. A rotary embedding may cover a part of each head, pair neighbouring dimensions or the two halves, and be left out in some layers, as the class says.
 
 - **longrope** (Phi-3 with 128k, Phi-4-mini) has two tables: sequences of at most `original_max_position_embeddings` tokens are rotated by the short factors, longer ones by the long factors, all their tokens, as in transformers. KV of the one kind is of no use for the other: they are different namespaces of the prefix cache. A sequence that outgrows the length while it is generated is preempted and computed anew, once. Where `--max-model-len` is at most the original length, there are only short ones.
-- **dynamic** (InternLM 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
+- **dynamic** (InternLM 2 and 3) changes nothing up to `max_position_embeddings`. Beyond, the frequencies would change with every token and with them all cached keys: no sequence is longer. With an `alpha` (HunYuan) it is a fixed base.
 - **yarn** of Ministral 3 has `llama_4_scaling_beta`: queries are multiplied by a factor that grows with their position. Llama 4 has such a factor in its layers without rotary embedding (`attn_temperature_tuning`), and sees chunks of `attention_chunk_size` tokens in the others.
 - **yarn** extends `max_position_embeddings` where it names `original_max_position_embeddings`.
 """
@@ -92,7 +92,7 @@ Adapters change linear modules, the embedding and the head; those on experts are
 # Families of this year that our decoder lacks: models, and their class.
 IN_TRANSFORMERS = {
     "DeepSeek V4": "DeepseekV4ForCausalLM",
-    "Ling 2.5": "BailingHybridForCausalLM",
+    "Ling 3": "BailingHybridForCausalLM",
     "MiniMax M3": "MiniMaxM3VLForCausalLM",
     "OLMo Hybrid": "OlmoHybridForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
@@ -100,7 +100,8 @@ IN_TRANSFORMERS = {
 }
 ELSEWHERE = {
     "Kimi K3": "KimiK3ForConditionalGeneration",
-    "Ling 2 and Ring 2": "BailingMoeV2ForCausalLM",
+    "Ling 2.5 and Ring 2.5": "BailingMoeV2_5ForCausalLM",
+    "Baichuan and Baichuan 2": "BaichuanForCausalLM",
     "Llama-Nemotron Super": "DeciLMForCausalLM",
 }
 
@@ -208,6 +209,10 @@ def _layer(family: Family) -> str:
     parts = [norms]
     if family.qk_norm is not None:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
+    if family.head_bias:
+        parts.append("a bias of the head")
+    if family.norm_head:
+        parts.append("a head of unit columns, by `norm_head`")
     if not family.gated_mlp:
         trained = " and with a trained activation" if family.defaults.get("hidden_act") == "xielu" else ""
         parts.append(f"MLP without gate{trained}")

@@ -128,6 +128,8 @@ from transformers import (
     OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -143,6 +145,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SarvamMoEConfig,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -341,6 +344,11 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Qwen2ForCausalLM,
         {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     ),
+    "qwen_as_code": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {**_NATIVE, "num_key_value_heads": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 14}),
     "smollm3": (
         SmolLM3Config,
@@ -521,6 +529,27 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "attention_bias": True,
             "use_qk_norm": True,
         },
+    ),
+    # Ling 2, whose code is that of Sarvam 30B: partial rotary embeddings, and groups of experts.
+    "bailing_moe_v2": (
+        SarvamMoEConfig,
+        Glm4MoeForCausalLM,
+        {
+            **_NATIVE,
+            **_CORRECTED,
+            "architectures": ["BailingMoeV2ForCausalLM"],
+            "head_dim": 16,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "sarvam_moe": (
+        SarvamMoEConfig,
+        Glm4MoeForCausalLM,
+        {"head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 14},
     ),
     "deepseek_v2": (
         DeepseekV2Config,
@@ -1153,6 +1182,16 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     ),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, {**_DELTA, **_DELTA_MIXTURE}),
     "apertus": (ApertusConfig, ApertusForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}),
+    "phi": (
+        PhiConfig,
+        PhiForCausalLM,
+        {"hidden_size": 96, "num_hidden_layers": 2, "layer_norm_eps": 1e-4, "rope_parameters": _INTERLEAVED},
+    ),
+    "phi_as_code": (
+        PhiConfig,
+        PhiForCausalLM,
+        {"hidden_size": 96, "num_key_value_heads": 6, "intermediate_size": 384},
+    ),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
 

@@ -26,6 +26,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SarvamMoEConfig,
 )
 
 with warnings.catch_warnings():
@@ -136,6 +137,15 @@ BASES: dict[str, Base] = {
         hidden_first=True,
         reads_normed=False,
     ),
+    "bailing_moe_v2": Base(
+        SarvamMoEConfig,
+        Glm4MoeForCausalLM,
+        {**_EXPERTS, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
+        ["o_proj"],
+        "BailingMoeV2ForCausalLM",
+        names=("enorm", "hnorm", "eh_proj", "final_layernorm"),
+        leaves_normed=True,
+    ),
     "qwen3_next": Base(
         Qwen3NextConfig,
         Qwen3NextForCausalLM,
@@ -233,7 +243,9 @@ class PlainModule:
         self.base = BASES[name]
         tensors, prefix = load_file(folder / "model.safetensors"), f"{self.base.module}."
         self.weights = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        self.embedding = self.weights.get("embed_tokens.weight", tensors["model.embed_tokens.weight"])
+        # Transformers writes Ling's own name.
+        embedding = tensors.get("model.embed_tokens.weight", tensors.get("model.word_embeddings.weight"))
+        self.embedding = self.weights.get("embed_tokens.weight", embedding)
         self.head = self.weights.get("shared_head.head.weight", tensors["lm_head.weight"])
         if adapter is not None:
             with warnings.catch_warnings():
