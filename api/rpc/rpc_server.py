@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from ..generate.server_state import ServerState
 from ..large_bodies import note_body
 from . import generation_service, inference_service
 from .app_calls import AppCalls, CallError
+from .call_server import CallServer
 from .call_shares import MAX_CALLS, CallShares
 from .generation_service import GenerationService
 from .inference_service import InferenceService
@@ -37,9 +34,6 @@ MAX_CONNECTIONS = MAX_CALLS
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
-_CLOSING_SECONDS = (0.02, 0.1, 0.5)
-"""Pauses before the port is asked, from the end of the task that takes calls: the library closes it in the first."""
-_log = logging.getLogger("rootgraft.server")
 _SERVICES = (generation_service.NAME, inference_service.NAME)
 
 Method = Callable[[Any, Any], Awaitable[Any]]
@@ -76,19 +70,19 @@ class RpcServer:
             "grpc.keepalive_timeout_ms": 20_000,
         }
         self.shares = CallShares(lambda: state.limits.keys)
-        self._ended: set[Any] = set()
-        self._waits: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
         self._server, self.port = self._listening(port)
 
-    def _listening(self, port: int) -> tuple[Any, int]:
-        """Return a server of the library's that holds a port, and the port."""
+    def _listening(self, port: int) -> tuple[CallServer, int]:
+        """Return a server that holds a port, and the port."""
         options = self._state.options
-        server = grpc.aio.server(interceptors=[self.shares], options=list(self._limits.items()))
+        server = CallServer([self.shares], self._limits)
         calls = AppCalls(self._app)
-        server.add_generic_rpc_handlers(
-            (_generation(GenerationService(calls)), _inference(InferenceService(calls)), _health(calls))
-        )
+        for name, methods in (
+            (generation_service.NAME, _generation(GenerationService(calls))),
+            (inference_service.NAME, _inference(InferenceService(calls))),
+            (HEALTH, _health(calls)),
+        ):
+            server.add_registered_method_handlers(name, methods)
         names = (*_SERVICES, HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, pool=_Pools())
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -99,81 +93,11 @@ class RpcServer:
 
     async def start(self) -> None:
         """Take calls."""
-        tasks = await _started(self._server)
-        self._keeper = asyncio.create_task(self._keep_open(tasks))
+        await self._server.start()
 
     async def close(self) -> None:
         """Take no new call, and cut off those that still run after two seconds."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-        await asyncio.gather(*(each.stop(_GRACE) for each in (self._server, *self._ended)), return_exceptions=True)
-
-    async def _keep_open(self, tasks: set[asyncio.Task[Any]]) -> None:
-        """Open the port again whenever a client has closed it, and let calls that run go on where they are.
-
-        The library ends a server at a method's name that is no UTF-8: one call would close the door for everybody.
-        """
-        while True:
-            # Without any task that has begun with the server, and might end with it, the port is asked now and then.
-            waited = tasks or {asyncio.create_task(asyncio.sleep(WATCH_SECONDS))}
-            _, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            tasks = waited if tasks else set()
-            if not await self._is_closed():
-                continue
-            try:
-                server, _ = self._listening(self.port)
-            except ConfigError:  # such as for want of a descriptor, which is why the port seemed to be closed
-                tasks = set()
-                continue
-            _log.warning("A malformed call has closed the gRPC port, which is opened again. Calls that run go on.")
-            self._let_end(self._server)
-            self._server = server
-            tasks = await _started(self._server)
-
-    async def _is_closed(self) -> bool:
-        """Return whether the port is closed or closes shortly."""
-        for seconds in _CLOSING_SECONDS:
-            await asyncio.sleep(seconds)
-            if not await self._is_held():
-                return True
-        return False
-
-    def _let_end(self, server: Any) -> None:
-        """Keep a server that takes no calls until its last one has ended."""
-
-        async def wait() -> None:
-            with suppress(UnicodeDecodeError):  # what had ended it
-                await server.wait_for_termination()
-            self._ended.discard(server)
-
-        self._ended.add(server)
-        self._waits.add(task := asyncio.create_task(wait()))
-        task.add_done_callback(self._waits.discard)
-
-    async def _is_held(self) -> bool:
-        """Return whether a socket listens on the port, to which no other one can then be bound. Takes no connection."""
-        loop, host = asyncio.get_running_loop(), self._state.options.host
-        try:
-            found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-        except OSError:  # The name of the host is not known now: a server could not be opened on it either.
-            return True
-        for family, kind, _, _, address in found:
-            try:
-                with socket.socket(family, kind) as other:
-                    # So connections of a server that has ended do not count.
-                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    other.bind(address)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    return True
-        return False
-
-
-async def _started(server: Any) -> set[asyncio.Task[Any]]:
-    """Start a server, and return the tasks that have begun meanwhile: the one that takes its calls is among them."""
-    before = asyncio.all_tasks()
-    await server.start()
-    return asyncio.all_tasks() - before
+        await self._server.stop(_GRACE)
 
 
 def _listen(server: Any, address: str, options: ServerConfig) -> int:
@@ -203,20 +127,13 @@ class _Pools:
         return find
 
 
-def _generation(service: GenerationService) -> Any:
+def _generation(service: GenerationService) -> dict[str, Any]:
     kind = message("rootgraft.v1.GenerateRequest")
-    return grpc.method_handlers_generic_handler(
-        generation_service.NAME,
-        {
-            "GenerateUnary": _unary(kind, service.unary),
-            "Generate": grpc.unary_stream_rpc_method_handler(
-                _streaming(kind, service.stream), response_serializer=_serialized
-            ),
-        },
-    )
+    stream = grpc.unary_stream_rpc_method_handler(_streaming(kind, service.stream), response_serializer=_serialized)
+    return {"GenerateUnary": _unary(kind, service.unary), "Generate": stream}
 
 
-def _inference(service: InferenceService) -> Any:
+def _inference(service: InferenceService) -> dict[str, Any]:
     kind = message("inference.ModelInferRequest")
     handlers = {name: _unary(message(f"inference.{name}Request"), method) for name, method in service.unary.items()}
 
@@ -233,10 +150,10 @@ def _inference(service: InferenceService) -> Any:
             await _abort(context, error)
 
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
-    return grpc.method_handlers_generic_handler(inference_service.NAME, handlers)
+    return handlers
 
 
-def _health(calls: AppCalls) -> Any:
+def _health(calls: AppCalls) -> dict[str, Any]:
     """Return the handlers of gRPC's health service, which tells what ``/health/ready`` does."""
     kind, response = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 
@@ -259,13 +176,8 @@ def _health(calls: AppCalls) -> Any:
                 yield response(status=now)
             await asyncio.sleep(WATCH_SECONDS)
 
-    return grpc.method_handlers_generic_handler(
-        HEALTH,
-        {
-            "Check": _unary(kind, check),
-            "Watch": grpc.unary_stream_rpc_method_handler(_streaming(kind, watch), response_serializer=_serialized),
-        },
-    )
+    stream = grpc.unary_stream_rpc_method_handler(_streaming(kind, watch), response_serializer=_serialized)
+    return {"Check": _unary(kind, check), "Watch": stream}
 
 
 def _unary(kind: Any, method: Method) -> Any:
