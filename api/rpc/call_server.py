@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc
+
+# Private names of grpcio, which pyproject.toml holds to the version that has them so: of another one the import fails.
+from grpc._cython.cygrpc import AioServer, _handle_rpc, _MethodResolver, _schedule_rpc_coro, get_working_loop
 from grpc.aio._server import Server
 
 UNKNOWN = "/"  # no method of ours: the name under which the library answers all calls that are of none
 
 
-class _CallTaker(cygrpc.AioServer):  # type: ignore[misc]  # grpcio has no types
+class _CallTaker(AioServer):  # type: ignore[misc]  # grpcio has no types
     """Answers calls of methods that are not registered, instead of giving them to the library's task.
 
     That task decodes a name as UTF-8 and ends at other bytes: one call without a key closes the port for everybody,
@@ -26,9 +28,9 @@ class _CallTaker(cygrpc.AioServer):  # type: ignore[misc]  # grpcio has no types
         answers: set[asyncio.Task[Any]] = set()
         while True:
             call = await super()._request_call()
-            resolver = cygrpc._MethodResolver([], {})
-            answer = cygrpc._handle_rpc(UNKNOWN, resolver, (), call, loop, False)
-            answers.add(task := loop.create_task(cygrpc._schedule_rpc_coro(answer, call, loop, UNKNOWN)))
+            resolver = _MethodResolver([], {})
+            answer = _handle_rpc(UNKNOWN, resolver, (), call, loop, False)
+            answers.add(task := loop.create_task(_schedule_rpc_coro(answer, call, loop, UNKNOWN)))
             task.add_done_callback(answers.discard)
 
 
@@ -41,5 +43,5 @@ class CallServer(Server):  # type: ignore[misc]  # grpcio has no types
     """
 
     def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Mapping[str, int]) -> None:
-        self._loop = cygrpc.get_working_loop()
+        self._loop = get_working_loop()
         self._server = _CallTaker(self._loop, None, (), tuple(interceptors), tuple(options.items()), None)
