@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _M_ARENA_MAX = -8  # the number of mallopt's option in glibc's malloc.h
+_TRIM_SECONDS = 60.0
 
 
 def share_heap() -> None:
@@ -19,6 +21,33 @@ def share_heap() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+
+
+class IdleTrim:
+    """Returns memory that was freed to the system where a process has worked and idles, at most once a minute.
+
+    The one arena keeps what lies between blocks that are in use: in a soak 17 to 34 MiB for equal work, for ever.
+
+    Args:
+        trim: returns it, in some milliseconds.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(self, trim: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._trim, self._clock = trim, clock
+        self._has_worked = False
+        self._due = clock()
+
+    def work(self) -> None:
+        """Note that the process works."""
+        self._has_worked = True
+
+    def idle(self) -> None:
+        """Trim, if the process has worked since the last time and that was a minute ago."""
+        if self._has_worked and (now := self._clock()) >= self._due:
+            self._trim()
+            self._has_worked = False
+            self._due = now + _TRIM_SECONDS
 
 
 @contextmanager

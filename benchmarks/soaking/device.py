@@ -35,6 +35,7 @@ from rootgraft.api.http import model_service, server
 from rootgraft.api.structured import output_check
 from rootgraft.engine import process_memory
 from rootgraft.engine.batch import Batch, StepResult
+from rootgraft.engine.checkpoint.locate import ModelFiles
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core import engine_process, structured_output
 from rootgraft.engine.core.engine_core import EngineCore
@@ -221,8 +222,8 @@ def spawn_soak_engine(fd: int, liveness: int, model_path: str, options: str) -> 
 def api(folder: str, port: str, tiers: str = "") -> int:
     """The API process: the server, with the functions replaced that get at a model, and one bound lower."""
     kept: dict[str, Any] = {"kv_disk": str(kv_folder(Path(folder))), "kv_disk_gib": DISK_GIB} if tiers else {}
-    files = SimpleNamespace(path=Path(folder), name="soak")
-    _replace(model_service, "resolve_model", lambda model, revision: files)
+    files = ModelFiles(Path(folder), "soak")
+    _replace(model_service, "resolve_served_model", lambda config: files)
     _replace(model_engine, "Tokenizer", SimpleNamespace(load=lambda *_args, **_options: Characters()))
     _replace(engine_client, "spawn_engine", spawn_soak_engine)
     _replace(output_check, "MOST_BYTES", VALIDATOR_BYTES)

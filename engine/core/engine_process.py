@@ -64,11 +64,16 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     due = 0.0
     told: frozenset[int] = frozenset()  # the sequences that the last heartbeat said to wait
     out: list[Message] = []
+    trim = process_memory.IdleTrim(_trim_heap)
     while True:
         liveness.num_passes += 1
         waiting = 0.0 if core.has_work or out else max(0.0, due - time.monotonic())
         messages = [message for payload in channel.receive(waiting) for message in decode(payload)]
         core.handle(messages)
+        if core.has_work:
+            trim.work()
+        elif waiting and not messages:
+            trim.idle()
         if any(isinstance(message, Shutdown) for message in messages):
             channel.send(encode(out + core.close()))
             return channel.drain(GOODBYE_SECONDS)
@@ -85,6 +90,11 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
         if out and not core.overlaps:
             channel.send(encode(out))
             out = []
+
+
+def _trim_heap() -> None:
+    # Imports torch, which the core has by then.
+    importlib.import_module("...kernels.memory", __package__).trim_heap()
 
 
 def start(

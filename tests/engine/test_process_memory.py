@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rootgraft.engine.process_memory import IdleTrim
+
 ROOT = Path(__file__).parents[2]
 
 SERVES = """
@@ -64,3 +66,16 @@ def test_threads_share_one_heap() -> None:
     alone = THREADS.replace("share_heap()\nheld", "held")
     ran = subprocess.run([sys.executable, "-c", alone], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.count("<heap nr=") > 1
+
+
+def test_a_process_that_idles_is_trimmed_once_a_minute_and_only_after_work() -> None:
+    now: list[float] = [0.0]
+    trims: list[float] = []
+    trim = IdleTrim(lambda: trims.append(now[0]), lambda: now[0])
+    for second in range(200):
+        now[0] = float(second)
+        if second in (5, 20, 30, 150):
+            trim.work()
+        else:
+            trim.idle()
+    assert trims == [6.0, 66.0, 151.0]

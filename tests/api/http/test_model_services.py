@@ -24,6 +24,7 @@ from rootgraft.api.http.model_services import ModelServices
 from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.engine.adapter_sources.remote_files import WEIGHTS
 from rootgraft.engine.adapter_sources.source_uri import parse_source
+from rootgraft.engine.checkpoint.locate import ModelFiles
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError, ModelError, RequestError
 from rootgraft.engine.messages import Ready
@@ -123,7 +124,9 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def make(*models: ServedModel) -> World:
         world = World(*models)
         monkeypatch.setattr(
-            model_service, "resolve_model", lambda name, revision: SimpleNamespace(path=Path(name), name=name)
+            model_service,
+            "resolve_served_model",
+            lambda config: ModelFiles(Path(str(config.model)), str(config.model)),
         )
         monkeypatch.setattr(model_service, "base_digest", world.digest)
         monkeypatch.setattr(model_service, "engine_of", world.engine)

@@ -37,7 +37,7 @@ def test_a_signal_while_it_closes_ends_the_process(tmp_path: Path, monkeypatch: 
         exits.append((code, (tmp_path / "socket").exists(), list((tmp_path / "run").iterdir())))
         closing.set()
 
-    monkeypatch.setattr(model_service, "resolve_model", look_for_model)
+    monkeypatch.setattr(model_service, "resolve_served_model", look_for_model)
     monkeypatch.setattr(AdapterFetcher, "close", close)
     monkeypatch.setattr(os, "_exit", leave)
     options = ServerConfig(uds=str(tmp_path / "socket"))

@@ -99,3 +99,23 @@ def test_a_heartbeat_tells_who_waits_and_the_next_one_leaves_before_a_step_compu
         world: Any = World(overlaps=False, waiting=waiting)
         serve(cast(EngineCore, world), cast(Channel, world), cast(Any, SimpleNamespace(num_passes=0)))
         assert world.beats == beats
+
+
+class IdleWorld(World):
+    """An engine that idles after its steps: so many times nothing comes."""
+
+    idle = 3
+
+    def receive(self, timeout: float) -> list[bytes]:
+        if self.has_work:
+            return []
+        self.idle -= 1
+        return [] if self.idle >= 0 else [encode([Shutdown()])]
+
+
+def test_memory_is_trimmed_once_where_the_engine_idles_after_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    world: Any = IdleWorld(False)
+    monkeypatch.setattr("rootgraft.kernels.memory.trim_heap", lambda: world.seen.append("trim"))
+    monkeypatch.setattr(engine_process, "HEARTBEAT_SECONDS", 3600.0)
+    serve(cast(EngineCore, world), cast(Channel, world), cast(Any, SimpleNamespace(num_passes=0)))
+    assert world.seen[-3:] == ["send 2", "trim", "drain"] and world.seen.count("trim") == 1

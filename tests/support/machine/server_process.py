@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ import pytest
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http import model_service, server
+from rootgraft.engine.checkpoint.locate import ModelFiles
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Ready
@@ -66,9 +66,7 @@ class Engine:
 def replace_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """What a fixture yields: the engine that a server in this process finds."""
     fake = Engine()
-    monkeypatch.setattr(
-        model_service, "resolve_model", lambda model, revision: SimpleNamespace(path=fake.model, name="org/small")
-    )
+    monkeypatch.setattr(model_service, "resolve_served_model", lambda config: ModelFiles(fake.model, "org/small"))
     monkeypatch.setattr(model_service, "EngineClient", fake.make_client)
     monkeypatch.setattr(Tokenizer, "load", lambda *args, **options: fake.async_engine.tokenizer)
     monkeypatch.setattr(model_service, "AsyncEngine", fake.make_async_engine)

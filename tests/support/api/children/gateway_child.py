@@ -10,7 +10,6 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rootgraft.api.access.rate_limits import RateLimits
@@ -18,6 +17,7 @@ from rootgraft.api.config import ServerConfig
 from rootgraft.api.gateways import main_connection
 from rootgraft.api.generate import server_state
 from rootgraft.api.http import model_service, server
+from rootgraft.engine.checkpoint.locate import ModelFiles
 from rootgraft.engine.config import EngineConfig
 from rootgraft.fleet.dispatcher import DispatcherLimits
 from rootgraft.fleet.fleet import Fleet
@@ -41,7 +41,7 @@ def main(folder: str, model: str, words: str) -> int:
     def fleet(*_args: Any) -> Any:
         return Fleet(ProcessLauncher(make), 2, DispatcherLimits(heartbeat_seconds=STOPPED_SECONDS))
 
-    found = SimpleNamespace(path=Path(folder), name=model)
+    found = ModelFiles(Path(folder), model)
     model_service.resolve_served_model = lambda config: found  # type: ignore[assignment]
     model_service.engine_of = fleet
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(words).items()}
