@@ -138,7 +138,7 @@ class _Command:
         )
         if positional:
             self.parser.add_argument(
-                _bare(positional), nargs="?", metavar=positional.upper(), help=f"The same as --{positional}."
+                _bare(positional), nargs="?", metavar=positional.upper(), help=f"The same as {_flag(positional)}."
             )
         self._add_ours()
         self._add_peers()
@@ -172,7 +172,7 @@ class _Command:
                 note(sentence)
         if self._positional and (bare := given.pop(_bare(self._positional), None)) is not None:
             if given.get(self._positional, bare) != bare:
-                flag = f"--{self._positional} {given[self._positional]}"
+                flag = f"{_flag(self._positional)} {given[self._positional]}"
                 raise ConfigError(f"{bare} and {flag} contradict each other.")
             given[self._positional] = bare
         return given
@@ -265,7 +265,7 @@ class _Command:
             if words[at][2:] in several and end - at > 2:
                 raise ConfigError(
                     f"{words[at]} takes all of {', '.join(words[at + 1 : end])}: if one of them is the "
-                    f"{self._positional}, name it first or with --{self._positional}."
+                    f"{self._positional}, name it first or with {_flag(self._positional)}."
                 )
 
     def _unknown(self, word: str) -> str:

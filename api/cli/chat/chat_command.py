@@ -95,8 +95,18 @@ class _ChatLoop:
         self._conversation.take_back()
         self._conversation.files = files
         self._fail(timing.message or timing.error)
-        if in_terminal() and self._conversation.turns:
-            print_dim("The question was left out. /clear begins a new conversation.")
+        if in_terminal():
+            self._tell_way_out(timing.error)
+
+    def _tell_way_out(self, error: str) -> None:
+        """Say what has become of the question, and what else was sent with it if the server refused that."""
+        print_dim("The question was left out.")
+        if error != "HTTP 400":
+            return
+        if self._conversation.settings:
+            print_dim(f"Set are: {', '.join(self._conversation.settings)}. /set NAME without a value unsets one.")
+        if self._conversation.turns:
+            print_dim("/clear begins a new conversation.")
 
     def _stream(self, answer: ShownAnswer) -> Timing:
         """Show the answer to the last question, without as many of the oldest turns as the context has no room for."""

@@ -98,7 +98,8 @@ def _save(session: ChatSession, argument: str) -> str:
 
 def _load(session: ChatSession, argument: str) -> str:
     session.conversation.load(_path("load", argument))
-    return f"{len(session.conversation.turns) // 2} questions with their answers."
+    count = len(session.conversation.turns) // 2
+    return "One question with its answer." if count == 1 else f"{count} questions with their answers."
 
 
 def _model(session: ChatSession, argument: str) -> str:

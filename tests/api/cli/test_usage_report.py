@@ -119,3 +119,10 @@ def test_files_that_cannot_be_used(words: list[str], says: str, ledger: str, tmp
 def test_wrong_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_options_are_named_as_they_are_written(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", "--help"]) == 0
+    assert "The same as --usage-ledger." in capsys.readouterr().out
+    assert main(["usage", ledger, "--usage-ledger", "other"]) != 0
+    assert "--usage-ledger other contradict each other." in capsys.readouterr().err

@@ -264,6 +264,22 @@ def test_markdown_is_drawn(fake_server: FakeServer, tmp_path: Path) -> None:
         terminal.until_prompt()
 
 
+def test_a_refused_setting_is_told_how_to_unset(fake_server: FakeServer, tmp_path: Path) -> None:
+    fake_server.refuse = [400]
+    with chat_terminal(fake_server.url, tmp_path) as terminal:
+        terminal.write(b"/set bogus 1\r")
+        terminal.until_prompt()
+        terminal.write(b"one\r")
+        terminal.until("The question was left out.", "Set are: bogus. /set NAME without a value unsets one.")
+        terminal.until_prompt()
+        terminal.write(b"/set bogus\r")
+        terminal.until_prompt()
+        terminal.write(b"two\r")
+        terminal.until("Hello wörld")
+        terminal.until_prompt()
+    assert [each.get("bogus") for each in fake_server.asked] == [1, None]
+
+
 def test_what_a_conversation_has_no_room_for_is_left_out(fake_server: FakeServer, typed, capsys) -> None:
     fake_server.most_messages = 4
     typed("one\ntwo\nthree\n")
