@@ -220,7 +220,7 @@ def test_random_weights_have_no_module(folders: dict[str, Path]) -> None:
 
 def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     base("native_llama", tmp_path)
-    message = "MTP modules are computed of DeepseekV32ForCausalLM, .*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
+    message = "MTP modules are computed of BailingMoeV2.*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
     with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
     message = "reads hidden states that --model-impl transformers does not give"
