@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.engine.greedy_answers import greedy_answers
+from support.models.code_models import CODE_MODELS, write_code_model, write_ling_1
 from support.models.library_models import MODELS as LIBRARY
 from support.models.library_models import library_model, save_library_model
 from support.models.tiny_models import VOCAB, save, tiny_model
+from transformers import PreTrainedModel
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
@@ -24,10 +26,14 @@ COMMON = [(17 * index + index * index) % VOCAB for index in range(40)]
 PROMPTS = [[*COMMON[:37], 5], [*COMMON[:21], 9, 1, 2, 8], COMMON[:3], [4, *COMMON], COMMON[:37]]
 
 
-@torch.no_grad()
 def greedy(name: str, prompt: list[int]) -> list[int]:
     """By transformers, each token from the whole text."""
-    tokens, model = list(prompt), library_model(name) if name in LIBRARY else tiny_model(name)
+    return greedy_of(library_model(name) if name in LIBRARY else tiny_model(name), prompt)
+
+
+@torch.no_grad()
+def greedy_of(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
     for _ in range(COUNT):
         tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
@@ -70,4 +76,25 @@ def test_preemption_changes_no_token(name: str, tmp_path: Path) -> None:
     answers, _ = greedy_answers(core, PROMPTS, COUNT, preempt_every=3)
     assert answers == [greedy(name, prompt) for prompt in PROMPTS]
     assert core.stats()["preemptions"] > 3
+    core.close()
+
+
+@pytest.mark.parametrize("name", [*CODE_MODELS, "ling_1"])
+def test_models_that_were_code(name: str, tmp_path: Path) -> None:
+    """In chunks, beside others, preempted, and behind prefixes of others."""
+    if name in CODE_MODELS:
+        oracle = tiny_model(CODE_MODELS[name].base)
+        write_code_model(CODE_MODELS[name], tmp_path)
+    else:
+        oracle = write_ling_1(tmp_path)
+    config = EngineConfig(
+        dtype="float32", device="cpu", threads=1, max_num_seqs=3, block_size=4, max_num_batched_tokens=16,
+        max_model_len=64, num_gpu_blocks_override=64,
+    )  # fmt: skip
+    core = EngineCore(config, Worker(config, tmp_path))
+    expected = [greedy_of(oracle, prompt) for prompt in PROMPTS]
+    assert greedy_answers(core, PROMPTS, COUNT, preempt_every=3)[0] == expected
+    assert core.stats()["preemptions"] > 3
+    answers, cached = greedy_answers(core, PROMPTS, COUNT)
+    assert answers == expected and sum(cached) > 20
     core.close()
