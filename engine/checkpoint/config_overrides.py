@@ -1,17 +1,20 @@
 """Overrides of a model's configuration: ``--hf-overrides``, a JSON object whose keys replace those of ``config.json``.
 
 The files stay as they are: beside the downloaded models there is a folder for each pair of a model and its overrides,
-with links to its files and a ``config.json`` of its own, so that whoever reads the model reads one configuration.
+with links to its files and a ``config.json`` of its own, so that whoever reads the model reads one configuration. A
+process holds the lock of each folder that it uses, to its end; whoever makes one removes those that nobody holds.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,10 @@ from .locate import ModelFiles, cache_folder, resolve_model
 _CONFIG = "config.json"
 _NESTED = "_config"
 _FOLDER = "overridden"
+_ROPE_OLD, _ROPE_NEW = "rope_scaling", "rope_parameters"
+_ROPE_KEPT = ("rope_theta", "partial_rotary_factor")  # stand beside ``rope_scaling``, and within ``rope_parameters``
+_held: dict[Path, int] = {}
+"""The descriptors of folders that this process uses, whose locks it keeps."""
 
 
 def resolve_served_model(config: EngineConfig, *, on_machine: bool = False) -> ModelFiles:
@@ -40,13 +47,29 @@ def resolve_served_model(config: EngineConfig, *, on_machine: bool = False) -> M
 
 
 def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose keys are replaced; those inside ``text_config`` and its like one by one."""
+    """Return a configuration whose keys are replaced; those inside ``text_config`` and its like one by one.
+
+    What is said of rotary embeddings under their older or newer name is in place of what the file says under the other.
+    """
     merged = dict(content)
     for key, value in overrides.items():
         within = merged.get(key)
         is_nested = key.endswith(_NESTED) and isinstance(within, dict) and isinstance(value, dict)
         merged[key] = with_overrides(within, value) if is_nested else value  # type: ignore[arg-type]
+    if _ROPE_NEW in overrides and _ROPE_OLD not in overrides:
+        merged.pop(_ROPE_OLD, None)
+    newer, older = content.get(_ROPE_NEW), overrides.get(_ROPE_OLD, 0)
+    if _ROPE_NEW not in overrides and isinstance(newer, dict) and (older is None or isinstance(older, dict)):
+        del merged[_ROPE_OLD]
+        merged[_ROPE_NEW] = _scaled(newer, older or {})
     return merged
+
+
+def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters with another scaling; where layers with a window have their own, those of the others."""
+    if isinstance(full := parameters.get("full_attention"), dict):
+        return {**parameters, "full_attention": _scaled(full, scaling)}
+    return {key: parameters[key] for key in _ROPE_KEPT if key in parameters} | dict(scaling)
 
 
 def _overridden(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
@@ -61,7 +84,7 @@ def _overridden(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
         links = {each.name: str(each.resolve()) for each in source.iterdir() if each.name != _CONFIG}
         key = hashlib.sha256(repr((str(source), sorted(links.items()), written)).encode()).hexdigest()[:32]
         folder = cache_folder().parent / _FOLDER / key
-        if not folder.is_dir():
+        while not _hold(folder):
             _make(folder, source.name, written, links)
     except OSError as error:
         raise ModelError(
@@ -72,18 +95,65 @@ def _overridden(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
     return ModelFiles(folder / source.name, files.name, source)
 
 
-def _make(folder: Path, name: str, config: bytes, links: Mapping[str, str]) -> None:
-    """Make a folder whole or not at all. Another process may make the same one meanwhile."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary) / "made" / name
-        made.mkdir(parents=True)
-        (made / _CONFIG).write_bytes(config)
-        for link, target in links.items():
-            (made / link).symlink_to(target)
+def _hold(folder: Path) -> bool:
+    """Lock a folder for as long as this process runs. Return whether it is there, and not removed meanwhile."""
+    held = _held.get(folder)
+    if held is not None and _is_of(held, folder):
+        return True
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
+    with suppress(OSError):  # a file system without locks, where nothing is removed either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not _is_of(descriptor, folder):
+        os.close(descriptor)
+        return False
+    if held is not None:
+        os.close(held)
+    _held[folder] = descriptor
+    return True
+
+
+def _is_of(descriptor: int, folder: Path) -> bool:
+    """Return whether a folder that was opened is the one that is there now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(parent: Path) -> None:
+    """Remove the folders whose processes have ended."""
+    for folder in parent.iterdir():
         try:
-            os.rename(made.parent, folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            if not folder.is_dir():
-                raise
-            shutil.rmtree(made.parent)
+            continue
+        with suppress(OSError):  # in use
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _make(folder: Path, name: str, config: bytes, links: Mapping[str, str]) -> None:
+    """Make a folder whole or not at all, unless another process has made it meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # without locks two processes may make the same one
+            fcntl.flock(parent, fcntl.LOCK_EX)
+        _remove_unused(folder.parent)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            made = Path(temporary) / "made" / name
+            made.mkdir(parents=True)
+            (made / _CONFIG).write_bytes(config)
+            for link, target in links.items():
+                (made / link).symlink_to(target)
+            try:
+                os.rename(made.parent, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    finally:
+        os.close(parent)

@@ -94,7 +94,7 @@ def test_models_that_were_code(name: str, tmp_path: Path) -> None:
     core = EngineCore(config, Worker(config, tmp_path))
     expected = [greedy_of(oracle, prompt) for prompt in PROMPTS]
     assert greedy_answers(core, PROMPTS, COUNT, preempt_every=3)[0] == expected
-    assert core.stats()["preemptions"] > 3
+    assert core.stats()["preemptions"] > 2
     answers, cached = greedy_answers(core, PROMPTS, COUNT)
     assert answers == expected and sum(cached) > 20
     core.close()
