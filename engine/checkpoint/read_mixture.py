@@ -54,13 +54,15 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
     shared = fields.integer(family.shared_size_key, low=0) if family.shared_size_key else 0
     if family.shared_count_key:
         shared *= fields.integer(family.shared_count_key, low=0, high=MOST_EXPERTS)
+    top_k = _of_all_layers(fields, family.top_k_key).integer(family.top_k_key, high=allowed)
+    renormalises = fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises
     return Mixture(
         names=family.names,
         num_experts=count,
         size=fields.integer(family.size_key),
-        top_k=_of_all_layers(fields, family.top_k_key).integer(family.top_k_key, high=allowed),
+        top_k=top_k,
         scores=family.scores,
-        renormalises=fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises,
+        renormalises=renormalises and not (family.single_keeps_score and top_k == 1),
         scale=fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0,
         corrected=family.corrected and (family.corrected_key is None or fields.flag(family.corrected_key)),
         groups=groups,

@@ -137,6 +137,7 @@ class MixtureFamily:
         first_key: the key of the number of layers before the first mixture.
         scores: of the router.
         renormalises: whether weights are divided by their sum; None where "norm_topk_prob" says so.
+        single_keeps_score: the weight of a token's only expert is its score, whatever ``renormalises`` says.
         scaled: honours "routed_scaling_factor".
         corrected: the checkpoint has a correction for each expert.
         corrected_key: the key that says whether it has; None where it always has.
@@ -168,6 +169,7 @@ class MixtureFamily:
     first_key: str = "first_k_dense_replace"
     scores: Scores = "softmax"
     renormalises: bool | None = True
+    single_keeps_score: bool = False
     scaled: bool = False
     corrected: bool = False
     corrected_key: str | None = None

@@ -196,3 +196,23 @@ def test_ling_1_is_a_qwen_2_moe_with_a_head_of_unit_columns(tmp_path: Path) -> N
     close = {"rtol": 1e-4, "atol": 1e-4 * theirs.abs().max().item()}
     for logits in (run_whole(loaded, TOKENS), *run_ragged(loaded, [TOKENS, TOKENS], 4, random.Random(1))):
         torch.testing.assert_close(logits, theirs, **close)
+
+
+@pytest.mark.parametrize("name", ["ling", "ling_1"])
+def test_the_only_expert_of_a_token_is_weighted_by_its_score(name: str, tmp_path: Path) -> None:
+    """Which their code divides by the sum where there are several."""
+    if name == "ling":
+        write_code_model(CODE_MODELS[name], tmp_path)
+        oracle = adaptable(CODE_MODELS[name].base)
+    else:
+        oracle = write_ling_1(tmp_path)
+    routers = [module for module in oracle.modules() if hasattr(module, "norm_topk_prob")]
+    assert routers
+    for router in routers:
+        router.top_k, router.norm_topk_prob = 1, False
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 1, "norm_topk_prob": True}))
+    with torch.no_grad():
+        theirs = oracle(torch.tensor([TOKENS])).logits[0]
+    ours = run_whole(load_model(tmp_path, dtype=torch.float32, device=CPU), TOKENS)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
