@@ -38,7 +38,7 @@ _CHUNK = 1 << 20
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<tag>[A-Za-z0-9][\w-]*))?")
 # Weights and texts only: no code, no pickles.
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _HUB_IGNORED = ["*/*", "consolidated*"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ModelError, quoted
@@ -89,15 +90,14 @@ def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
     return [[text[:cut], text[cut:]] for _, cut, text in found]
 
 
-def add_ends(definition: dict[str, Any], first: str | None, last: str | None) -> None:
-    """Add the tokens ``first`` and ``last`` around texts that are encoded with special tokens. Raises ModelError."""
+def add_ends(definition: dict[str, Any], first: Sequence[str | None], last: Sequence[str | None]) -> None:
+    """Add the tokens ``first`` and ``last``, but None, around texts encoded with special tokens. Raises ModelError."""
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
-    pieces: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    if first is not None:
-        pieces.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
-    if last is not None:
-        pieces.append({"SpecialToken": {"id": last, "type_id": 0}})
-    around = [text for text in (first, last) if text is not None]
+    around = [text for text in (*first, *last) if text is not None]
+    before, behind = (
+        [{"SpecialToken": {"id": text, "type_id": 0}} for text in texts if text is not None] for texts in (first, last)
+    )
+    pieces: list[dict[str, Any]] = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind]
     if missing := [text for text in around if text not in ids]:
         raise ModelError(
             f"The tokenizer's token {quoted(missing[0])} is to stand around texts, but is no control token."

@@ -2,8 +2,8 @@
 
 tokenizer.json              the tokenizer itself
 tokenizer.model             or else a SentencePiece model, see ``tokenizer_sentencepiece``
-tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; without all of them there is
-                            only Python code, which is never run
+tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; Qwen 1's is ``qwen.tiktoken``,
+                            GLM-4's ``tokenizer.model``; without all of them there is only Python code, which is never run
 added_tokens.json           ids of further tokens, beside ``tokenizer.model``
 tokenizer_config.json       names of special tokens, further added tokens, flags of all added tokens, and whether a text
                             begins like a word behind a space, see ``prefix_space``
@@ -27,7 +27,7 @@ from ..errors import ModelError, quoted, shortened
 from .definition_parts import add_ends, added_token
 from .prefix_space import set_prefix_space
 from .tokenizer_sentencepiece import SENTENCEPIECE, read_sentencepiece
-from .tokenizer_tiktoken import TIKTOKEN, read_tiktoken
+from .tokenizer_tiktoken import TIKTOKEN, read_tiktoken, tiktoken_file
 
 DEFINITION = "tokenizer.json"
 FURTHER_TEMPLATES = "additional_chat_templates"
@@ -79,7 +79,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 def has_definition(folder: Path) -> bool:
     """Return whether a folder has a tokenizer that is data."""
-    return any((folder / name).is_file() for name in (DEFINITION, SENTENCEPIECE, TIKTOKEN))
+    return any((folder / name).is_file() for name in (DEFINITION, SENTENCEPIECE, *TIKTOKEN))
 
 
 def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -89,14 +89,12 @@ def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         if definition is not None:
             set_prefix_space(definition, config)
         return definition
+    if (vocabulary := tiktoken_file(folder, config)) is not None:
+        return read_tiktoken(vocabulary, config)
     if (folder / SENTENCEPIECE).is_file():
         return _sentencepiece(folder, config)
-    if not (folder / TIKTOKEN).is_file():
-        _refuse_code(folder, config)
-        return None
-    definition, reserved = read_tiktoken(folder / TIKTOKEN, config)
-    names = [added_token(token, f"<|reserved_token_{token}|>", special=True) for token in reserved]
-    return definition | {"added_tokens": names}
+    _refuse_code(folder, config)
+    return None
 
 
 def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +108,7 @@ def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             found.definition["added_tokens"].append(added_token(int(token), text, special=False))
     first = _text(config.get("bos_token")) if config.get("add_bos_token", True) else None
     last = _text(config.get("eos_token")) if config.get("add_eos_token", False) else None
-    add_ends(found.definition, first, last)
+    add_ends(found.definition, [first], [last])
     return found.definition
 
 

@@ -83,7 +83,7 @@ def read_gguf(path: Path) -> TokenizerFiles:
     special = _special(metadata)
     first = special.get("bos_token") if _get(metadata, "add_bos_token", bos_default) else None
     last = special.get("eos_token") if _get(metadata, "add_eos_token", False) else None
-    add_ends(definition, first, last)
+    add_ends(definition, [first], [last])
     ends = tuple(map(int, gguf_end_tokens(metadata)))
     return TokenizerFiles(definition, special, ends, _templates(metadata))
 

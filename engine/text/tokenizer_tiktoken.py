@@ -1,57 +1,99 @@
-"""Reads a tiktoken vocabulary, ``tiktoken.model`` of Kimi K2 and Moonlight, in the form of a ``tokenizer.json``.
+"""Reads a tiktoken vocabulary of Kimi K2, Moonlight, Qwen 1 or GLM-4 in the form of a ``tokenizer.json``.
 
 Each line has a token's bytes in base64 and its rank, which is its id. Any two neighbours that together are a token
 merge, those of the lowest rank first; a word that is a token is not merged from smaller ones. How text is cut into
-words is not in the file but in the model's Python code, which is never run: it is known for Kimi's class alone.
+words is not in the file but in the model's Python code, which is never run: it is known by the names of its classes.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, quoted
+from .definition_parts import add_ends, added_token
 from .gguf_pre_tokenizers import PRE_TOKENIZERS
 from .token_bytes import spell
 
-TIKTOKEN = "tiktoken.model"
-_KIMI = "TikTokenTokenizer"
-_RESERVED = 256  # ids behind the vocabulary, special tokens all of them
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What the code of a tokenizer's class says.
+
+    Attributes:
+        file: the vocabulary.
+        words: the name in ``PRE_TOKENIZERS`` of how it cuts text.
+        special: names of the special tokens behind the vocabulary, which the files of others name.
+        reserved: the number of special tokens behind the vocabulary, whether they have names or not.
+        prefix: tokens in front of texts.
+    """
+
+    file: str
+    words: str
+    special: tuple[str, ...] = ()
+    reserved: int = 0
+    prefix: tuple[str, ...] = ()
 
 
-def read_tiktoken(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """Return the definition of a vocabulary, and the ids of special tokens behind it that have no name.
+_CLASSES = {
+    "TikTokenTokenizer": _Code("tiktoken.model", "kimi-k2", reserved=256),
+    "QWenTokenizer": _Code(
+        "qwen.tiktoken",
+        "qwen2",
+        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205))),
+    ),
+    "ChatGLM4Tokenizer": _Code("tokenizer.model", "glm4", prefix=("[gMASK]", "<sop>")),
+}
+TIKTOKEN = ("tiktoken.model", "qwen.tiktoken")
+"""Names of files that are such vocabularies whatever the class."""
+
+
+def tiktoken_file(folder: Path, config: dict[str, Any]) -> Path | None:
+    """Return a folder's tiktoken vocabulary, None without one; ``config`` is its ``tokenizer_config.json``."""
+    code = _CLASSES.get(str(config.get("tokenizer_class")))
+    names = TIKTOKEN if code is None else (code.file, *TIKTOKEN)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition of a vocabulary.
 
     Args:
         path: the file.
         config: content of ``tokenizer_config.json``.
 
     Raises:
-        ModelError: it is malformed, or of another class than Kimi's.
+        ModelError: it is malformed, or of a class that is not known.
     """
-    if config.get("tokenizer_class") != _KIMI:
+    code = _CLASSES.get(str(config.get("tokenizer_class")))
+    if code is None:
         raise ModelError(
             f"{path.name} does not say how text is cut into words, and the class "
-            f"{quoted(config.get('tokenizer_class'))} is not known; {_KIMI} is. Save it as a fast tokenizer."
+            f"{quoted(config.get('tokenizer_class'))} is not known; {', '.join(_CLASSES)} are. Save it as a fast "
+            "tokenizer."
+        )
+    if code.file != path.name:
+        raise ModelError(
+            f"The class {quoted(config.get('tokenizer_class'))} is of {code.file}, and the folder has {path.name}."
         )
     ranks = _ranks(path)
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ModelError(f"{path.name} has no token for the byte {missing[0]}.")
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise ModelError(f"{path.name} does not have one token for each rank from 0 to {len(ranks) - 1}.")
-    named = {int(token) for token in config.get("added_tokens_decoder") or {}}
-    others = sorted(set(range(len(ranks), len(ranks) + _RESERVED)) - named)
-    expressions = PRE_TOKENIZERS["kimi-k2"].expressions
+    words = PRE_TOKENIZERS[code.words]
     cuts = [
-        {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False} for cut in expressions
+        {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+        for cut in words.expressions
     ]
     spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     definition: dict[str, Any] = {
         "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
+        "added_tokens": _special_tokens(code, len(ranks), config),
+        "normalizer": {"type": "NFC"} if words.compose else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, spelling]},
         "decoder": spelling,
         "model": {
@@ -61,7 +103,19 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], l
             "ignore_merges": True,
         },
     }
-    return definition, others
+    if code.prefix:
+        add_ends(definition, code.prefix, [])
+    return definition
+
+
+def _special_tokens(code: _Code, first: int, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the special tokens that the class itself knows, and those in front of texts by the files' ids."""
+    named = {int(token): entry["content"] for token, entry in (config.get("added_tokens_decoder") or {}).items()}
+    texts = {token: text for token, text in named.items() if text in code.prefix}
+    texts |= dict(enumerate(code.special, first))
+    reserved = set(range(first, first + code.reserved)) - named.keys()
+    texts |= {token: f"<|reserved_token_{token}|>" for token in reserved}
+    return [added_token(token, text, special=True) for token, text in sorted(texts.items())]
 
 
 def _ranks(path: Path) -> dict[bytes, int]:

@@ -1,9 +1,10 @@
-"""tiktoken's vocabularies, against tiktoken with the words of Kimi K2's code."""
+"""tiktoken's vocabularies, against tiktoken with the words and special tokens of the models' code."""
 
 from __future__ import annotations
 
 import base64
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.machine.thoroughness import repeats
 from support.models.tiny_tokenizers import CORPUS, TEXTS
-from support.models.word_patterns import KIMI_K2
+from support.models.word_patterns import GLM_4, KIMI_K2, QWEN_1
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -92,10 +93,62 @@ def test_facts(ours: Tokenizer, tmp_path: Path) -> None:
     assert has_definition(write(tmp_path / "folder"))
 
 
+QWEN_NAMES = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205))]
+GLM_NAMES = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>"]
+
+
+@pytest.fixture(scope="module", params=["qwen", "glm"])
+def other(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, tiktoken.Encoding, str]:
+    """A tokenizer, tiktoken's, and what stands in front of texts."""
+    folder = tmp_path_factory.mktemp(request.param)
+    names, pattern = {"qwen": (QWEN_NAMES, QWEN_1), "glm": (GLM_NAMES, GLM_4)}[request.param]
+    special = {name: SIZE + index for index, name in enumerate(names)}
+    theirs = tiktoken.Encoding(request.param, pat_str=pattern, mergeable_ranks=RANKS, special_tokens=special)
+    if request.param == "qwen":
+        write(folder, tokenizer_class="QWenTokenizer", bos_token=None, eos_token=None, added_tokens_decoder={})
+        (folder / "tiktoken.model").rename(folder / "qwen.tiktoken")
+        return Tokenizer.load(folder), theirs, ""
+    named = {str(token): {"content": name, "special": True} for name, token in special.items()}
+    changes = {"bos_token": None, "eos_token": "<|endoftext|>", "added_tokens_decoder": named}
+    write(folder, tokenizer_class="ChatGLM4Tokenizer", **changes)
+    (folder / "tiktoken.model").rename(folder / "tokenizer.model")
+    return Tokenizer.load(folder), theirs, "[gMASK]<sop>"
+
+
+@settings(max_examples=repeats(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text()
+    | st.lists(st.sampled_from([*CORPUS, *TEXTS, "the", "12345", "e\u0301", " ", "日本", *GLM_NAMES[:5]])).map("".join)
+)
+def test_ids_of_others(other: tuple[Tokenizer, tiktoken.Encoding, str], text: str) -> None:
+    """Qwen 1 composes texts first, GLM-4 has two tokens in front of them."""
+    ours, theirs, prefix = other
+    try:
+        composed = text if prefix else unicodedata.normalize("NFC", text)
+        expected = theirs.encode(prefix + composed, allowed_special="all")
+    except UnicodeEncodeError:
+        return
+    ids = ours.encode(text, True).tolist()
+    assert ids == expected
+    assert ours.decode(ids, False) == prefix + composed
+
+
+def test_special_tokens_of_qwen_are_in_no_file(other: tuple[Tokenizer, tiktoken.Encoding, str]) -> None:
+    ours, theirs, _ = other
+    assert (ours.vocab_size, ours.special_ids) == (theirs.n_vocab, set(range(SIZE, theirs.n_vocab)))
+
+
 @pytest.mark.parametrize(
     ("lines", "changes", "message"),
     [
-        (None, {"tokenizer_class": "QWenTokenizer"}, "class 'QWenTokenizer' is not known"),
+        (None, {"tokenizer_class": "XTokenizer"}, "class 'XTokenizer' is not known; TikTokenTokenizer, QWenTokenizer"),
+        (
+            None,
+            {"tokenizer_class": "QWenTokenizer"},
+            "QWenTokenizer' is of qwen.tiktoken, and the folder has tikto",
+        ),
         (["x"], {}, "line 1 is not a token in base64 and its rank"),
         (["YQ== 0", "*** 1"], {}, "line 2 is not a token"),
         (["YQ== 0"], {}, "no token for the byte 0"),

@@ -112,7 +112,7 @@ Our decoder lacks these, and refuses them by name: {present}. The library takes 
 
 _VOCABULARIES = """## Vocabularies
 
-Folders need a `tokenizer.json`, Kimi's `tiktoken.model`, or a SentencePiece model of the kind BPE (`tokenizer.model` of Llama 2, Mistral, Yi, InternLM 2). GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
+Folders need a `tokenizer.json`, a tiktoken file of Kimi, Qwen 1 (`qwen.tiktoken`) or GLM-4 (`tokenizer.model`), or a SentencePiece model of the kind BPE (`tokenizer.model` of Llama 2, Mistral, Yi, InternLM 2). GGUF files: kinds `llama` (SentencePiece), `gemma4`, and `gpt2` with every name that llama.cpp writes in `tokenizer.ggml.pre`, cut as the original tokenizers do ([table](../../engine/text/gguf_pre_tokenizers.py)). The ids are those of llama.cpp's own tests. For others, `--tokenizer` takes the original's folder.
 """
 _WINDOWS = {
     "never": "full",

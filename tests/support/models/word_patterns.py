@@ -14,3 +14,8 @@ KIMI_K2 = "|".join([
     r"\s+(?!\S)",
     r"\s+",
 ])  # fmt: skip
+
+_REST = [r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
+_WORDS = [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+"]
+QWEN_1 = "|".join([*_WORDS, r"\p{N}", *_REST])
+GLM_4 = "|".join([*_WORDS, r"\p{N}{1,3}", *_REST])
