@@ -88,7 +88,12 @@ _READ_WITH_SCALED_QUERIES = {"attention.temperature_scale", "rope.scaling.yarn_l
 _READ_WITH_LATENT = {"attention.q_lora_rank", "attention.key_length_mla", "rope.scaling.yarn_log_multiplier"}
 _NO_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
 # Without effect at these values, refused at others.
-_HARMLESS = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0}
+_HARMLESS = {
+    "attention.causal": True,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "expert_weights_scale": 1.0,  # where no family reads it
+}
 _DIVISORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({_DIVISORS, _LONG, _SHORT})
 """Tensors that are read with the config."""
@@ -116,7 +121,7 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": gguf_end_tokens(file.metadata),
     }
-    found = _split_experts(_split_mlp(model_config(config), file))
+    found = _split_experts(_split_mlp(_split_qkv(model_config(config), file), file))
     return found if family.sized_layers else _with_factors(found, file)
 
 
@@ -198,6 +203,15 @@ def _experts(fields: Fields, family: Family) -> dict[str, Any]:
 
 
 _SPLIT_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+_SPLIT_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def _split_qkv(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Return the config with q, k and v apart, where the file has them so and the checkpoint has not (InternLM 2)."""
+    is_split = len(config.qkv_modules) == 1 and "blk.0.attn_q.weight" in file.tensors
+    return replace(config, qkv_modules=_SPLIT_QKV, grouped_qkv=False) if is_split else config
 
 
 def _split_mlp(config: ModelConfig, file: GgufFile) -> ModelConfig:

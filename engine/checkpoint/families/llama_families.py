@@ -228,6 +228,8 @@ LLAMA_FAMILIES = (
         optional_biases={"bias": ATTENTION},
         qkv_modules=("wqkv",),
         grouped_qkv=True,
+        gguf_name="internlm2",
+        permuted_gguf=True,
         tensor_names=(
             (r"^model\.tok_embeddings\b", "model.embed_tokens"),
             (r"^output\b", "lm_head"),
@@ -250,6 +252,7 @@ LLAMA_FAMILIES = (
         harmless={"use_logn_attn": (False, True), "use_dynamic_ntk": (False, True), "no_bias": (True,)},
         qkv_bias=True,
         qkv_modules=("c_attn",),
+        gguf_name="qwen",
         halved_mlp=True,
         length_key="seq_length",
         partial_rotary=True,

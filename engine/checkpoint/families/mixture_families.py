@@ -207,6 +207,8 @@ _BAILING = Family(
         single_keeps_score=True,
     ),
     remote_code=_bailing_code(""),
+    gguf_name="bailingmoe",
+    permuted_gguf=True,
     config_names=_BAILING_V2.config_names,
     tensor_names=_BAILING_NAMES,
 )

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from support.models.code_models import write_ling_1, write_ling_1_gguf
 from support.models.gguf_files import gguf_architecture, gguf_name, write_gguf
 from support.models.paged_run import CPU, run_whole
 from support.models.tiny_models import MODELS, VOCAB, oracle_logits, save, tiny_model
@@ -96,6 +97,24 @@ PROMPT = [(17 * index + index * index) % VOCAB for index in range(50)]
 def test_logits(name: str, tmp_path: Path) -> None:
     model = load_model(write_gguf(name, tmp_path / "model.gguf"), dtype=torch.float32, device=CPU)
     theirs = oracle_logits(name, PROMPT)
+    torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("base", "name"), [("llama", "internlm2"), ("llama_linear", "internlm2"), ("qwen_as_code", "qwen")]
+)
+def test_logits_of_models_that_were_code(base: str, name: str, tmp_path: Path) -> None:
+    model = load_model(write_gguf(base, tmp_path / "model.gguf", name_as=name), dtype=torch.float32, device=CPU)
+    assert model.config.family == name
+    theirs = oracle_logits(base, PROMPT)
+    torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_logits_of_ling_1(tmp_path: Path) -> None:
+    oracle = write_ling_1(tmp_path)
+    model = load_model(write_ling_1_gguf(tmp_path, tmp_path / "model.gguf"), dtype=torch.float32, device=CPU)
+    with torch.no_grad():
+        theirs = oracle(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(run_whole(model, PROMPT), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
 

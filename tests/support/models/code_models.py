@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from support.models.gguf_files import interleaved
 from support.models.tiny_models import COMMON, MODELS, save
 
 Names = dict[str, str]
@@ -254,3 +256,53 @@ def write_ling_1(folder: Path, **changed: Any) -> PreTrainedModel:
     with torch.no_grad():
         oracle.lm_head.weight /= oracle.lm_head.weight.norm(dim=0) + 1e-7
     return oracle
+
+
+def write_ling_1_gguf(folder: Path, path: Path) -> Path:
+    """Write what llama.cpp's converter makes of a Ling 1: q, k and v apart and permuted, a head of unit columns."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "bailingmoe")
+    heads, kv_heads, hidden = config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_expert_count(config["num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_expert_weights_scale(1.0)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_vocab_size(config["vocab_size"])
+    tensors = load_file(folder / "model.safetensors")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BAILINGMOE, config["num_hidden_layers"])
+    dim = hidden // heads
+    for layer in range(config["num_hidden_layers"]):
+        for kind in ("weight", "bias"):
+            whole = tensors.pop(f"model.layers.{layer}.attention.query_key_value.{kind}")
+            parts = whole.split([heads * dim, kv_heads * dim, kv_heads * dim])
+            for name, part, count in zip("qkv", parts, (heads, kv_heads, 0), strict=True):
+                rows = interleaved(part, count) if count else part
+                writer.add_tensor(f"blk.{layer}.attn_{name}.{kind}", rows.contiguous().numpy())
+        for module in ("gate_proj", "up_proj", "down_proj"):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            experts = [tensors.pop(f"{prefix}.{index}.{module}.weight") for index in range(config["num_experts"])]
+            stored = module.removesuffix("_proj")
+            writer.add_tensor(f"blk.{layer}.ffn_{stored}_exps.weight", torch.stack(experts).numpy())
+    tensors["lm_head.weight"] /= tensors["lm_head.weight"].norm(dim=0) + 1e-7
+    for name, tensor in tensors.items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -59,7 +59,7 @@ _ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
 }
-_FUSED = ("chatglm", "bailingmoe2")  # with one tensor for q, k and v
+_FUSED = ("chatglm", "bailingmoe2", "qwen")  # with one tensor for q, k and v
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
 _PERMUTED = ("llama", "smollm3", "granite", "arcee", "mistral3", "granitemoe", "granitehybrid")
 _NAMES = {
@@ -179,6 +179,9 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     architecture = gguf_architecture(model)
     # Of layers of several sizes transformers refuses to say one.
     config = SimpleNamespace(**model.config.to_dict()) if architecture == "gemma4" else model.config
+    is_fused = (name_as or architecture) in _FUSED
+    if name_as == "qwen":  # the rows of gate and up together
+        config = SimpleNamespace(**config.to_dict() | {"intermediate_size": 2 * config.intermediate_size})
     writer = gguf.GGUFWriter(path, name_as or architecture)
     for key, value in (extra or {}).items():
         add = writer.add_array if isinstance(value, list) else writer.add_uint32
@@ -190,7 +193,7 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         tensor = value
         if architecture in _PERMUTED and (".q_proj." in key or ".k_proj." in key):
             heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
-            tensor = _interleaved(tensor, heads)
+            tensor = interleaved(tensor, heads)
         if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
             tensor = tensor + 1
         if key.endswith(("conv.conv.weight", "conv1d.weight")):
@@ -205,9 +208,9 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
         if ".experts." in key:
             _add_experts(writer, key, tensor, architecture)
             continue
-        if architecture in _FUSED and (".k_proj." in key or ".v_proj." in key):
+        if is_fused and (".k_proj." in key or ".v_proj." in key):
             continue  # one tensor with q
-        if architecture in _FUSED and ".q_proj." in key:
+        if is_fused and ".q_proj." in key:
             parts = [model.state_dict()[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
             writer.add_tensor(f"blk.{key.split('.')[2]}.attn_qkv.{key.rpartition('.')[2]}", torch.cat(parts).numpy())
             continue
@@ -400,7 +403,7 @@ def gguf_name(key: str, architecture: str) -> str:
     return f"blk.{index}.{names[inner]}.{kind}"
 
 
-def _interleaved(rows: Tensor, heads: int) -> Tensor:
+def interleaved(rows: Tensor, heads: int) -> Tensor:
     """From [first half, second half] in each head to pairs side by side."""
     return rows.view(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
