@@ -2,8 +2,8 @@
 
 tokenizer.json              the tokenizer itself
 tokenizer.model             or else a SentencePiece model, see ``tokenizer_sentencepiece``
-tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; Qwen 1's is ``qwen.tiktoken``,
-                            GLM-4's ``tokenizer.model``; all else is Python code, which is never run
+tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; ``qwen.tiktoken`` and
+                            GLM-4's ``tokenizer.model`` are such too; all else is Python code, which is never run
 added_tokens.json           ids of further tokens, beside ``tokenizer.model``
 tokenizer_config.json       names of special tokens, further added tokens, flags of all added tokens, and whether a text
                             begins like a word behind a space, see ``prefix_space``
