@@ -31,6 +31,8 @@ MAX_STREAMS = 1000
 """Calls of one connection that run at a time."""
 MAX_CONNECTIONS = MAX_CALLS
 """Of those with a call a tenant has its share at most, and others are closed after ``_IDLE_SECONDS``."""
+MAX_METADATA_BYTES = 16 << 10
+"""Of a call, each entry counted as HTTP/2 does: name, value and 32 bytes."""
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
@@ -60,6 +62,9 @@ class RpcServer:
         self._state, self._app = state, app
         self._limits = {
             "grpc.max_receive_message_length": state.options.max_request_bytes,
+            # Between the two gRPC refuses some calls at random.
+            "grpc.max_metadata_size": MAX_METADATA_BYTES,
+            "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
             "grpc.max_concurrent_streams": MAX_STREAMS,
             "grpc.max_allowed_incoming_connections": connections,
             "grpc.max_connection_idle_ms": round(_IDLE_SECONDS * 1000),

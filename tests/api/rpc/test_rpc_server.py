@@ -21,6 +21,7 @@ from rootgraft.api.http.app import create_app
 from rootgraft.api.http.grpc_door import open_rpc
 from rootgraft.api.observe.metrics import Metrics
 from rootgraft.api.rpc.messages import message
+from rootgraft.api.rpc.rpc_server import MAX_METADATA_BYTES
 from rootgraft.engine.errors import ConfigError
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -55,6 +56,21 @@ def test_a_message_that_is_too_large(rpc: RpcClient) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         rpc.unary(f"{GENERATION}/GenerateUnary", request, "rootgraft.v1.GenerateResponse")
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_metadata_have_one_bound_and_not_a_range_of_chance(rpc: RpcClient) -> None:
+    def call(size: int) -> Any:
+        metadata = [("x-note", "a" * size)]
+        return rpc.unary(
+            f"{GENERATION}/GenerateUnary", chat_request("hi"), "rootgraft.v1.GenerateResponse", metadata=metadata
+        )
+
+    fits = MAX_METADATA_BYTES - 1024  # what the client's library adds is less
+    assert [call(fits).text for _ in range(20)] == ["answer 0"] * 20
+    with pytest.raises(grpc.RpcError) as caught:
+        call(MAX_METADATA_BYTES)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert call(fits).text == "answer 0"
 
 
 def test_a_slow_reader_slows_its_stream_alone(rpc: RpcClient) -> None:
