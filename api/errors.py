@@ -107,9 +107,9 @@ class Rejection(HTTPError):
     """Refusal of a valid request: 429 if its key or tenant is over a limit, 503 if the server is overloaded.
 
     Args:
-        reason: for metrics, one of ``REASONS``.
-        seconds: for Retry-After.
-        kind: of the rate limit of a 429, ``requests`` or ``tokens``.
+        reason: the reason as a label for metrics, one of ``REASONS``.
+        seconds: the seconds for Retry-After.
+        kind: the kind of the rate limit of a 429, ``requests`` or ``tokens``.
     """
 
     REASONS = (

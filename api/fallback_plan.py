@@ -42,10 +42,10 @@ class Provider:
     """An OpenAI-compatible server elsewhere.
 
     Attributes:
-        name: in the models file, the response header and the usage ledger.
+        name: its name in the models file, the response header and the usage ledger.
         base_url: without a slash at its end.
-        model: that it is asked for.
-        key: for its Authorization header; "" for none. It is in no text of this object.
+        model: name of the model that this server is asked for.
+        key: the key for its Authorization header; "" for none. It is in no text of this object.
         timeout: seconds without a byte after which it counts as failed.
     """
 
@@ -63,7 +63,7 @@ class ModelRoute:
     Attributes:
         to: name of the model or provider.
         max_prompt_chars: most characters of the prompt; None for any number.
-        priorities: of the requests; empty for all.
+        priorities: priority classes of the requests that the rule applies to; empty for all classes.
     """
 
     to: str

@@ -45,9 +45,9 @@ class ModelEntry:
     """One entry of ``models``.
 
     Attributes:
-        place: where it stands, for errors; "" for a model that is in no models file.
+        place: position of the entry in the models file, for errors; "" for a model that is in no models file.
         options: option names and values, not checked yet.
-        digest: of the base model's content, which it must have; None for any.
+        digest: required digest of the base model's content; None accepts any content.
         plan: who answers in its place.
     """
 
@@ -74,7 +74,7 @@ class ServedModel:
     """A base model that a server is to serve, with checked options.
 
     Attributes:
-        entry: of the models file.
+        entry: the entry of the models file.
         server: the options of the whole server, with those of this model.
     """
 
@@ -130,7 +130,7 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
     """Check that models can be served together.
 
     Args:
-        names: of each model, without those of its adapters.
+        names: names of each model, without the names of its adapters.
 
     Raises:
         ConfigError: two have a name or a catalogue in common, or an option is for a single model.

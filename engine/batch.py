@@ -180,7 +180,7 @@ class Masks:
     Attributes:
         positions: indices of the masked ones among the batch's sampling positions, ascending.
         words: int32 [len(positions), ceil(V / 32)]; bit j of word w is set if token 32 * w + j is allowed.
-        forced: for each position its only allowed token, if that is taken without asking the model; else -1.
+        forced: for each position the only allowed token, if it is taken without asking the model; else -1.
         checks: where the budget of tokens may exclude some that ``words`` allow, what tells which; by index of the
             ``positions``.
     """

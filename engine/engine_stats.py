@@ -52,8 +52,8 @@ class EngineStats:
         accepted: sequences queued.
         finished: sequences ended, by reason.
         forced_tokens: tokens drawn without the model, as the grammar allowed no other.
-        seconds: of steps, by part; ``step`` is the whole.
-        draft_stats: of drafts.
+        seconds: seconds of steps, by part; ``step`` is the whole step.
+        draft_stats: statistics of drafts.
     """
 
     steps: int = 0

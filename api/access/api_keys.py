@@ -69,7 +69,7 @@ class Key:
     """One key.
 
     Attributes:
-        name: in logs.
+        name: the key's name in logs.
         digest: SHA-256 of the key.
         tenant: keys of one tenant share KV and take turns as one.
         adapters: names that the key may use besides the base model's; None for all.

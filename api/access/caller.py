@@ -84,12 +84,12 @@ class Caller:
         key: the request's key, ``ANYBODY`` where no keys are in use.
         cache_tenant: tenant whose requests may share the request's KV.
         timeout: seconds that the request may take; None for no bound.
-        facts: for the access log.
-        path: of the URL.
+        facts: what is known of the request, for the access log.
+        path: the path of the URL.
         trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
         usage_id: under which a line of a batch counts in the usage ledger, once and when it has been answered. None:
             the request counts whatever becomes of it.
-        asked_model: that the client has asked for, where another one answers.
+        asked_model: name of the model that the client has asked for, where another model answers.
         is_strict: the request is to be refused if its first token cannot come within the target of its class.
     """
 

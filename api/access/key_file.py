@@ -25,7 +25,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
     """Append an entry to a key file, which is made if there is none, and return the new key.
 
     Args:
-        fields: those of ``KeyEntry`` besides name and digest.
+        fields: further fields of ``KeyEntry``, all but name and digest.
 
     Raises:
         ConfigError: there is a key of this name, a field is wrong, or the file cannot be read or written.

@@ -134,7 +134,7 @@ class QueueLimits:
         max_tokens: most tokens in their prompts.
         max_seconds: longest wait of a request, batch class aside.
         clock: seconds, monotonic.
-        capacity: what the engine says of itself.
+        capacity: returns the engine's capacity, from its last statistics.
 
     Attributes:
         target_ttft: time to first token in seconds by priority class, for requests that insist on it.
@@ -197,7 +197,8 @@ class QueueLimits:
         """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown.
 
         Args:
-            target: of its time to first token: requests of its tenant that have waited for longer do not go before it.
+            target: the limit of its time to first token: requests of its tenant that have waited for longer do not go
+                before it.
         """
         capacity = self._capacity()
         ready = self._ready_share(capacity)
@@ -251,8 +252,8 @@ class QueueLimits:
         """Remove a sequence that has its first token, or has ended without one.
 
         Args:
-            load: of its request, as it joined.
-            work: of the sequence, as it joined.
+            load: the load of its request, as it joined.
+            work: the work of the sequence, as it joined.
             begun: it has a token.
         """
         self._change(load, work, -1)

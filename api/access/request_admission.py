@@ -23,9 +23,9 @@ class Demand:
     """What one HTTP request asks for.
 
     Attributes:
-        priority: of its sequences.
-        prompts: of each prompt its tokens, the number of its answers, and the most tokens of an answer.
-        marks: of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
+        priority: the priority class of its sequences.
+        prompts: for each prompt, its tokens, the number of its answers, and the largest number of tokens of an answer.
+        marks: the beginnings of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
         may_be_deferred: they have a grammar or an adapter.
         is_strict: it is to be refused if its first token cannot come in time.
     """
@@ -66,7 +66,7 @@ class RequestAdmission:
     """Admits requests to the engine. Belongs to one event loop.
 
     Attributes:
-        queue_limits: of the sequences without a first token.
+        queue_limits: limits of the sequences without a first token.
         limits: rate limits of keys.
     """
 
@@ -115,7 +115,7 @@ class QueueTicket:
     """Places in the queue that one HTTP request holds until its first tokens, and tokens of its key until its end.
 
     Args:
-        works: of its sequences (prompt, index).
+        works: the work of its sequences (prompt, index).
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class ServerLimits:
         shares_cache: whether tenants share the prefix cache.
 
     Attributes:
-        keys: of the whole server.
+        keys: the keys of the whole server.
         admission: queue limits of the model, and the rate limits of the keys.
         active: running generations. Written by ``generate`` alone.
     """

@@ -18,10 +18,10 @@ class SocketLimits:
     """Limits of WebSocket connections.
 
     Attributes:
-        connections: that are open, by tenant.
-        requests: that run or wait on one connection.
-        conversation_bytes: of past conversations that one connection may go on from.
-        send_seconds: in which a client must take a message; then its connection is closed.
+        connections: open connections, counted by tenant.
+        requests: requests that run or wait on one connection.
+        conversation_bytes: bytes of past conversations that one connection may continue.
+        send_seconds: seconds within which a client must take a message; after them its connection is closed.
     """
 
     connections: TenantShares

@@ -31,12 +31,12 @@ class Work(NamedTuple):
 
     Attributes:
         sequences: number of them.
-        tokens: of their prompts.
+        tokens: number of tokens of their prompts.
         new: prompt tokens that must be computed.
         pairs: query-key pairs of those.
         short_new, short_pairs: the part of both in prompts that pass longer ones.
         answer: expected tokens of their answers.
-        cost: in the currency of fair queueing.
+        cost: their cost in the currency of fair queueing.
     """
 
     sequences: float = 0.0
@@ -64,8 +64,8 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
     """Return the work of one sequence.
 
     Args:
-        num_tokens: of its prompt.
-        num_new: of those, surely not in the prefix cache.
+        num_tokens: number of tokens of its prompt.
+        num_new: of these tokens, the number that the prefix cache surely does not have.
         answer: expected tokens of the answer.
         short: most tokens of a prompt that passes longer ones.
     """

@@ -31,9 +31,9 @@ class MessageReply(ReplyEnd):
 
     Args:
         body: the request.
-        request: what the engine is asked for.
+        request: the request to the engine.
         model: model name in the answer.
-        output_format: of the answer; its tool calls become blocks.
+        output_format: the output format of the answer; its tool calls become blocks.
     """
 
     def __init__(

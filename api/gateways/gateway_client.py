@@ -30,8 +30,8 @@ class GatewayClient:
 
     Attributes:
         on_frame, on_death: as of ``EngineClient``; the engine counts as dead once the main process is gone.
-        settings: what the main process says first.
-        model: what the gateway needs to know of the model, once it is loaded.
+        settings: settings of the server, which the main process sends first.
+        model: facts about the model that the gateway needs, once the model is loaded.
         draining: set when the server takes no new requests any more.
         ended: set when the gateway has to end, as the server does; running answers are cut off.
         death: why the engine is gone; None while it is not.
@@ -137,7 +137,7 @@ class GatewayTicket:
 
     Attributes:
         num_generated: tokens of the answers so far.
-        num_told: those of them that the main process knows of.
+        num_told: tokens of ``num_generated`` that the main process has been told of.
     """
 
     def __init__(self, client: GatewayClient, number: int, ended: Callable[[GatewayTicket], None]) -> None:

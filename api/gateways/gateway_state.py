@@ -89,8 +89,8 @@ class GatewayLimits(ServerLimits):
     """The limits of the main process.
 
     Args:
-        own: those of this process, of which the keys are used.
-        state: of the gateway.
+        own: limits of this process, of which only the keys are used.
+        state: the state of the gateway.
     """
 
     def __init__(self, own: ServerLimits, client: GatewayClient, state: ServerState) -> None:
@@ -139,7 +139,7 @@ class GatewayState(ServerState):
     """State of the routes that a gateway answers itself: those that generate.
 
     Args:
-        client: of the main process.
+        client: connection to the main process.
         enable_lora: whether requests may name adapters.
 
     Raises:

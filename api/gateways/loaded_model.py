@@ -16,8 +16,8 @@ class LoadedModel:
     """What a gateway makes requests with.
 
     Attributes:
-        names: of the base model.
-        path: of its files, for the tokenizer.
+        names: names of the base model.
+        path: the path of its files, for the tokenizer.
         ready: limits of the engine.
         defaults: sampling parameters of requests that name none.
     """

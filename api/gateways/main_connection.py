@@ -47,9 +47,9 @@ class MainTicket:
 
     Args:
         ticket: places in the queue, and tokens of the key.
-        demand: of the request.
+        demand: the demand of the request.
         key: its name.
-        model: that its usage counts under.
+        model: name of the model under which the usage is counted.
         adapter: None for the base model.
 
     Attributes:
@@ -91,13 +91,13 @@ class MainConnection:
 
     Args:
         name: unique, also among those that are gone.
-        link: to the process, whose callbacks are taken.
-        state: of the server.
+        link: connection to the gateway's process; this object sets its callbacks.
+        state: the state of the server.
         lost: called once when its link has ended.
 
     Attributes:
         serves: whether it answers requests.
-        started: in seconds of the monotonic clock.
+        started: time of the start, in seconds of the monotonic clock.
         engine: its channel to the engine; None until the model is loaded.
     """
 

@@ -47,7 +47,7 @@ class GatewaySupervisor:
     Args:
         count: gateways.
         listening: the socket that all of them accept connections from.
-        state: of the server.
+        state: the state of the server.
         config: the engine's options.
         main_socket: path of the Unix domain socket on which the main process answers HTTP.
         processes: starts them; None for ``ForkedGateways``.

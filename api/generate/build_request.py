@@ -35,7 +35,7 @@ class PreparedChat(NamedTuple):
     """The request of a chat, and how to parse its answers.
 
     Attributes:
-        output_format: of the answers, None for free text.
+        output_format: the output format of the answers, None for free text.
         thought: how to tell thoughts from answers; None if there are none.
     """
 

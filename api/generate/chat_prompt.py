@@ -33,13 +33,13 @@ class ChatPlan(NamedTuple):
     """What a chat asks of its prompt and its answers, read from the body in one pass before anything is rendered.
 
     Attributes:
-        template: what the chat template is given.
-        output_format: of the answers, None for free text.
+        template: variables that the chat template is given.
+        output_format: the output format of the answers, None for free text.
         tools: how to parse tool calls out of the answers; None without tools.
         shows_thoughts: whether the client wants to see thoughts.
         marks: beginnings of the conversation to pin, and for how long.
         add_special_tokens: encode the rendered text with the tokenizer's own beginning.
-        owner: of the prompt's cached parts.
+        owner: the owner of the prompt's cached parts.
     """
 
     template: TemplateInput

@@ -28,7 +28,7 @@ class EchoedPrompt:
         num_tokens: length of the prompt.
         silent: tokens without text.
         lead: characters of the tokens before the text (see ``CompletionLogprobs``).
-        tokens: of the prompt, for ``return_token_ids``; else empty.
+        tokens: the tokens of the prompt, for ``return_token_ids``; else empty.
     """
 
     text: str

@@ -21,8 +21,8 @@ def decision_body(
 
     Args:
         found: the shares of each question's labels, calibrated where it names a calibration.
-        digests: of model and question, None where they are not known.
-        usage: that of ``decision_usage``.
+        digests: digests of the model and of the question; None where they are not known.
+        usage: the usage, as ``decision_usage`` returns it.
     """
     answers = []
     for question, shares, digest in zip(body.questions, found, digests, strict=True):

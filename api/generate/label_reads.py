@@ -45,7 +45,7 @@ class AskedModel:
 
     Attributes:
         adapter: its adapter, None for the base model.
-        engine: with the tokenizer that it is used with.
+        engine: the engine, with the tokenizer that the model uses.
         field: the request's field that names it, for errors.
     """
 
@@ -59,7 +59,7 @@ class PlannedQuestion:
     """A question in tokens, as a tree of endings.
 
     Attributes:
-        request: of its prompt, for all sequences of the tree.
+        request: request with the prompt, for all sequences of the tree.
         num_ends: endings of each label, which differ in the token that ends it.
     """
 
@@ -198,8 +198,8 @@ class LabelReader:
     """Reads the labels of planned questions. In place of an engine it is one request's stream (``generate``).
 
     Attributes:
-        request: what all of it counts as.
-        logprobs: of each question's labels, once the stream has ended.
+        request: the request as which all reads are counted.
+        logprobs: logprobs of each question's labels, once the stream has ended.
         by_token: of the tokens of each ending of each question.
         cached: tokens that came from the prefix cache.
     """

@@ -75,9 +75,9 @@ class ModelTarget(NamedTuple):
     """The model that a request is for.
 
     Attributes:
-        name: for the response.
+        name: name of the model, for the response.
         adapter: the engine's name of the adapter; None for the base model.
-        engine: with the tokenizer and vocabulary that the adapter is used with.
+        engine: the engine, with the tokenizer and vocabulary that the adapter uses.
         dialect: how the model's chat template writes tool calls.
         reasoning: how the model marks its thoughts; None for one that does not think.
     """
@@ -93,9 +93,9 @@ class ModelDirectory:
     """Names of one base model, of its adapters, and of the catalogue. Belongs to the server's event loop.
 
     Attributes:
-        names: of the base model; responses carry the first one by default.
+        names: names of the base model; responses carry the first one by default.
         remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
-        versions: of the catalogue; None without ``--model-catalog``.
+        versions: the versions of the catalogue; None without ``--model-catalog``.
     """
 
     def __init__(self, names: tuple[str, ...], engine: ModelEngine) -> None:
@@ -182,7 +182,8 @@ class ModelDirectory:
         """Return the model of a request that generates, once an adapter that has to be brought is loaded.
 
         Args:
-            model: of the request: a name, none or an empty one for the base model, or SGLang's ``base:adapter``.
+            model: the request's field ``model``: a name; none or an empty one for the base model; or SGLang's
+                ``base:adapter``.
             lora_path: SGLang's name of an adapter beside the base model; a model that names an adapter counts.
             session: the request's ``prompt_cache_key``, whose requests get one version of a name of the catalogue.
 

@@ -32,11 +32,11 @@ class ModelEngine:
     """The engine of a base model, from the start of its process to its end. Belongs to the server's event loop.
 
     Attributes:
-        client: of the engine's process; None until that is started.
+        client: client of the engine's process; None until that process is started.
         async_engine: None until the model is loaded.
-        tokenizers: of adapters; None without ``--enable-lora``.
+        tokenizers: tokenizers of adapters; None without ``--enable-lora``.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
-        base_digest: of the model's content; "" until it is loaded.
+        base_digest: the digest of the model's content; "" until it is loaded.
         draining: the server is shutting down and takes no new work.
         removed: name of the model once it is served no more, while what runs may end; "" before.
     """

@@ -53,7 +53,7 @@ async def plan_pairs(
     """Return the reader of the scores of pairs.
 
     Args:
-        instruction: what makes a document relevant, for a model that is asked in words.
+        instruction: text that says what makes a document relevant, for a model that is asked in words.
 
     Raises:
         RequestError: the model has nothing that scores pairs, or is not asked in words.

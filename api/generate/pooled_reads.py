@@ -26,8 +26,8 @@ class PooledReader:
     """Reads what is pooled of prompts. In place of an engine it is one request's stream (``generate``).
 
     Attributes:
-        request: what all of it counts as.
-        pooled: of each prompt, 32-bit floats; once the stream has ended.
+        request: the request as which all reads are counted.
+        pooled: pooled values of each prompt, 32-bit floats; set once the stream has ended.
         cached: tokens that came from the prefix cache.
     """
 

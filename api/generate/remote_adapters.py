@@ -54,7 +54,7 @@ class RemoteAdapters:
 
     Args:
         fetcher: brings them to this machine.
-        client: of the engine.
+        client: client of the engine.
         lora_dir: ``--lora-dir``, whose folders come before names on the Hub.
         most_names: names that requests may bring; beyond it, the one used longest ago is unloaded.
         most_adapters: names that the engine may have, those of the operator's and of admins included.

@@ -33,7 +33,7 @@ async def plan_rerank(
 
     Args:
         texts: a query, a document, and where this stands in the request.
-        instruction: what makes a document relevant.
+        instruction: text that says what makes a document relevant.
 
     Raises:
         RequestError: the model has no chat template, by which it could be asked.

@@ -40,7 +40,7 @@ class ServerState:
     """State of one base model. ``open`` builds it, ``begin_loading`` and ``begin_serving`` add the model.
 
     Args:
-        names: of the base model.
+        names: names of the base model.
         engine: None for one that is not started.
         main: the state of the whole server, whose keys, rate limits and stores are used; None for the first one.
 
@@ -48,8 +48,8 @@ class ServerState:
         ConfigError: the file with keys cannot be read.
 
     Attributes:
-        options: of the server, with the model's own.
-        version: of the server.
+        options: options of the server and of this model.
+        version: version of the server.
         started: start of the server, in seconds since 1970.
         plan: who answers in the model's place.
         is_main: it tells what is of the whole server, of which the states of other models have a part.

@@ -79,7 +79,7 @@ class _Body:
     Args:
         start: message that starts the response, sent before the first piece.
         heartbeat: seconds without a piece before a heartbeat; 0 for none.
-        heartbeat_piece: what is sent then, which clients pass over.
+        heartbeat_piece: bytes that are sent as a heartbeat, which clients ignore.
     """
 
     def __init__(

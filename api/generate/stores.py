@@ -25,10 +25,10 @@ class Stores:
     Attributes:
         batches: files and batches of clients; None without ``--batch-dir``.
         internal_client: calls the routes for batches. Set by ``create_app``.
-        ledger: of usage; None without ``--usage-ledger``, and in a gateway.
-        relay: of a gateway, which sends the usage of each request to the ledger of the main process.
-        validators: of schemas, for checks of answers.
-        calibrations: of typed questions.
+        ledger: ledger of usage; None without ``--usage-ledger``, and in a gateway.
+        relay: connection of a gateway, which sends the usage of each request to the ledger of the main process.
+        validators: compiled validators of schemas, which check answers.
+        calibrations: calibrations of typed questions.
     """
 
     responses: ResponseStore

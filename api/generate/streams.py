@@ -100,9 +100,9 @@ async def generate(
     field, and answers that do not have the output format end in ``error``.
 
     Args:
-        async_engine: by which the requests were made.
+        async_engine: the engine by which the requests were made.
         caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
-        output_format: of every answer.
+        output_format: the output format of every answer.
         usage: adds up the tokens; complete when the generator has ended.
         thought: how to tell thoughts from answers; None if there are none.
 

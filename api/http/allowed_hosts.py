@@ -58,7 +58,8 @@ class AllowedHosts:
     public DNS does not have. Probes are open to all, and so is a Unix domain socket, which no browser reaches.
 
     Args:
-        names: that are served besides, lower case; ``*`` is all. Where there are some, keys do not lift the check.
+        names: further names that are served, in lower case; ``*`` stands for all. Where there are some, keys do not
+            lift the check.
         origins: whose pages may ask this server (CORS).
     """
 

@@ -26,8 +26,8 @@ class HttpServer(uvicorn.Server):
 
     Args:
         tls: None for plain HTTP.
-        state: of a server that may speak gRPC as well; None for one that does not.
-        max_message_bytes: of a WebSocket's messages.
+        state: state of a server that may speak gRPC as well; None for one that does not.
+        max_message_bytes: largest size of a WebSocket message.
 
     Raises:
         ConfigError: as ``open_rpc``.

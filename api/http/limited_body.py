@@ -29,10 +29,10 @@ class LimitedBody:
     """ASGI ``receive`` that refuses a body that is too large (413), too slow (408), or beyond its share (429, 503).
 
     Args:
-        room: what all bodies hold, by tenant; None where this one is not kept in memory.
+        room: shares of the memory for bodies, by tenant; None where this body is not kept in memory.
         tenant: whose request it is.
         max_body: bytes.
-        seconds: in which it must have come.
+        seconds: seconds within which the whole body must have arrived.
     """
 
     def __init__(self, receive: Receive, room: TenantShares | None, tenant: str, max_body: int, seconds: float) -> None:

@@ -55,8 +55,8 @@ class _Asked:
     """A request that others may answer.
 
     Attributes:
-        state: of the model that it asks for.
-        name: of that model.
+        state: state of the model that the request asks for.
+        name: name of that model.
     """
 
     state: ServerState
@@ -70,7 +70,7 @@ class ModelFallback:
     """Middleware behind the guard: requests of models with a plan go to it, all others on.
 
     Args:
-        router: of the server's models.
+        router: router of the server's models.
     """
 
     def __init__(self, app: ASGIApp, *, router: ModelRouter) -> None:

@@ -43,15 +43,15 @@ class ModelService:
     """Loads one base model into a server state, and ends it.
 
     Args:
-        model: with its options.
-        state: of the model, to fill.
+        model: the model and its options.
+        state: state of the model, which this service fills.
         num_engines: the most engine processes of all models of the server, which share the machine.
         spawn: starts the process, if there is one engine; None for ``spawn_engine``.
         catalog: that a service has lent, which this one is to replace; None to open that of the options.
 
     Attributes:
-        state: of the model.
-        path: of its files, without symbolic links; "" while they are being looked for.
+        state: state of the model.
+        path: path of the model's files, without symbolic links; "" while the files are being located.
         shared: the model and its engine for gateways; None until it is loaded, and without ``--gateways``.
 
     Raises:

@@ -32,7 +32,7 @@ class ModelServices:
     """Services of all models of a server. Belongs to its event loop.
 
     Args:
-        models: to begin with; the first one's state is ``main``.
+        models: models that the server starts with; the state of the first one is ``main``.
         main: state of the whole server.
         read_again: returns the models anew.
         spawn: starts the process of a model that has one engine; None for ``spawn_engine``.

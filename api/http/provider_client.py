@@ -109,7 +109,7 @@ class ProviderAnswer:
     """The response that a provider's answer becomes.
 
     Args:
-        headers: of the response, in addition.
+        headers: further headers of the response.
         count: called once with the usage before the end is sent, and where the client has left.
 
     Attributes:

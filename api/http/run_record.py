@@ -38,18 +38,18 @@ class RunRecord:
     """What a server says of itself.
 
     Attributes:
-        pid: of the API process.
+        pid: process id of the API process.
         started: its start, in seconds since 1970, as the system tells it.
-        url: where it is reached.
+        url: URL at which the server is reached.
         models: names of the base model; empty while it is being loaded.
         adapters: number of adapters that are loaded.
         status: loading, ready or draining.
         running: sequences that take part in steps.
         waiting: sequences in the queue.
         kv_usage: share of the KV pool that running sequences hold, 0 to 1.
-        version: of rootgraft.
-        path: of the model's files, without symbolic links; empty while they are being looked for.
-        more_paths: of those of the other base models.
+        version: version of rootgraft.
+        path: path of the model's files, without symbolic links; empty while the files are being located.
+        more_paths: the same path for each of the other base models.
     """
 
     pid: int

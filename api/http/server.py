@@ -61,7 +61,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
     """Serve until a signal or an engine's death. Returns the exit code.
 
     Args:
-        models: at least one; options of the whole server are the same in all of them.
+        models: at least one model; options of the whole server are the same in all of them.
         read_again: returns the models of a models file anew, at SIGHUP.
         spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 

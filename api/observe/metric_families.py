@@ -49,7 +49,7 @@ class MetricFamilies:
     """Makes the families of one server.
 
     Attributes:
-        prefix: of their names.
+        prefix: beginning of their names.
         labels: values of ``LABELS``, which each series has.
     """
 

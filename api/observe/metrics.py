@@ -208,8 +208,9 @@ class Metrics:
 
     Args:
         stats: returns the engine's last gauges and counters.
-        prefix: of the metrics that vLLM has too: ours or vLLM's. With vLLM's their buckets are its own, to the last.
-        facts: of the engine, once it is ready.
+        prefix: beginning of the names of the metrics that vLLM has too: ours or vLLM's. With vLLM's, their buckets
+            equal vLLM's exactly.
+        facts: facts of the engine, once it is ready.
         gpus: collector of GPU use; None where there is no GPU to tell of.
         engines: returns the engine's gauges and counters by replica; none for an engine of one process.
         fleet: returns the status of a fleet; None for an engine of one process.
@@ -218,7 +219,7 @@ class Metrics:
     Attributes:
         model_name: value of the label.
         history: some of the metrics over the last minutes.
-        registry: of all collectors.
+        registry: registry of all collectors.
     """
 
     def __init__(

@@ -18,8 +18,9 @@ class Observers:
     """What observes one base model's requests and engine.
 
     Attributes:
-        metrics: of the model; ``ServerState`` begins them again when it learns the model's names, and its engine.
-        tracer: of the whole server; None without ``--otlp-traces-endpoint``.
+        metrics: metrics of the model; ``ServerState`` begins them again when it learns the model's names, and its
+            engine.
+        tracer: tracer of the whole server; None without ``--otlp-traces-endpoint``.
         gpus: collector of GPU use for the metrics; None where there is none, and beside the main state.
         gateways: returns the status of the gateways; None where this process answers HTTP alone.
         watch: snapshots of the engine for the live page.

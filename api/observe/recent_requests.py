@@ -25,9 +25,10 @@ class CallerUsage:
 
     Attributes:
         key: name of its key; empty without keys.
-        tenant: of the key.
-        requests: those that have ended, of which ``failed`` with an error's status or an error in their stream.
-        prompt_tokens, cached_tokens, completion_tokens: of its generations.
+        tenant: name of the tenant of the key.
+        requests: number of requests that have ended; ``failed`` of them had an error status or an error in their
+            stream.
+        prompt_tokens, cached_tokens, completion_tokens: tokens of its generations.
         last: when its last request ended, in seconds since the epoch.
     """
 

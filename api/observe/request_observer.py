@@ -23,12 +23,14 @@ class RequestEnd:
 
     Attributes:
         started: admission, in seconds since 1970.
-        seconds: from admission to end.
-        first_token_seconds: from admission to the first token; None if there was none.
+        seconds: seconds from admission to end.
+        first_token_seconds: seconds from admission to the first token; None if there was no token.
         tokens: usage. Of a sequence that the client did not wait for, the tokens that came.
         finished: number of sequences by reason of their end.
-        measured: what the engine measured of the sequences that ended by themselves, all in one; None if none did.
-        tokens_per_second: of those, all together, after the first token of each; None without a second token.
+        measured: the engine's measurements of the sequences that ended by themselves, added up; None if no sequence
+            did.
+        tokens_per_second: tokens a second of these sequences together, after the first token of each; None without a
+            second token.
     """
 
     started: float
@@ -44,7 +46,7 @@ class RequestObserver:
     """Made when the requests of one HTTP request have been admitted; walks each delta once.
 
     Args:
-        metrics: for latencies, lengths and ends.
+        metrics: metrics for latencies, lengths and ends.
         requests: the admitted ones, by prompt.
         ticket: their places in the queue and tokens of the key.
         usage: sum of their tokens, written here alone.

@@ -45,7 +45,7 @@ class Tracer:
 
     Args:
         processor: receives the spans.
-        version: of the server.
+        version: version of the server.
     """
 
     def __init__(self, processor: SpanProcessor, version: str) -> None:

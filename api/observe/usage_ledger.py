@@ -68,7 +68,7 @@ class UsageRecord:
         ended: seconds since 1970; the day is that of UTC.
         key: name of the key, "" where no keys are in use.
         model: name of the adapter or base model in the response.
-        cached_tokens: those of the prompt's tokens that were cached.
+        cached_tokens: number of tokens of the prompt that were cached.
     """
 
     id: str
@@ -149,7 +149,7 @@ class DailyUsage:
         day: ``2026-11-21``.
         key: name of the key, "" where no keys are in use.
         model: name of the adapter or base model.
-        cached_tokens: those of the prompts' tokens that were cached.
+        cached_tokens: number of tokens of the prompts that were cached.
     """
 
     day: str

@@ -57,7 +57,7 @@ def as_completion(body: OllamaGenerateRequest, max_tokens: int) -> CompletionReq
     """Translate a request whose prompt is ``raw``. Raises RequestValidationError.
 
     Args:
-        max_tokens: of an answer whose request names none.
+        max_tokens: limit on the tokens of an answer whose request names none.
     """
     fields = {"max_tokens": max_tokens, **_shared(body), "prompt": body.prompt, "logprobs": body.num_logprobs}
     with field_names(body).naming_invalid():

@@ -46,8 +46,8 @@ class OllamaReply(ReplyEnd):
     Args:
         model: model name in the answer.
         is_chat: it is one of ``/api/chat``; otherwise of ``/api/generate``.
-        facts: of the request, with the seconds of its adapter's load.
-        output_format: of the answer; its tool calls become a field.
+        facts: facts about the request, with the seconds that its adapter took to load.
+        output_format: the output format of the answer; its tool calls become a field.
         num_logprobs: top logprobs at each position; None for no logprobs.
     """
 

@@ -36,8 +36,8 @@ def dumps_exact(value: Any) -> bytes:
     """Return JSON without white space.
 
     Raises:
-        TypeError: for what is no JSON.
-        UnicodeEncodeError: for half of a surrogate pair.
+        TypeError: the value is not JSON.
+        UnicodeEncodeError: a string contains half of a surrogate pair.
     """
     try:
         return orjson.dumps(value)

@@ -23,9 +23,9 @@ class ForeignField:
     Attributes:
         by: who sends it.
         inert: why it changes no answer; empty if it may.
-        refuse: what to do instead; empty if it is taken.
+        refuse: for a refused field, what the client can do instead; empty if the field is accepted.
         same: values of a refused field that ask for nothing.
-        mapped: what it does; it is a field of the model then.
+        mapped: for an accepted field, its effect; such a field is a field of the model too.
     """
 
     name: str

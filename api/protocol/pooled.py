@@ -76,7 +76,7 @@ class EmbeddingRequest(InputFields):
     Attributes:
         dimensions: the first so many values, which have length 1 again.
         normalize: whether embeddings have length 1, in place of what the checkpoint says.
-        prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
+        prompt_name: name of the checkpoint's prompt that is put before each text, in place of the default prompt.
     """
 
     encoding_format: Literal["float", "base64"] = "float"
@@ -116,7 +116,7 @@ class PairRequest(PooledFields):
 
     Attributes:
         text_1: queries: one for all of ``text_2``, or one for each.
-        instruction: what makes a document relevant, for models that are asked in words.
+        instruction: text that says what makes a document relevant, for models that are asked in words.
     """
 
     text_1: PairTexts
@@ -172,7 +172,7 @@ class RerankRequest(PooledFields):
 
     Attributes:
         top_n: the best so many alone.
-        instruction: what makes a document relevant, for models that are asked in words.
+        instruction: text that says what makes a document relevant, for models that are asked in words.
     """
 
     query: Annotated[str, Field(min_length=1)]

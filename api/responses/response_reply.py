@@ -37,7 +37,7 @@ class ResponseReply:
         body: the request.
         params: its sampling parameters, the model's defaults included.
         model: model name in the response.
-        output_format: of the answer; its tool calls become items.
+        output_format: the output format of the answer; its tool calls become items.
         stored: whether the response can be retrieved later.
         thinks: whether a thought may come before the answer.
 
@@ -301,7 +301,7 @@ class EventWriter:
         log: keeps them; None where they are only sent, and have no id to ask for.
 
     Attributes:
-        num_events: those written.
+        num_events: number of events written.
     """
 
     def __init__(self, log: EventLog | None) -> None:

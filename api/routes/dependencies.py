@@ -94,7 +94,7 @@ def shown_path(info: AdapterInfo, remote: RemoteAdapters | None = None, *, to_al
     Its pinned source, its path relative to ``--lora-dir``, or the last part of its path if it lies elsewhere.
 
     Args:
-        to_all: for all keys, which learn of no bucket or host.
+        to_all: whether the path is shown to clients with any key, which learn of no bucket or host.
     """
     origin = None if remote is None else remote.origin(info)
     if origin is not None:

@@ -98,7 +98,7 @@ class AppCalls:
     """Sends requests to an ASGI application within the process.
 
     Args:
-        app: with all of its middleware.
+        app: the application, with all of its middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -133,7 +133,7 @@ class AppCalls:
         """Begin a request, and end it with the block: what it generates is aborted then, as when a client leaves.
 
         Args:
-            context: of the gRPC call, for its metadata and deadline; None for the server's own requests.
+            context: the context of the gRPC call, for its metadata and deadline; None for the server's own requests.
         """
         exchange = _Exchange(b"" if body is None else orjson.dumps(body))
         task = asyncio.create_task(exchange.run(self._app, _scope(context, method, path, has_body=body is not None)))

@@ -38,8 +38,8 @@ class CallServer(Server):  # type: ignore[misc]  # grpcio has no types
     """A server of registered methods. Belongs to the running event loop.
 
     Args:
-        interceptors: of calls of registered methods.
-        options: of gRPC's core, by name.
+        interceptors: interceptors for the calls of registered methods.
+        options: options of gRPC's core, by name.
     """
 
     def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Mapping[str, int]) -> None:

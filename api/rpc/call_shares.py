@@ -27,7 +27,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio ha
         keys: returns the server's.
 
     Attributes:
-        calls: that are open, by tenant.
+        calls: open calls, counted by tenant.
     """
 
     def __init__(self, keys: Callable[[], KeyRing]) -> None:

@@ -39,7 +39,7 @@ class InferenceService:
     """The methods of the service, on parsed messages.
 
     Args:
-        calls: of the server's routes.
+        calls: sends calls to the server's routes.
     """
 
     def __init__(self, calls: AppCalls) -> None:

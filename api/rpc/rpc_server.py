@@ -46,15 +46,15 @@ class RpcServer:
     """Serves an application's routes over gRPC. Belongs to one event loop.
 
     Args:
-        app: with all of its middleware.
-        state: of the application, for keys and options.
-        connections: that may be open.
+        app: the application, with all of its middleware.
+        state: state of the application, for keys and options.
+        connections: largest number of open connections.
 
     Raises:
         ConfigError: the port is taken, or the certificate cannot be used.
 
     Attributes:
-        port: that it listens on.
+        port: port on which the server listens.
         shares: the calls that are open.
     """
 

@@ -32,8 +32,8 @@ class InnerAnswer:
 
     Attributes:
         status: 200 for a stream, whose events have been taken.
-        headers: of an error, in lower case.
-        body: of an error.
+        headers: headers of an error, in lower case.
+        body: body of an error.
     """
 
     status: int = 500
@@ -45,8 +45,8 @@ class InnerRequest:
     """Sends requests on behalf of one WebSocket connection, with the headers of its handshake.
 
     Args:
-        scope: of the WebSocket.
-        headers: in addition.
+        scope: scope of the WebSocket.
+        headers: further headers.
     """
 
     def __init__(self, scope: Scope, headers: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ class PastConversations:
     """Chats by the id of their last request; the one kept for the longest time makes room for others.
 
     Args:
-        max_bytes: of all together, as JSON.
+        max_bytes: largest size of all conversations together, as JSON.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -19,7 +19,7 @@ class BadMessage(Exception):
     """A message that cannot be answered. Only its sender's request fails, not the connection.
 
     Args:
-        request_id: of the request that it is about, if that can be told.
+        request_id: id of the request that the message is about, if it can be determined.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value", request_id: str = ""):

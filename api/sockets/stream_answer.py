@@ -13,7 +13,7 @@ class StreamAnswer:
     """Turns chunks into ``token`` events, and keeps what the next turn of a chat needs: the first choice's message.
 
     Args:
-        request_id: as the client has named the request.
+        request_id: id that the client has given the request.
 
     Attributes:
         is_kept: whether a next turn may go on from it: it has ended, or the client has cancelled it.

@@ -31,7 +31,7 @@ class EventLog:
     Attributes:
         owner: the tenant, empty without keys.
         first: number of the oldest event that is kept.
-        num_bytes: of the events that are kept.
+        num_bytes: bytes of the events that are kept.
         ended_at: time of the last event, on the store's clock; None while events may come.
     """
 

@@ -172,7 +172,7 @@ class AnswerValidator:
     """Validates texts against one schema.
 
     Attributes:
-        work: of the last validation that was counted.
+        work: work of the last validation that was counted.
     """
 
     def __init__(self, spec: GrammarSpec) -> None:

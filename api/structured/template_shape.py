@@ -84,7 +84,7 @@ class _Probe:
         """Whether the texts of each conversation are rendered in their order.
 
         Args:
-            roles: of the instructions ``S`` and ``T``, ``system`` by default.
+            roles: roles of the instructions ``S`` and ``T``, ``system`` by default.
         """
         return all(self._takes(letters, roles or {}) for letters in conversations)
 
@@ -128,7 +128,7 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
 
     Args:
         tools: definitions to render beside them; empty for a template that renders no tools.
-        arguments: of a call in the form that the template takes.
+        arguments: type of a call's arguments that the template accepts.
     """
     probe = _Probe(tokenizer, tools, arguments)
     takes_texts = probe.takes("U")

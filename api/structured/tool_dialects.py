@@ -34,7 +34,7 @@ class Dialect:
             the messages as text.
         calls_by_template: whether it renders calls.
         arguments_as_text: whether it takes the arguments of calls as JSON text, not as objects.
-        shape: of conversations that the template takes as they are.
+        shape: shape of conversations that the template takes as they are.
         defaults: variables of the template, for requests that do not set them.
     """
 

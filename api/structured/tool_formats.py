@@ -51,11 +51,11 @@ class ToolFormat:
     """Tool call format of a model family.
 
     Attributes:
-        name: of the format; unique.
+        name: unique name of the format.
         trigger: text that opens calls inside free text.
         opening: the trigger and all text up to the first call.
         parser: value of ``--tool-call-parser``, if other than the name; the template decides among a parser's formats.
-        models: that write it, for the documentation.
+        models: models that write the format, for the documentation.
         rendered: regular expression that finds the probe call in what a template renders.
         mentions: texts one of which is in the source of templates that leave out calls.
         style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or one that was probed.
@@ -65,10 +65,10 @@ class ToolFormat:
         arguments_key: the key beside ``name`` where a call is a JSON object.
         separator: between calls after one opening; None if each call has its own opening.
         between: text between calls that have their own openings.
-        closing: after the last call of an opening.
+        closing: text after the last call of an opening.
         only_at_start: a call is at the begin of the answer; the trigger later in a text opens none.
         single: there is at most one call.
-        ids: what ids of calls look like.
+        ids: the shape of the ids of calls.
         id_begin: text between the name and what the model writes of the id.
         id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
         content_opening: text before an answer without calls.

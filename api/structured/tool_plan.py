@@ -29,7 +29,7 @@ class ToolPlan:
 
     Attributes:
         arguments: grammar of each function's arguments, by function name.
-        types: what each function's parameters may be at most, where strings have no quotes, by function name.
+        types: for each function, the types that its parameters may have at most, where strings have no quotes.
         prefill: start of the answer, appended to the prompt.
         named: the function of ``Reading.ARGUMENTS``.
         schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).

@@ -45,7 +45,7 @@ class ProbedCalls:
     """What the calls of a template are.
 
     Attributes:
-        format: of its calls.
+        format: format of its calls.
         arguments_as_text: whether the template takes the arguments of calls as JSON text, not as objects.
     """
 
@@ -175,8 +175,8 @@ class _Split:
     """Splits what stands around calls.
 
     Args:
-        head: before the first name.
-        tail: after the last arguments.
+        head: text before the first name.
+        tail: text after the last arguments.
         middle: between the first arguments and the second name.
         single: the template renders one call of several.
     """

@@ -57,7 +57,7 @@ class FetchedAdapter:
     """An adapter on this machine.
 
     Attributes:
-        folder: with its two files, until it is released.
+        folder: folder with the adapter's two files, which is kept until it is released.
         origin: its source, pinned to what it was found to be.
     """
 
@@ -70,7 +70,7 @@ class Download:
     """A fetch in progress.
 
     Attributes:
-        result: of the fetch; it raises as ``AdapterFetcher.fetch``.
+        result: result of the fetch; awaiting it raises the errors of ``AdapterFetcher.fetch``.
         progress: read by any thread.
     """
 
@@ -82,10 +82,10 @@ class AdapterFetcher:
     """Fetches adapters. Its methods may be called from any thread.
 
     Args:
-        policy: what may be loaded, and where downloads may connect to.
+        policy: rules for which sources may be loaded, and to which hosts downloads may connect.
         root: folder of the cache, made when the first adapter is fetched.
-        most_cache_bytes: of the cache.
-        limits: of one download.
+        most_cache_bytes: largest size of the cache.
+        limits: limits of one download.
     """
 
     def __init__(self, policy: SourcePolicy, root: Path, most_cache_bytes: int, limits: DownloadLimits) -> None:

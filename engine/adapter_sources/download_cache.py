@@ -63,7 +63,7 @@ class DownloadCache:
 
     Args:
         root: the folder, made if need be.
-        most_bytes: of content and downloads in progress.
+        most_bytes: largest size of content and of downloads in progress, together.
 
     Raises:
         AdapterUnavailable: the folder cannot be written.

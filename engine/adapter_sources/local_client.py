@@ -22,7 +22,7 @@ class LocalClient:
 
     Args:
         source: the adapter.
-        folders: that its files must lie below; None for anywhere.
+        folders: folders below which the files must lie; None allows any folder.
     """
 
     def __init__(self, source: AdapterSource, folders: Sequence[str] | None) -> None:

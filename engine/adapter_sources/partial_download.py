@@ -49,8 +49,8 @@ class DownloadLimits:
     """Limits of one download.
 
     Attributes:
-        most_bytes: of the weights.
-        seconds: from its begin to its end.
+        most_bytes: largest size of the weights.
+        seconds: largest number of seconds from begin to end.
     """
 
     most_bytes: int

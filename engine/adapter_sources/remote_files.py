@@ -29,10 +29,10 @@ class RemoteFile:
 
     Attributes:
         name: its name on this machine.
-        address: what the source's client reads it by.
+        address: address by which the source's client reads the file.
         size: bytes; None if the source does not say.
         validator: ETag or the like, which another content does not have; empty if the source gives none.
-        sha256: of the content, where the source says it.
+        sha256: SHA-256 of the content, if the source publishes it.
         git_blob: Git's hash of the content, where the source says it.
     """
 

@@ -38,7 +38,7 @@ class AdapterSource:
     Attributes:
         scheme: one of ``SCHEMES``.
         location: ``org/name``, ``bucket/folder``, ``host:port/folder`` without the default port, or ``/folder``.
-        revision: of the Hub: branch, tag or commit; empty for its default branch.
+        revision: for the Hub, the branch, tag or commit; empty for the default branch.
         digest: SHA-256 that the content must have, in hexadecimal; empty for any.
     """
 

@@ -25,9 +25,9 @@ class VocabularyCheck:
 
     Attributes:
         config: has the folders of adapters and of downloads.
-        path: of the adapter's folder.
+        path: path of the adapter's folder.
         base_size: tokens of the base model.
-        num_tokens: of the tokenizer in its folder, 0 without one.
+        num_tokens: number of tokens of the tokenizer in the adapter's folder; 0 without a tokenizer.
     """
 
     config: EngineConfig
@@ -69,7 +69,7 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
     """Check that a sequence's tokens are those of its adapter.
 
     Args:
-        version: of the adapter, which the sequence would pin.
+        version: the adapter's version that the sequence would pin.
         base_size: tokens of the base model.
 
     Raises:

@@ -113,7 +113,7 @@ class AdapterManager:
 
     Args:
         pool: names, versions, slots and memory.
-        base_digest: of the base model, a part of every namespace.
+        base_digest: digest of the base model, a part of every namespace.
         vocab_size: tokens of the base model's vocabulary.
         config: has the folder whose adapters are loaded when a sequence names them.
     """

@@ -506,7 +506,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
 
     Args:
         adaptation: its adapter.
-        seeds: of sequences that name none.
+        seeds: generator of seeds, for sequences that name none.
 
     Raises:
         RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
@@ -560,7 +560,7 @@ def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
     """Check that the model has what gives the kind of answer that is asked for. Raises RequestError.
 
     Args:
-        num_classes: of the model's classification head, or of its adapter's.
+        num_classes: number of classes
     """
     pooling = submit.params.pooling
     if not pooling and not pooler.generates:

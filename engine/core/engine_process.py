@@ -207,7 +207,7 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
 
     Args:
         fd, liveness_fd: its ends of the channel and of the pipe for signs of life.
-        weights: those that are loaded.
+        weights: weights that are already loaded.
     """
     channel = Channel(socket.socket(fileno=fd))
     try:

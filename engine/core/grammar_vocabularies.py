@@ -64,7 +64,7 @@ class GrammarVocabularies:
         """Begin to compile the grammar of a sequence. Its vocabulary stays until ``settle`` sees the sequence's end.
 
         Args:
-            vocab_size: of the adapter's own vocabulary, 0 for the model's.
+            vocab_size: size of the adapter's own vocabulary, 0 for the model's.
 
         Raises:
             RequestError: its vocabulary has no end token, without which no answer can be completed, or is another one

@@ -42,7 +42,7 @@ def within(
 
     Args:
         scheme: names of pages.
-        names: of the adapters that are loaded, by digest; prefixes of others are left out.
+        names: names of the adapters that are loaded, by digest; prefixes of others are left out.
     """
     prefixes: list[KvPrefix] = []
     seen: set[bytes] = set()

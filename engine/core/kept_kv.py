@@ -99,7 +99,7 @@ class KeptKv:
         """Return the prefixes that another replica has most use for, as many as its tier ``peer`` has room for.
 
         Args:
-            names: of the adapters that are loaded, by digest.
+            names: names of the adapters that are loaded, by digest.
         """
         if not (self.tiers and self.tiers.peers):
             return CachedPrefixes(message.id, ())

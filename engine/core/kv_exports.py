@@ -25,10 +25,10 @@ class Export:
     """One read: what is wanted, and how far it has come.
 
     Attributes:
-        request: as it came.
-        path, tokens: of the prefix; no path until the sequence is known whose prompt it is.
+        request: the request as received.
+        path, tokens: folder and tokens of the prefix; the path is None until the sequence whose prompt it is is known.
         first: index of the next page.
-        keys: of the prefix's pages, as far as they are known.
+        keys: keys of the prefix's pages, as far as they are known.
     """
 
     request: ReadKv
@@ -43,7 +43,7 @@ class KvExports:
 
     Args:
         codec: of the blocks; None where pages cannot be read: then no read finds any.
-        pages: of the pool.
+        pages: pages of the pool.
     """
 
     def __init__(self, codec: BlockCodec | None, pages: KvPages | None) -> None:

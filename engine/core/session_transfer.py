@@ -32,7 +32,7 @@ class SessionTransfer:
     """Releases, exports and imports the sessions of one engine.
 
     Args:
-        pins: of the sessions that are held.
+        pins: pins of the sessions that are held.
         open_transfer: returns what saves and loads KV; raises ConfigError where it cannot be kept elsewhere.
         base: digest of the base model.
         has_adapter: whether an adapter with a digest is loaded.

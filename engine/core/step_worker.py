@@ -25,9 +25,9 @@ class StepWorker(Protocol):
         states: slots of recurrent states; None for a model without.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
         draft: the draft model; None without.
-        pooler: what the model gives beside tokens.
+        pooler: values other than tokens that the model gives.
         kv_pages: the pages of its KV pool, to keep them elsewhere; None where that cannot be.
-        base_digest: of the base model, see ``engine.checkpoint.base_digest``.
+        base_digest: digest of the base model, see ``engine.checkpoint.base_digest``.
     """
 
     num_pages: int

@@ -37,7 +37,7 @@ class _Recording:
     """A recorded pass in two parts: ``extend`` for all tokens up to the last layer's KV, ``finish`` for the kept ones.
 
     Attributes:
-        inputs: of the step that was recorded.
+        inputs: inputs of the step that was recorded.
         queries: [most tokens, Hq, D], result of ``extend``.
         seen: [most tokens, H] each, inputs of layers for a draft head, of ``extend`` too; none without one.
         hidden: [most tokens, H], result of ``finish``.

@@ -127,7 +127,7 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
 
     Args:
         target: the model that it drafts for.
-        found: by ``find_draft``.
+        found: the draft, as ``find_draft`` returns it.
 
     Raises:
         ModelError: the files are malformed, or a head is of another model.
@@ -155,8 +155,8 @@ def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: Dr
     At most a quarter of the memory is the draft's. Beside a given number of pages as many come on top.
 
     Args:
-        num_bytes: for the KV of both.
-        page_bytes: of a page of the model's.
+        num_bytes: bytes for the KV of the model and of the draft together.
+        page_bytes: bytes of a page of the model's KV.
 
     Raises:
         ConfigError: nothing is left.

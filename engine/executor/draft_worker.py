@@ -107,9 +107,9 @@ class DraftWorker:
     """Runs a draft model or head (``speculation.model_drafter.DraftRunner``).
 
     Args:
-        config: of the engine.
+        config: options of the engine.
         draft: its weights.
-        num_pages: of its KV pool.
+        num_pages: number of pages of the draft's KV pool.
         vocab_size: rows of logits of the model that it drafts for.
         hidden: hidden states of that model, for a head.
 
