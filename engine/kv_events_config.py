@@ -19,11 +19,11 @@ class KvEventsConfig:
     Attributes:
         enable_kv_cache_events: whether events are published.
         publisher: zmq, or null for none.
-        endpoint: on which a PUB socket is bound.
-        replay_endpoint: on which a ROUTER socket answers with past batches; None for none.
+        endpoint: address on which a PUB socket is bound.
+        replay_endpoint: address on which a ROUTER socket answers with past batches; None for no such socket.
         buffer_steps: batches that are kept for it.
         hwm: batches that wait for a slow subscriber before further ones are lost to it.
-        topic: of all batches.
+        topic: topic of all batches.
     """
 
     enable_kv_cache_events: bool = False

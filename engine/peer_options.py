@@ -38,7 +38,7 @@ class PeerOption:
         same: values that ask for what we do anyway; ``1..8`` is a range of numbers. With ``ours``: what is taken
             where there is no such option, as in ``LLM``.
         inert: why any value is accepted without effect; empty if some are refused.
-        refuse: what to do instead of a value that is not taken.
+        refuse: for a refused value, what the user can do instead.
         takes: flag, value or words (one or several values).
         short: other spellings, with their dashes.
         unit: bytes, where our option is in GiB.

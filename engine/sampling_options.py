@@ -21,7 +21,7 @@ class SamplingOption:
     Attributes:
         neutral: the value of requests and models that name none.
         low, high: bounds, both inclusive unless ``is_above_low``.
-        about: what it does, for people.
+        about: description of the option for people.
         aliases: other values that mean the neutral one.
         recommended: whether a publisher's ``generation_config.json`` may name it.
         gguf: the last part of its key in a GGUF file, ``general.sampling.KEY``; "" for none.

@@ -30,7 +30,7 @@ class NodeView:
         id: its first page, unique among nodes.
         parent: index in ``nodes``, lower than its own; -1 for the first nodes of sequences.
         namespace: index in ``namespaces``.
-        tokens: in its pages.
+        tokens: number of tokens in its pages.
         hits: prefix hits that included it.
         leases: running sequences that share it.
         age: uses of the tree since its last one; a use is the start or the end of a sequence.
@@ -105,8 +105,8 @@ class EngineSnapshot:
 
     Attributes:
         stats: gauges and counters as in ``Heartbeat``.
-        namespaces: of the nodes.
-        nodes: of the radix tree, leased ones first.
+        namespaces: namespaces of the nodes.
+        nodes: nodes of the radix tree, leased ones first.
         hidden_tokens: capacity of the tree's pages that are not shown.
         sequences: running ones in order of admission.
         adapters: the busiest ones.

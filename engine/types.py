@@ -219,9 +219,10 @@ class SequenceStats:
     """Times and sizes of one sequence, measured in the engine. Seconds, in vLLM's intervals.
 
     Attributes:
-        queued: from its arrival, the compile of its grammar and the load of its adapter included, to its first step.
-        prefill: from there to its first token, or to its end if it has none.
-        decode: from its first token to its end.
+        queued: seconds from its arrival to its first step, including the compile of its grammar and the load of its
+            adapter.
+        prefill: seconds from its first step to its first token, or to its end if it has no token.
+        decode: seconds from its first token to its end.
         preemptions: times that it was sent back to the queue.
         batch_size: mean number of rows in the steps that it lived through.
         kv_pages: pages of KV that it used at its end, shared ones included.

@@ -23,7 +23,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     pipe or ``/dev/stdout``, is written in place.
 
     Args:
-        mode: of a new file, before the umask.
+        mode: permissions of a new file, before the umask.
 
     Raises:
         OSError: it cannot be written, and nothing of the attempt is left.

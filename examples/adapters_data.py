@@ -26,7 +26,7 @@ class Task:
     """The task of an adapter.
 
     Attributes:
-        name: of the adapter and its folder.
+        name: name of the adapter and its folder.
         instruction: the task as a system message for the base model.
         train: training examples.
         held_out: examples for evaluation.

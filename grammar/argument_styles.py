@@ -31,12 +31,12 @@ class XmlStyle:
         name: XGrammar's, in ``style`` of a structural tag.
         key_begin: mark before a parameter's name.
         key_end: all text between a parameter's name and its value, in which ``{type}`` stands for the value's type.
-        mark: what ends a value, and is in no string.
+        mark: text that ends a value; no string contains it.
         before_mark: text before the mark that is not part of the value.
         after_mark: text after the mark.
         capitals: whether models write True and False as well, as their templates do.
         text_key_end: all text between a parameter's name and a string, where that differs from ``key_end``.
-        empty: what stands in place of all parameters where there are none.
+        empty: text in place of all parameters where there are none.
     """
 
     name: str
@@ -66,7 +66,7 @@ class XmlStyle:
         """Return the regular expression of the texts that are read as JSON where strings have no quotes.
 
         Args:
-            types: those that a parameter takes.
+            types: types that a parameter accepts.
 
         Returns:
             None if there is no other type than string, and where strings have a mark of their own.

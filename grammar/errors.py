@@ -9,7 +9,7 @@ class GrammarError(Exception):
     Attributes:
         keyword: the schema keyword or grammar part at fault (``"not"``, ``"regex"``, ``"schema"``).
         pointer: JSON Pointer to it in a schema; ``""`` is the root, and the only value for other kinds.
-        reason: what is wrong, with limit and value.
+        reason: what is wrong, with the limit and the value given.
     """
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:

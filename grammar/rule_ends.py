@@ -51,7 +51,7 @@ def check_ends(kind: str, rules: Mapping[str, RulePart], root: str, own: frozens
     """Raise GrammarError for a rule that the root reaches and that derives no finite text.
 
     Args:
-        kind: of the grammar, as in errors.
+        kind: kind of the grammar, as in errors.
         rules: all rules by name.
         own: names that the grammar's author wrote, which errors prefer.
     """

@@ -17,7 +17,7 @@ class SizedCache:
     """Values by key within a limit of bytes. Thread-safe.
 
     Attributes:
-        num_bytes: of all entries, as they were told.
+        num_bytes: size of all entries, as ``size`` gave it.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -55,7 +55,8 @@ def sized_cache(most_bytes: int, size: Callable[..., int]) -> Callable[[F], F]:
     """Cache a function's results within a limit of bytes. What it raises is not kept.
 
     Args:
-        size: of the result (the first argument) and the function's positional arguments, estimated in bytes.
+        size: returns the estimated size in bytes, given the result (the first argument) and the function's positional
+            arguments.
     """
 
     def decorate(function: F) -> F:

@@ -36,7 +36,7 @@ class Vocabulary:
         special: ids of tokens that are never produced as text.
         eos: ids that end an answer, at least one.
         size: width of the logits; ids beyond `tokens` are never allowed.
-        cache: of what the grammars over it compute along answers, by keys of their own.
+        cache: results that the grammars over this vocabulary compute along answers, by keys of their own.
     """
 
     tokens: tuple[bytes, ...]

@@ -97,8 +97,8 @@ class ProcessGroup:
     Args:
         rank, size: as in ``Ranks``.
         store: a file that the ranks of this group alone know; it is made by the first one.
-        device: of the tensors.
-        seconds: for which a rank waits for the others in one call.
+        device: device of the tensors.
+        seconds: seconds for which a rank waits for the others in one call.
         part_size: ranks after one another that are a part of the group. The store need not live once these are made.
 
     Raises:
@@ -203,7 +203,7 @@ class PartGroup:
 
     Args:
         whole: the group, which lives as long.
-        group: of ``torch.distributed``.
+        group: the group of ``torch.distributed``.
     """
 
     def __init__(self, whole: ProcessGroup, size: int, group: DistributedGroup) -> None:

@@ -34,8 +34,8 @@ def on_device(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what a call returns.
 
     Raises:
-        DeviceMemoryError: in place of an out-of-memory error. It refers to no frame of the call, so that the tensors
-            there are freed before the caller empties torch's cache.
+        DeviceMemoryError: raised in place of an out-of-memory error. It refers to no frame of the call, so that the
+            tensors there are freed before the caller empties torch's cache.
     """
     try:
         return call(*args, **kwargs)

@@ -74,7 +74,7 @@ def expert_linear(x: Tensor, weights: AnyExpertWeights, experts: Tensor, num_tok
 
     Args:
         x: [T, K], the same for all experts of a token, or [T, k, K].
-        weights: of the experts.
+        weights: weights of the experts.
         experts: [T, k] int32.
         num_tokens: [1] int32, the tokens of the step, on a CUDA device: results of further ones, which pad a captured
             step, are undefined, and the weights of their experts are not read. None for all.

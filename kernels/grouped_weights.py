@@ -79,8 +79,8 @@ def pack_grouped(
     """Pack matrices [n, K], one below the other, for ``kernels.ops.linear`` on a device.
 
     Args:
-        stored: of one width; a tensor is a plain matrix on the device.
-        dtype: of x.
+        stored: the matrices, all of one width; a tensor is a plain matrix on the device.
+        dtype: type of x.
         bias: [N] or None.
 
     Returns:

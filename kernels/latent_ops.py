@@ -37,7 +37,7 @@ def rope_store_latent(
             rotated.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         cache: [num_pages, 1, page_size, L + R], written.
-        params: of the layer.
+        params: parameters of the layer.
 
     Raises:
         IndexError: a position or a cell lies outside its table; not raised on a CUDA device.
@@ -63,7 +63,7 @@ def latent_queries(q: Tensor, weights: ExpertWeights) -> Tensor:
 
     Args:
         q: [T, H * (D + R)].
-        weights: of the heads.
+        weights: weights of the heads.
 
     Returns:
         [T, H, L + R].

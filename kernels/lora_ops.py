@@ -59,7 +59,7 @@ def lora_shrink_expand(
     ``y`` is of the same type or float32.
 
     Args:
-        shrunk: what ``lora_shrink_beside`` has begun for the same x, table and segments.
+        shrunk: result of ``lora_shrink_beside`` for the same x, table and segments.
 
     Raises:
         IndexError: a segment names a token or a slot that does not exist; nothing is written.

@@ -56,7 +56,7 @@ def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float =
     """Measure multiplications per second from cached operands, at the current number of threads.
 
     Args:
-        dtype: of x, and of the weight unless ``bytewise``.
+        dtype: type of x, and of the weight unless ``bytewise``.
         bytewise: both are quantised to 8 bits, which a machine may multiply faster.
         budget: seconds.
     """
@@ -69,8 +69,9 @@ def layer_rate(layer: Linear, dtype: torch.dtype, *, budget: float = 0.3) -> flo
     """Measure multiplications per second of a layer with the rows of a prompt's chunk, again and again.
 
     Args:
-        layer: in any form; a value of it times a value of x counts as one, however many instructions that takes.
-        dtype: of x.
+        layer: the layer, in any form; a value of it times a value of x counts as one multiplication, however many
+            instructions it takes.
+        dtype: type of x.
         budget: seconds.
     """
     x = torch.randn(_CHUNK, layer.in_features).to(dtype)

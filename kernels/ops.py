@@ -268,7 +268,7 @@ def rope_store_kv(
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         k_cache: [num_pages, Hkv, page_size, D] of the type of qkv, written.
         v_cache: the same.
-        params: of the layer.
+        params: parameters of the layer.
 
     Returns:
         q [T, Hq, D].
@@ -308,7 +308,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
         k_cache: [num_pages, Hkv, page_size, D], the KV of the q tokens included.
         v_cache: the same; with ``params.value_dim`` k_cache itself.
         batch: page table and lengths of the rows.
-        params: of the layer.
+        params: parameters of the layer.
 
     Returns:
         [T, Hq * D], or [T, Hq * value_dim]; on a CUDA device undefined for tokens of no row.
@@ -341,7 +341,7 @@ def find_shared_prefixes(
         query_len: [R], the tokens of each row.
         context_len: [R], tokens of each row with KV.
         page_size: tokens of a page.
-        device: where the batch is computed.
+        device: device on which the batch is computed.
 
     Returns:
         Tensors on the host, moved to the device by ``to``; None where sharing does not pay, and for a CPU, whose

@@ -136,7 +136,7 @@ def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
     K-quants and blocks of 5 bits take x in 8 bits too, but not in 15.
 
     Args:
-        dynamic: for x in 8 bits.
+        dynamic: whether x is quantised to 8 bits.
     """
     return block_type in ("U4_ZERO_POINT", "IQ4_NL", "E2M1", "NVFP4", "IQ2") or (
         block_type in _WITHOUT_AMX and not dynamic
@@ -155,7 +155,7 @@ def pack_blocks(
 
     Args:
         raw: [N, blocks of a row * bytes of a block] uint8, on the CPU.
-        block_type: of all its blocks.
+        block_type: type of all blocks of the weight.
         bias: [N] or None.
         dynamic: quantise rows of x to 8 bits instead of 15.
         widened: do not quantise rows of x, and round the weight's numbers to its type.
@@ -214,7 +214,7 @@ def with_widened(
 
     Args:
         layer: packed by ``pack_blocks`` with ``widened=True``.
-        dtype: of x: bfloat16 or float32.
+        dtype: type of x: bfloat16 or float32.
         bias: [N], as it was packed, or None.
         few_rows: the most rows of x that are multiplied with the blocks.
 

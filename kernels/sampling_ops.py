@@ -72,7 +72,7 @@ def draw_tokens(logits: Tensor, params: DrawParams) -> Tensor:
 
     Args:
         logits: [S, V] float32, which ``draws_tokens``.
-        params: of the S rows.
+        params: parameters of the S rows.
 
     Returns: [S] int64; -1 for rows whose largest logit is not finite, NaN counted as the largest.
     """

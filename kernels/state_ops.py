@@ -51,7 +51,7 @@ def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams,
         x: [T, columns].
         state: [slots, taps - 1, W] in the type of x, the last inputs of each row, oldest first; written.
         batch: rows and slots.
-        params: of the layer.
+        params: parameters of the layer.
         first: column.
 
     Returns:
@@ -87,7 +87,7 @@ def ssm_scan(x: Tensor, steps: Tensor, first: int, state: Tensor, batch: StateBa
         first: the column of the first head's step.
         state: [slots, H, N, P] fp32; written.
         batch: rows and slots.
-        params: of the layer.
+        params: parameters of the layer.
 
     Returns:
         [T, H * P] in the type of x.
@@ -123,7 +123,7 @@ def selective_scan(
         both: [T, 2 * N] of the type of x, B and then C, the same for all channels.
         state: [slots, 1, N, W] fp32; written.
         batch: rows and slots.
-        params: of the layer.
+        params: parameters of the layer.
 
     Returns:
         [T, W] in the type of x.
@@ -165,7 +165,7 @@ def delta_scan(
         first: the columns of the first head's step and rate.
         state: [slots, H, N, P] fp32; written.
         batch: rows and slots.
-        params: of the layer.
+        params: parameters of the layer.
 
     Returns:
         [T, H * P] in the type of x.
@@ -192,7 +192,7 @@ def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0)
     Args:
         x: [T, W].
         gate: [T, columns], of which W from ``first`` on count.
-        params: of the layer.
+        params: parameters of the layer.
         first: column.
     """
     if on_triton(x.device):

@@ -82,17 +82,17 @@ class AdapterPool:
     Loads of one name end in the order in which they were asked for, those of different names as their files come.
 
     Args:
-        reader: of adapters for this base model.
+        reader: reader of adapters for this base model.
         max_loras: device slots.
         max_adapters: limit of names, and of loads in progress.
-        max_cpu_bytes: of adapters in host memory.
+        max_cpu_bytes: limit on the bytes of adapters in host memory.
         patience: steps after which a waiting adapter gets a slot closed for it.
         max_own: slots of adapters that bring an embedding or a head; None for all.
         bank: what takes adapters into slots; None for slots of the reader's layout.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
-        slots: for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
+        slots: slots for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
         bank: for the model runner: the factors in the slots.
         cache: adapters in host memory.
     """
@@ -155,14 +155,14 @@ class AdapterPool:
         Until then, and after an error, the name keeps its version.
 
         Args:
-            check: of what was read, on the thread that has read it.
+            check: check of the adapter, run on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
             public: the name that counts against the limit; "" for the name itself.
             tenant: whose share of the loads it uses.
 
         Raises:
             AdapterError: the name is invalid.
-            AdapterLimit: as many names as there may be are loaded, or are being loaded, in all or for the tenant.
+            AdapterLimit: the limit on loaded adapters, and on those being loaded, is reached, in all or for the tenant.
         """
         check_name(name)
         self.registry.check_room(name, public)

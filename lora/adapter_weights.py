@@ -35,9 +35,9 @@ class AdapterWeights:
     """A whole adapter as published.
 
     Attributes:
-        modules: by the base model's name of the module, in the order of names.
+        modules: modules by the base model's name for them, in the order of names.
         saved: whole weights in place of the base model's.
-        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         digest: SHA-256 in hex over everything that affects its results: its identity.
     """
 
@@ -57,7 +57,7 @@ def sort_tensors(
     """Sort an adapter's tensors by module, found from their names and shapes.
 
     Args:
-        tensors: from ``read_tensors``.
+        tensors: tensors, as ``read_tensors`` returns them.
         most_rank: limit of a module's rank.
 
     Raises:

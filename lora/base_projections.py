@@ -29,7 +29,7 @@ def usual_name(name: str, names: tuple[tuple[str, str], ...]) -> str:
     """Return the name that a module or tensor has here.
 
     Args:
-        name: in a checkpoint or an adapter.
+        name: name in a checkpoint or an adapter.
         names: expressions of its parts with what stands here for them, one after the other.
     """
     for pattern, part in names:
@@ -124,7 +124,8 @@ class ProjectionShape:
         modules: published names of its modules, adjacent in its output.
         sizes: output columns of each.
         width: inputs; for the embedding the size of the vocabulary.
-        place: of an expert's product among those of all experts of the layer; None for a product of all tokens.
+        place: position of an expert's product among those of all experts of the layer; None for a product of all
+            tokens.
         heads: how a module is computed that is no product itself; None for others.
     """
 
@@ -158,8 +159,8 @@ class BaseLayout:
 
     Attributes:
         projections: the adaptable ones; the embedding has the single module ``EMBEDDING``.
-        dtype: of the factors on the device: the model's own.
-        device: of the factors.
+        dtype: type of the factors on the device, which is the model's own.
+        device: device of the factors.
         read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.

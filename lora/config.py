@@ -106,14 +106,15 @@ class AdapterConfig:
     """The computation that an ``adapter_config.json`` describes.
 
     Attributes:
-        rank: of modules that ``ranks`` does not name.
-        alpha: of modules that ``alphas`` does not name.
+        rank: rank of the modules that ``ranks`` does not name.
+        alpha: alpha of the modules that ``alphas`` does not name.
         ranks: pattern of module names -> rank; the first that matches counts.
         alphas: the same for alpha.
         rslora: the factor is alpha / sqrt(rank), not alpha / rank.
         dora: weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
         lora_bias: B has a bias.
-        invocation_tokens: of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an ordinary one.
+        invocation_tokens: invocation tokens of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an
+            ordinary adapter.
         targets: suffixes of module names that may be adapted, None where the config has a regular expression.
         parameters: suffixes of names of bare weights that may be: routers are modules without a linear layer.
         excluded: suffixes of names that may not.
@@ -121,7 +122,8 @@ class AdapterConfig:
         saved: ends of names of modules whose whole weights come with the adapter (``modules_to_save``).
         token_indices: end of the name of an embedding or head, and the tokens whose rows do.
         bias: whose biases do: of no module, of all, or of those with LoRA.
-        ties_weights: where the base model's head is its embedding, the adapter's are one as well.
+        ties_weights: whether the adapter's head is its embedding, where the base model's head is the base model's
+            embedding.
         base: name of the base model that it was trained on, as far as the config tells; only errors tell it.
         peft_version: of the program that wrote it, "" where the config does not tell; it decides how stacked experts
             are stored.

@@ -16,7 +16,7 @@ class HostCache:
 
     Attributes:
         max_bytes: the limit.
-        num_bytes: of the cached adapters.
+        num_bytes: bytes of the cached adapters.
         hits: lookups that found their adapter.
         misses: lookups that did not.
         num_evicted: adapters evicted so far.

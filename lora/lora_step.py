@@ -38,7 +38,7 @@ class LoraStep:
     """LoRA ops of one step, for the tokens of a forward pass or the rows of the head; from ``AdapterBank``.
 
     Args:
-        tables: of the projections that this step's adapters change, by name.
+        tables: tables of the projections that this step's adapters change, by name.
         segments: the step's tokens by slot.
         experts: number of experts of each product of experts, of heads of each product of heads.
     """
@@ -96,7 +96,7 @@ class AdapterBank:
     Args:
         layout: the base model.
         num_slots: most adapters of a step.
-        side: where adapters are copied beside the steps; None for a stream of the layout's device.
+        side: stream on which adapters are copied beside the steps; None for a stream of the layout's device.
 
     Attributes:
         num_slots: most adapters of a step.
@@ -238,7 +238,7 @@ class AdapterBank:
 
         Args:
             names: the projections to include; those that no adapter of a step changes still cost a launch.
-            segments: from ``StaticSegments``, filled before each replay.
+            segments: segments of ``StaticSegments``, filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 

@@ -34,9 +34,9 @@ class PreparedAdapter:
     """An adapter ready for a slot.
 
     Attributes:
-        factors: by the name of the projection, for the projections that the adapter changes.
+        factors: factors by the name of the projection, for the projections that the adapter changes.
         digest: its identity.
-        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
         num_bytes: memory of its factors and its own weights.
         block: the memory of all its factors.

@@ -53,7 +53,7 @@ class AdapterReader:
         """Read the adapter in a folder.
 
         Args:
-            path: of the folder.
+            path: path of the folder.
             trusted: whether it may lead outside ``root``: set by the operator, never by a request.
 
         Raises:

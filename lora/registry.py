@@ -48,20 +48,20 @@ class AdapterVersion:
     """One load of an adapter. Written by ``AdapterRegistry`` only.
 
     Attributes:
-        load_id: of this load; never reused.
+        load_id: id of this load, which is never reused.
         digest: identity of the content; versions with equal digests share KV.
         path: its folder.
         trusted: whether the path may lead outside the folder of adapters.
-        invocation_tokens: of an activated LoRA; empty for an ordinary one.
+        invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
         num_bytes: memory of its factors and its own weights.
-        own: what it brings in place of the model's.
+        own: weights that the adapter brings in place of the model's.
         tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: when it was, in seconds since 1970.
         pins: running and waiting sequences that use it.
         retired: no longer the current version of its name.
         public: the name that counts against the limit: versions of one are one name there.
-        parts: of a weighted sum of adapters, which counts against a limit of its own; empty for an adapter.
+        parts: parts of a weighted sum of adapters, which counts against a limit of its own; empty for an adapter.
     """
 
     name: str

@@ -15,7 +15,7 @@ class LoRARequest:
         lora_int_id: vLLM's number of it, which is not read.
         lora_path: a folder in PEFT's format, or a source as ``LLM.load_adapter`` takes it; "" for one that is loaded.
         lora_local_path: the name of ``lora_path`` in older versions of vLLM.
-        load_inplace: what is loaded under the name is replaced by the path's content.
+        load_inplace: whether the content of the path replaces what is loaded under the name.
     """
 
     lora_name: str

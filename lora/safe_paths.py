@@ -34,7 +34,7 @@ def find_folder(path: str, root: Path | None) -> Path:
     """Resolve the folder of an adapter.
 
     Args:
-        path: as given; relative to ``root`` where there is one.
+        path: path as given; relative to ``root`` where there is one.
         root: the folder that no path may leave, by ``..``, by being absolute or by a link; None for no limit.
 
     Raises:

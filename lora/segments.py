@@ -45,7 +45,7 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
 
     Args:
         of_tokens: [T] int32, as from ``token_slots``.
-        device: of the result. Tiles are added for devices with tiled kernels.
+        device: device of the result. Tiles are added for devices with tiled kernels.
     """
     tokens, slots, starts = _sorted(of_tokens)
     if not len(tokens):
@@ -67,7 +67,7 @@ class StaticSegments:
 
     Args:
         num_tokens: the most of a forward.
-        device: of the segments. For devices with tiled kernels, tiles take the place of slots and starts.
+        device: device of the segments. For devices with tiled kernels, tiles take the place of slots and starts.
         num_slots: the most slots of a forward; None for as many as tokens.
     """
 

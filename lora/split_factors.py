@@ -25,7 +25,7 @@ class ModuleSplit:
 
     Attributes:
         side: of which the rank has a part.
-        runs: of outputs or inputs, each from the first to before the last, in their order.
+        runs: runs of outputs or inputs, each from the first to before the last, in their order.
     """
 
     side: Literal["outputs", "inputs"]
@@ -47,9 +47,9 @@ def split_adapter(
     """Return a rank's part of an adapter.
 
     Args:
-        adapter: as for the whole base model.
-        layout: of the whole base model.
-        splits: by module; those that it lacks are whole on each rank.
+        adapter: the adapter as for the whole base model.
+        layout: layout of the whole base model.
+        splits: splits by module; modules without an entry are whole on each rank.
     """
     shapes = {shape.name: shape for shape in layout.projections if shape.heads is None}
     heads = dict(_own_heads(layout, splits))

@@ -12,7 +12,7 @@ class SumPart:
     Attributes:
         name: under which it is loaded.
         path, trusted: of its folder, as ``AdapterReader.read`` takes them.
-        digest: of its content.
+        digest: digest of its content.
     """
 
     name: str

@@ -159,7 +159,7 @@ def choice_tree(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> EndingT
 
     Args:
         base: tokens of the prompt.
-        wholes: of the prompt with each choice.
+        wholes: token ids of the prompt followed by each choice.
 
     Raises:
         CallFailed: a choice adds no token, or has no token in common with the prompt.

@@ -15,7 +15,7 @@ class Cursor:
     Attributes:
         path: the namespaces of the sequence.
         tokens: int32 tokens as bytes, from the first page to walk on.
-        position: in the sequence, a multiple of ``page_size``.
+        position: number of tokens before it in the sequence, a multiple of ``page_size``.
         start: the byte offset of ``position`` in ``tokens``.
     """
 

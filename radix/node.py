@@ -22,11 +22,11 @@ class Node:
     and has no children, because it is copied for use.
 
     Attributes:
-        origin: of the first page; None for the root alone.
+        origin: origin of the first page; None for the root alone.
         tokens: int32 tokens of the run.
         pages: one page id for each ``page_size`` tokens.
         parent: None for the root and for a node that is no longer in the tree.
-        children: by origin of their first page.
+        children: children by the origin of their first page.
         heads: children whose first page holds a namespace switch, by the namespace before it: any path of that
             namespace can copy the cells before the switch.
         lock: leases that end at this node or below.

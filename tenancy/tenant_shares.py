@@ -13,7 +13,7 @@ class TenantShares:
     """Counts what tenants hold of a bound. Belongs to one event loop.
 
     Args:
-        most: that all may hold together.
+        most: limit on what all may hold together.
     """
 
     def __init__(self, most: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCheck:
-    """Check of an adapter that has been read, before its name stands for it: on the thread that reads adapters.
+    """Checks an adapter that was read, before its name can be requested. Runs on the thread that reads adapters.
 
     Attributes:
         config: has the folders of adapters and of downloads.
@@ -36,10 +36,10 @@ class VocabularyCheck:
     num_tokens: int = 0
 
     def __call__(self, adapter: PreparedAdapter) -> str:
-        """Return the identity of the tokenizer in its folder.
+        """Return the identity of the tokenizer in the adapter's folder.
 
         Raises:
-            AdapterError: its embedding does not suit the tokenizer that it would be served with, or the tokenizer's
+            AdapterError: the adapter's embedding does not fit the tokenizer that would serve it, or the tokenizer's
                 files cannot be read.
         """
         rows = (adapter.own.vocab_size if adapter.own else None) or 0
@@ -73,8 +73,8 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
         base_size: tokens of the base model.
 
     Raises:
-        AdapterUnavailable: another tokenizer has made them.
-        RequestError: there are token ids that its vocabulary lacks.
+        AdapterUnavailable: another tokenizer has made the tokens.
+        RequestError: a token id is not in the adapter's vocabulary.
     """
     if submit.tokenizer != version.tokenizer:
         raise AdapterUnavailable(

@@ -73,10 +73,10 @@ class Adaptation:
         return cls(PrefixPath(Namespace(base_digest, None, submit.salt, submit.cache_tenant)))
 
     def rotated(self, num_tokens: int, switch: int) -> tuple[PrefixPath, int]:
-        """Return the namespaces of a sequence of so many tokens, and the tokens beyond which they are others.
+        """Return the namespaces of a sequence of ``num_tokens`` tokens, and the length beyond which they change.
 
         Args:
-            switch: tokens beyond which the rotary embedding is another one.
+            switch: length in tokens beyond which the rotary embedding changes.
         """
         return (self.path.as_long(), ENDLESS) if num_tokens > switch else (self.path, switch)
 
@@ -188,12 +188,13 @@ class AdapterManager:
         """Pin the current version of a sequence's adapter, until ``settle`` sees the sequence's end.
 
         Returns:
-            None if the sequence waits for the adapter to be loaded: ``poll`` then returns it.
+            None if the sequence waits for the adapter to be loaded; ``poll`` returns it after the load.
 
         Raises:
             UnknownModel: no such adapter.
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: it has no room now, or another tokenizer has made the sequence's tokens.
+            AdapterUnavailable: there is no room for the adapter now, or another tokenizer has made the sequence's
+                tokens.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
@@ -332,9 +333,9 @@ class AdapterManager:
             assert version is not None and version.pins == count, f"{count} sequences use {version}"
 
     def start_anew(self) -> None:
-        """Empty all slots and forget the sequences that wait, after a step that raised; names and pins stay.
+        """Empty all slots and forget waiting sequences, after a step that raised. Names and pins stay.
 
-        Loads go on. One whose result was lost in that step is replied to with an error.
+        Loads continue. A load whose result was lost in that step is answered with an error.
         """
         self._pool.slots.clear()
         for load in self._loads:

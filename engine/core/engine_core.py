@@ -63,7 +63,7 @@ _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle eng
 
 
 class EngineCore:
-    """All sequences of one model. Called by one thread; it blocks on nothing but the device.
+    """Runs all sequences of one model. Called by one thread, which waits for nothing but the device.
 
     Args:
         config: all options.
@@ -73,7 +73,7 @@ class EngineCore:
         ready: limits and summary for the client.
 
     Raises:
-        ConfigError: an adapter of the options cannot be loaded.
+        ConfigError: an adapter that the options name cannot be loaded.
     """
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
@@ -113,10 +113,10 @@ class EngineCore:
         weights: Weights | None = None,
         lost: Callable[[str], None] | None = None,
     ) -> EngineCore:
-        """Load a model, unless its weights are, and make its engine core.
+        """Load a model, unless ``weights`` are given, and make its engine core.
 
         Args:
-            lost: as of ``load_worker``.
+            lost: as in ``load_worker``.
 
         Raises:
             ModelError, ConfigError: it cannot be loaded.
@@ -185,8 +185,8 @@ class EngineCore:
     def launch(self) -> Launched | None:
         """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
 
-        Of a step that ``finish`` has launched ahead only the masks are begun. A GPU computes while the caller does
-        other work between the two calls. Where the device has no memory for it, see ``_drop_steps``.
+        If ``finish`` has already launched the step, only its masks are begun. A GPU computes while the caller does
+        other work between the two calls. If the device has no memory for the step, see ``_drop_steps``.
         """
         try:
             return self._launch()
@@ -244,9 +244,9 @@ class EngineCore:
             raise lacking
 
     def _drop_steps(self, error: DeviceMemoryError) -> None:
-        """Go on after a step for which the device had no memory: with free caches and smaller steps.
+        """Continue after a step for which the device had no memory: free the caches and make steps smaller.
 
-        Sequences lose nothing but time, unless steps cannot be smaller: then the largest fails.
+        Sequences only lose time. If steps cannot become smaller, the largest sequence fails.
         """
         self._ahead = None
         failures = self._scheduler.drop_steps()
@@ -368,10 +368,10 @@ class EngineCore:
 
     @contextmanager
     def _starting_anew(self) -> Iterator[None]:
-        """Start anew if the block raises: whatever it has left half done is dropped, and all sequences fail.
+        """Start anew if the block raises: drop all state that may be incomplete, and fail all sequences.
 
-        Nothing of it is trusted: not the rows and leases, not the adapters' slots, and not the tree, whose pages may
-        lack a copy that was never made. A step that the device still computes writes its pages before any later one.
+        Rows, leases, adapter slots and the tree are not trusted: a page of the tree may lack a copy that was never
+        made. A step that the device still computes writes its pages before any later step writes.
         """
         try:
             yield
@@ -509,7 +509,8 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
         seeds: generator of seeds, for sequences that name none.
 
     Raises:
-        RequestError: it has as many generated tokens as it may have, or may draw none, or the model has no head for it.
+        RequestError: the sequence already has as many generated tokens as allowed, or may draw no token, or the model
+            has no head for the request.
     """
     _check_kind(submit, worker.pooler, adaptation.num_classes or len(worker.pooler.labels))
     params, room = submit.params, worker.max_model_len - len(submit.tokens)
@@ -557,10 +558,10 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
 
 
 def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
-    """Check that the model has what gives the kind of answer that is asked for. Raises RequestError.
+    """Check that the model can give the requested kind of answer. Raises RequestError.
 
     Args:
-        num_classes: number of classes
+        num_classes: number of classes of the model's classification head, or of its adapter's.
     """
     pooling = submit.params.pooling
     if not pooling and not pooler.generates:

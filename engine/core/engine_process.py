@@ -6,9 +6,9 @@ PARENT: the process that starts it. FD: its end of a socketpair. LIVENESS: the e
 OPTIONS: an `EngineConfig` as JSON. Without these it imports the engine, and takes them from the socket that is its
 standard input (`EnginePreload`).
 
-It exits when the channel closes, and is killed with the thread that has started it, so it never outlives its parent
-process, which alone handles signals.
-Exit codes: 0 after Shutdown or when the client is gone, 70 after an error.
+The process exits when the channel closes, and is killed when the thread that started it ends. So it never outlives its
+parent process, and only the parent handles signals. Exit codes: 0 after Shutdown or when the client is gone, 70 after
+an error.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ SWITCH_SECONDS = 0.0005  # most seconds that the mask thread keeps the GIL from 
 
 
 def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
-    """Run steps until Shutdown, which fails the sequences still alive. Raises ConnectionError if the client goes away.
+    """Run steps until Shutdown, which fails all open sequences. Raises ConnectionError if the client ends.
 
-    On a device that overlaps, a step's messages are sent after the next launch; elsewhere at once, so that the client
-    takes them while one thread plans the next step, before all cores compute.
+    On a device with overlap, a step's messages are sent after the launch of the next step. On other devices they are
+    sent at once: the client reads them while one thread plans the next step, before all cores compute.
     """
     due = 0.0
     told: frozenset[int] = frozenset()  # the sequences that the last heartbeat said to wait
@@ -150,11 +150,11 @@ def _end_engine(reason: str) -> None:
 
 
 def _import_torch() -> None:
-    """Import what the core imports when it loads.
+    """Import the modules that the core imports when it loads.
 
     Raises:
         ConfigError: a library is missing.
-        OSError: there is no memory for it.
+        OSError: there is no memory for the imports.
     """
     try:
         check_room(_TORCH_BYTES)
@@ -203,10 +203,10 @@ def end_orphan() -> None:
 
 
 def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: Weights | None = None) -> int:
-    """Run an engine until its client has enough of it. Returns the exit code of its process.
+    """Run an engine until its client shuts it down. Returns the exit code of its process.
 
     Args:
-        fd, liveness_fd: its ends of the channel and of the pipe for signs of life.
+        fd, liveness_fd: the process's ends of the channel and of the pipe for signs of life.
         weights: weights that are already loaded.
     """
     channel = Channel(socket.socket(fileno=fd))

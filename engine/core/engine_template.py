@@ -2,9 +2,9 @@
 
     python -P -m rootgraft.engine.core.engine_template FD PARENT PATH OPTIONS
 
-FD: its end of a ``ForkServer``. PARENT, PATH, OPTIONS: as of ``engine_process``. Engine processes share the memory of
-the weights: nobody writes to it. It says nothing where it cannot load: an engine process that is started in the plain
-way says why.
+FD: its end of a ``ForkServer``. PARENT, PATH, OPTIONS: as in ``engine_process``. Engine processes share the memory of
+the weights, which no process writes. If the template cannot load the model, it exits without a message: an engine
+process that is then started without a template reports the error.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ OWN = ""
 
 
 class GrammarVocabularies:
-    """A ``StructuredOutputManager`` for each vocabulary, made when it is first needed; idle ones beyond a limit end.
+    """Keeps a ``StructuredOutputManager`` for each vocabulary; closes idle managers beyond a limit.
 
     Args:
         eos_ids: the model's end tokens.
         vocab_size: width of the model's logits.
-        max_lines: most sampling positions of a batch.
-        overlaps: as of ``StructuredOutputManager``.
+        max_lines: largest number of sampling positions of a batch.
+        overlaps: as in ``StructuredOutputManager``.
     """
 
     def __init__(self, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int, *, overlaps: bool = False) -> None:
@@ -61,14 +61,14 @@ class GrammarVocabularies:
         self._close_idle()
 
     def compile(self, submit: Submit, vocab_size: int) -> Compilation:
-        """Begin to compile the grammar of a sequence. Its vocabulary stays until ``settle`` sees the sequence's end.
+        """Begin to compile the grammar of a sequence. The vocabulary is kept until ``settle`` sees the sequence's end.
 
         Args:
             vocab_size: size of the adapter's own vocabulary, 0 for the model's.
 
         Raises:
-            RequestError: its vocabulary has no end token, without which no answer can be completed, or is another one
-                than the adapter's.
+            RequestError: the vocabulary has no end token, so no answer can be completed; or it is not the adapter's
+                vocabulary.
         """
         texts = self._texts.get(submit.vocabulary)
         is_own = submit.vocabulary == OWN and not vocab_size

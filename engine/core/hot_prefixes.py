@@ -38,10 +38,10 @@ def session_prefixes(pins: SessionPins) -> Iterator[tuple[Path, array[int]]]:
 def within(
     found: Iterable[tuple[Path, array[int]]], scheme: BlockScheme, names: Mapping[str, str], most_pages: int
 ) -> tuple[KvPrefix, ...]:
-    """Return the first prefixes that have no more than ``most_pages`` pages together; a page of several counts once.
+    """Return the first prefixes that together have at most ``most_pages`` pages. A page shared by several counts once.
 
     Args:
-        scheme: names of pages.
+        scheme: gives pages their names.
         names: names of the adapters that are loaded, by digest; prefixes of others are left out.
     """
     prefixes: list[KvPrefix] = []

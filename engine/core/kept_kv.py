@@ -36,10 +36,10 @@ class KeptKv:
     """Makes the prefix caches of an engine core, over tiers that outlive each of them.
 
     Attributes:
-        tiers: the stores of KV beyond the device that the options name; None without any.
+        tiers: the stores of KV outside the device, as the options name them; None without a store.
 
     Raises:
-        ConfigError: the model or the device cannot have the tiers, or folder or key are not usable.
+        ConfigError: the model or the device does not support the tiers, or the folder or the key cannot be used.
     """
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
@@ -96,7 +96,7 @@ class KeptKv:
     def list_prefixes(
         self, message: ListPrefixes, cache: PrefixCache, pins: SessionPins, names: Mapping[str, str]
     ) -> CachedPrefixes:
-        """Return the prefixes that another replica has most use for, as many as its tier ``peer`` has room for.
+        """Return the prefixes that are most useful to another replica, as many as fit its tier ``peer``.
 
         Args:
             names: names of the adapters that are loaded, by digest.
@@ -117,7 +117,7 @@ class KeptKv:
     def take_messages(
         self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
     ) -> list[Message]:
-        """Return pages for other replicas and questions to them; arguments as of ``KvExports.poll``.
+        """Return pages for other replicas, and requests to them for pages; arguments as in ``KvExports.poll``.
 
         Publishes the events of the step.
         """
@@ -133,10 +133,10 @@ class KeptKv:
             self.tiers.peers.forget(numbers)
 
     def transfer(self, cache: PrefixCache, *, sealed: bool = False) -> PrefixTransfer:
-        """Return what saves and loads KV of prompts, between two steps.
+        """Return the object that saves and loads KV of prompts, between two steps.
 
         Args:
-            sealed: encrypt with the key of ``--kv-disk-key-file``, where there is one.
+            sealed: encrypt with the key of ``--kv-disk-key-file``, if the option is set.
 
         Raises:
             ConfigError: the KV of this model cannot be kept elsewhere.

@@ -1,6 +1,6 @@
 """KV exports: reads pages of the prefix cache for other replicas, a bounded part of them after each step.
 
-In a model with recurrent states the last one follows the last page.
+In a model with recurrent states, the state after the last page is sent behind that page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ STEP_BYTES = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """One read: what is wanted, and how far it has come.
+    """One read of pages: the request and its progress.
 
     Attributes:
         request: the request as received.
-        path, tokens: folder and tokens of the prefix; the path is None until the sequence whose prompt it is is known.
+        path, tokens: namespaces and tokens of the prefix; the path is None until the sequence with this prompt is
+            known.
         first: index of the next page.
         keys: keys of the prefix's pages, as far as they are known.
     """
@@ -39,10 +40,10 @@ class Export:
 
 
 class KvExports:
-    """Reads in the order in which they came.
+    """Performs reads in the order of their arrival.
 
     Args:
-        codec: of the blocks; None where pages cannot be read: then no read finds any.
+        codec: codec of the blocks; None if pages cannot be read, so that no read finds a page.
         pages: pages of the pool.
     """
 
@@ -65,7 +66,7 @@ class KvExports:
         """Read pages that are in the cache now, up to ``STEP_BYTES``. Returns the answers.
 
         Args:
-            sequence_of: returns the sequence of a number that waits or runs.
+            sequence_of: returns the waiting or running sequence with a number.
             is_open: whether a sequence has not ended, though no step may know it yet.
         """
         answers: list[KvBlocks] = []

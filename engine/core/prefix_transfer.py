@@ -27,7 +27,7 @@ class PrefixTransfer:
         key_of: options whose key encrypts what is saved; None for no encryption.
 
     Raises:
-        ConfigError: the pages of this model cannot be kept elsewhere, or the key's file has none.
+        ConfigError: the pages of this model cannot be stored outside the pool, or the key file contains no key.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class PrefixTransfer:
         return blocks, lambda index: reads[index]()
 
     def load(self, file: FilePath, offset: int = 0) -> int:
-        """Enter the pages of a file, which begin at an offset, in the prefix cache. Raises OSError.
+        """Insert the pages of a file, which begin at an offset, into the prefix cache. Raises OSError.
 
         Returns:
-            Tokens whose KV is cached now, as far as the pool has room; 0 for a file of another base model, form of KV
-            or page size, or with no whole page.
+            Number of tokens whose KV is now cached, limited by the room in the pool. 0 if the file has another base
+            model, form of KV or page size, or no whole page.
         """
         stored = read_prefix(file, self._codec, self._base, "", offset=offset)
         return 0 if stored is None else self._enter(stored)
 
     def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
-        """Enter a tenant's pages from an open file in the prefix cache. Returns their namespaces and the cached tokens.
+        """Insert a tenant's pages from an open file into the prefix cache. Returns namespaces and cached tokens.
 
-        No path and no token where ``load`` returns 0.
+        Returns no path and no token in the cases in which ``load`` returns 0.
         """
         stored = read_blocks(source, self._codec, self._base, tenant)
         num_tokens = 0 if stored is None else self._enter(stored)

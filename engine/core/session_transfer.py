@@ -2,8 +2,8 @@
 
 magic, length and checksum of the head, head as JSON, blocks of ``prefix_files``
 
-The head says of which tenant and session it is and of which weights its KV is. The blocks say
-the same of themselves, and with a key only that of the right tenant opens them.
+The head names the file's tenant and session, and the weights that computed its KV. The blocks repeat these names. With
+encryption, only the key of the right tenant decrypts them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class SessionTransfer:
 
     Args:
         pins: pins of the sessions that are held.
-        open_transfer: returns what saves and loads KV; raises ConfigError where it cannot be kept elsewhere.
+        open_transfer: returns the object that saves and loads KV; raises ConfigError if KV cannot be stored outside the
+            pool.
         base: digest of the base model.
         has_adapter: whether an adapter with a digest is loaded.
     """
@@ -76,7 +77,7 @@ class SessionTransfer:
         return 0 if held is None else self._open_transfer().size(len(held[1]))
 
     def export(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the tokens whose KV a session holds, and its file; 0 and nothing where it is not held.
+        """Return the number of tokens whose KV a session holds, and its file; 0 and no file if nothing is held.
 
         Raises:
             RequestError: the file would be too large.
@@ -109,11 +110,11 @@ class SessionTransfer:
         return json.dumps(fields).encode()
 
     def load(self, data: bytes) -> int:
-        """Enter the KV of a session's file in the prefix cache, and hold it as the session's.
+        """Insert the KV of a session's file into the prefix cache, and hold it for the session.
 
         Returns:
-            Tokens whose KV is cached now; 0 for a file of another base model, form of KV or key, of an adapter that is
-            not loaded with the same content, or a damaged one.
+            Number of tokens whose KV is now cached. 0 if the file is damaged, has another base model, form of KV or
+            key, or needs an adapter that is not loaded with the same content.
 
         Raises:
             ConfigError: the KV of this model cannot be kept elsewhere.

@@ -20,13 +20,13 @@ class StepWorker(Protocol):
     """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
 
     Attributes:
-        overlaps: whether the device computes while the host goes on, so that a step is better launched before the
-            last one is read.
-        states: slots of recurrent states; None for a model without.
-        rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` for never.
-        draft: the draft model; None without.
+        overlaps: whether the device computes while the host continues, so that it pays to launch a step before the last
+            one is read.
+        states: slots of recurrent states; None for a model without recurrent states.
+        rope_switch: length in tokens beyond which a sequence's KV is computed differently; ``ENDLESS`` if it never is.
+        draft: the draft model; None without a draft model.
         pooler: values other than tokens that the model gives.
-        kv_pages: the pages of its KV pool, to keep them elsewhere; None where that cannot be.
+        kv_pages: access to the pages of the KV pool, to store them elsewhere; None if that is not supported.
         base_digest: digest of the base model, see ``engine.checkpoint.base_digest``.
     """
 
@@ -51,8 +51,8 @@ class StepWorker(Protocol):
     def launch(self, batch: Batch) -> StepHandle:
         """Start the forward pass of a step.
 
-        Steps are launched, drawn and read in the same order, and each is drawn before the next is launched. A step
-        whose rows have all ended is neither drawn nor read, and neither is one for which there was no memory.
+        Steps are launched, drawn and read in the same order, and each step is drawn before the next is launched. A step
+        whose rows have all ended is neither drawn nor read; the same is true of a step that found no memory.
         """
 
     def free_memory(self) -> None:

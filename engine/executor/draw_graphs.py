@@ -130,7 +130,7 @@ class DrawGraphs:
         Args:
             hidden: [T, H], which may be overwritten afterwards.
             index: [S], the hidden state of each position. ``holds`` is true of S, edits and logprobs.
-            edits: of the logits.
+            edits: masks and edits of the logits.
             num_logprobs: [S], as from ``Sampler.num_logprobs``.
         """
         count, masks = len(index), edits.masks

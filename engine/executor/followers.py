@@ -50,9 +50,9 @@ class Followers:
 
     Args:
         config: the options, complete.
-        model_path: of the model, as the followers open it.
-        identity: of program and files; each follower compares it with its own.
-        devices: of the ranks.
+        model_path: path of the model as the followers open it.
+        identity: digest of program and files, which each follower compares with its own.
+        devices: devices of the ranks.
         lost: called once, on a thread, with what is wrong, when a rank has gone; the followers have been killed then.
 
     Attributes:

@@ -35,8 +35,8 @@ class StepMemory(NamedTuple):
     """Bytes that steps need beside weights and KV.
 
     Attributes:
-        activations: of the largest step.
-        graphs: of all CUDA graphs.
+        activations: bytes of the activations of the largest step.
+        graphs: bytes of all CUDA graphs.
     """
 
     activations: int = 0

@@ -24,8 +24,8 @@ class HeadInputs:
 
     Args:
         states: of the head, with room for the tokens of a step.
-        hidden: those of the model.
-        num_rows: of the head's page table.
+        hidden: hidden states of the model.
+        num_rows: number of rows of the head's page table.
         page_size: tokens in a page.
     """
 

@@ -84,7 +84,7 @@ def load_weights(
     """Load the weights of a model and, on the first rank, of its draft, after all checks that need none of them.
 
     Args:
-        device: by ``set_up_device``.
+        device: the device, as ``set_up_device`` returns it.
         ranks: the group that computes the model, each rank a shard.
 
     Raises:

@@ -24,7 +24,7 @@ def load_worker(
     """Make a worker whose device sets the options of a step that are not named; return all options, and the worker.
 
     Args:
-        weights: those that are loaded, of a model on one device; None to load them.
+        weights: loaded weights of a model on one device; None to load them.
         lost: called on a thread, with the reason, when another rank of the model has gone.
 
     Raises:

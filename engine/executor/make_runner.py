@@ -69,7 +69,7 @@ def make_runner(
         head: computes the logits in place of the model.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
-        pooling: of rows whose prompts are pooled; None for that of the last token.
+        pooling: pooling of rows whose prompts are pooled; None pools the last token.
     """
     inputs = InputBuilder(
         config.most_seqs,

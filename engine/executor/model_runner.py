@@ -57,7 +57,7 @@ class RunnerStep:
         step_timer: seconds of its parts.
         drawing: its tokens, set by ``draw``.
         prompt_scores: prompt logprobs, set by ``draw``, by index of their row in the batch.
-        pooled: what is pooled of prompts, set by ``draw``, by index of their row in the batch.
+        pooled: pooled values of prompts by the index of their row in the batch; set by ``draw``.
     """
 
     runner: ModelRunner
@@ -85,7 +85,7 @@ class ModelRunner:
         forward: the forward pass: hidden states [S, H] of a step's kept tokens, valid until the next step.
         step_timer: makes the timer of each step.
         mirror: the other ranks of the model; None for none.
-        pooling: of rows whose prompts are pooled; None for that of the last token.
+        pooling: pooling of rows whose prompts are pooled; None pools the last token.
         draws: captured draws; None for none.
     """
 

@@ -38,7 +38,7 @@ class AdapterParts:
 
     Args:
         model: the whole model.
-        layout: of it.
+        layout: the layout of it.
         width: ranks that have the same layers, a shard of them each.
         count: parts of the layers.
     """

@@ -125,8 +125,8 @@ class PageServer:
     read once it has done what these say.
 
     Args:
-        link: with rank 0, for pages alone.
-        pages: of this rank.
+        link: connection to rank 0 for pages alone.
+        pages: pages of this rank.
     """
 
     def __init__(self, link: socket.socket, pages: PoolPages) -> None:

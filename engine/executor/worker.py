@@ -50,7 +50,7 @@ class Worker:
     Args:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
-        weights: those that are loaded with the same options; None to load them.
+        weights: weights that are already loaded, with the same options; None to load them.
         ranks: the group that computes the model, each rank its shard. With several, no step is planned ahead, as its
             tokens are known to rank 0 alone.
         mirror: the other ranks, on rank 0; None for none.
@@ -64,7 +64,7 @@ class Worker:
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
         overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
-        pooler: what the model gives beside tokens.
+        pooler: values other than tokens that the model gives.
         base_digest: tells its weights from others'.
         kv_pages: the pages of its pool.
         summary: lines for people about model, pool and kernels.

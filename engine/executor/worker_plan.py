@@ -25,14 +25,14 @@ class WorkerPlan:
 
     Attributes:
         kv_dtype: number format of KV.
-        page_bytes: of a page of KV in all layers, and of the hidden states that a draft head reads.
-        num_pages: of the KV pool.
-        num_draft_pages: of the draft's KV pool, 0 without.
+        page_bytes: bytes of a page of KV in all layers, and of the hidden states that a draft head reads.
+        num_pages: number of pages of the KV pool.
+        num_draft_pages: number of pages of the draft's KV pool, 0 without a draft.
         states: slots of recurrent states; None for a model without.
         max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
         rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
         steps: memory of steps on a GPU; None where the size of the pool does not depend on it.
-        slot_bytes: of full adapter slots.
+        slot_bytes: bytes of the adapter slots when they are full.
     """
 
     kv_dtype: torch.dtype

@@ -24,7 +24,7 @@ def summary_lines(
 
     Args:
         draft: the line of the draft model; None without.
-        seconds: for which the weights were loaded, and then the rest was made.
+        seconds: seconds for which the weights were loaded, and seconds for which the rest was made.
     """
     kv_format = " of FP8" if kv.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.dtype) else ""
     return (

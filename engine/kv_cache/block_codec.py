@@ -47,7 +47,7 @@ class BlockCodec:
 
     Args:
         scheme: form and page size, which every header names.
-        key: of AES-GCM, 32 bytes; empty for plain blocks. Each tenant's blocks have a key of their own that follows
+        key: key of AES-GCM, 32 bytes; empty for plain blocks. Each tenant's blocks have a key of their own that follows
             from it.
     """
 

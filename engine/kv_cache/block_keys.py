@@ -33,7 +33,7 @@ class BlockId:
         key: its name.
         parent: the key of the page before it, or the root; for a state that of its page.
         origin: namespaces of its cells.
-        position: of its first token.
+        position: position of its first token.
         tokens: int32 tokens of the page as bytes.
         is_state: whether it is the recurrent state after the page's last token, and not the page's KV.
     """

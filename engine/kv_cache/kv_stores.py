@@ -176,8 +176,8 @@ class DiskStore:
     """Pages in files, which a later process finds again.
 
     Args:
-        files: those of this process.
-        codec: of their content.
+        files: files of this process.
+        codec: codec of their content.
         capacity: most bytes of all files.
         events: notes pages that come and go; None for nobody who asks.
     """

@@ -58,8 +58,8 @@ class Fetch:
     Attributes:
         keys: of its whole pages, as far as they are known.
         first: index of the first page that is read.
-        blocks: what is read, in order; as few as were found once it is done.
-        payloads: what was found.
+        blocks: the blocks to read, in order; once the read is done, only those that were found.
+        payloads: contents of the blocks that were found.
         state: the state after the last page that was found; None in a model without.
         is_done: whether the reader is done with it.
         num_moves: reads begun so far.
@@ -93,9 +93,9 @@ class KvTiers:
 
     Args:
         scheme: names of pages.
-        reader: of the pool.
+        reader: reader of the pool.
         stores: the fastest first.
-        peers: of other replicas, asked after the stores and never written to; None for none.
+        peers: tier of the pages of other replicas, which is asked after the stores and never written to; None for none.
         most_fetched: most bytes of pages that are read ahead and not used yet; one sequence may have more.
         inline: write and read at once, on the calling thread, in place of the threads: for tests.
     """
@@ -193,7 +193,7 @@ class KvTiers:
         """Return whether pages of a waiting sequence are being read; begin to read those that a store has.
 
         Args:
-            number: of the sequence.
+            number: number of the sequence.
             num_cached: whole pages of it in the tree, as far as a hit may go.
             num_pages: most that it has use for.
         """

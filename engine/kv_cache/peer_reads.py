@@ -36,12 +36,12 @@ class PeerReads:
     """Questions of the waiting sequences of one engine, and the pages that came. Called by the core's thread.
 
     Args:
-        codec: of the blocks, without a key.
+        codec: codec of the blocks, without a key.
         capacity: most bytes of pages that came and that no lease has taken yet.
         clock: seconds, monotonic.
 
     Attributes:
-        store: those pages, as a tier to read from.
+        store: tier with those pages, to read from.
     """
 
     def __init__(self, codec: BlockCodec, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,8 +76,8 @@ class PeerReads:
         A sequence that another one asks for does not ask a second time: it waits for that answer.
 
         Args:
-            tokens: of the sequence.
-            keys: of its whole pages, those that it has use for.
+            tokens: the tokens of the sequence.
+            keys: keys of the whole pages that the sequence can use.
             first: index of the first page that is not here.
         """
         size = self._codec.scheme.page_size

@@ -71,7 +71,7 @@ class TierUses:
     Attributes:
         loads: what to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
         arriving: keys of what is filled so, until the first ``commit``.
-        keys: of its whole pages, as far as tiers or events were asked.
+        keys: keys of its whole pages, as far as tiers or events were asked.
     """
 
     loads: tuple[PageLoad | StateLoad, ...] = ()
@@ -98,8 +98,8 @@ class Lease:
         states: checkpoints of recurrent states; None for a model without.
         state: slot of the state at the end of the hit, -1 for none.
         pending: reserved slots by the position after which a step saves the state there.
-        uses: what the sequence has of states beside these.
-        tiered: what it has of tiers.
+        uses: what the sequence uses of recurrent states, beside these pages.
+        tiered: what the sequence uses of tiers.
     """
 
     path: Path
@@ -252,7 +252,7 @@ class PrefixCache:
         """Return whether pages of a waiting sequence are being read from a tier; begin to if one has them.
 
         Args:
-            number: of the sequence.
+            number: number of the sequence.
             limit: as in ``acquire``.
         """
         if self.tiers is None or self.tiers.is_idle:
@@ -408,7 +408,7 @@ class PrefixCache:
         Args:
             first: index of the first page that is wanted.
             most: pages to return.
-            keys: of the prefix's pages, as far as they are known; the others are added.
+            keys: keys of the prefix's pages, as far as they are known; the others are added.
         """
         data = _memory(tokens, 0, len(tokens))
         pages = self._tree.match(path, data).pages

@@ -28,7 +28,7 @@ class StoredPrefix:
         path: the namespaces of its tokens.
         tokens: int32, of whole pages.
         payloads: the bytes of each page.
-        state: those of the recurrent state after the last one; None in a model without.
+        state: bytes of the recurrent state after the last token; None in a model without recurrent states.
     """
 
     path: Path
@@ -49,7 +49,7 @@ def write_prefix(
     Args:
         blocks: the pages of a prefix from the first one on, then a state in a model that has such.
         payload_of: returns the bytes of a block by its index.
-        head: of a session file; empty for a prefix alone.
+        head: head of a session file; empty for a prefix alone.
     """
     unfinished = file.with_name(file.name + _UNFINISHED)
     try:

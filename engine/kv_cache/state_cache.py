@@ -77,11 +77,11 @@ class StateCache:
     """Which pages have a checkpoint, and in which slot.
 
     Attributes:
-        interval: that of ``StateSlots``.
+        interval: interval of ``StateSlots``.
         num_evicted: checkpoints evicted since the start.
 
     Args:
-        slots: of the pool.
+        slots: slots of the pool.
         on_free: called with the slot of each checkpoint that a page loses.
     """
 

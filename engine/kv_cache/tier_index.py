@@ -31,7 +31,7 @@ class TierIndex:
         clock: seconds, monotonic.
 
     Attributes:
-        num_bytes: of all blocks.
+        num_bytes: bytes of all blocks.
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,7 +18,7 @@ class WriteAdmission:
     """Decides by what became of the pages offered before. Called by one thread.
 
     Args:
-        num_pages: that the largest tier has room for.
+        num_pages: number of pages that the largest tier has room for.
 
     Attributes:
         is_selective: whether pages that are seen once are left out.
@@ -34,7 +34,7 @@ class WriteAdmission:
         """Return whether to write a block that no tier has.
 
         Args:
-            num_pages: that take as many bytes as it.
+            num_pages: number of pages that take as many bytes as the block.
         """
         self._num_offered += num_pages
         if self._num_offered >= self._window:

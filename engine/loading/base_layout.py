@@ -81,7 +81,7 @@ def planned_layout(
 
     Args:
         max_positions: as in ``load_model``.
-        device: on which adapters are put; None for a layout that none are put on.
+        device: device on which adapters are put; None for a layout on which none are put.
 
     Raises:
         ModelError: the model is not supported.

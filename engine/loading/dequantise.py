@@ -29,7 +29,7 @@ def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor, factor:
 
     Args:
         data: the raw bytes of a tensor, in whole blocks.
-        factor: of a matrix in NVFP4, None for 1.
+        factor: factor of a matrix in NVFP4, None for 1.
         out: contiguous, with as many elements as ``data`` encodes. At most 2^20 elements are held in fp32 at a time, on
             a GPU 2^23, for which the host waits once at the end.
 

@@ -30,12 +30,12 @@ class TableType:
     """A type of blocks.
 
     Attributes:
-        table: of the codes: sixteen values.
-        codes: of each value, [..., values] uint8.
-        factor: of a block, [...] in half precision.
-        scales: of groups, [..., groups] int8; None for the factor alone.
-        minima: of groups, [..., groups] uint8, times ``coarse``; None for none.
-        coarse: what they are multiplied with, [...] in half precision.
+        table: the sixteen values that the codes stand for.
+        codes: the code of each value, [..., values] uint8.
+        factor: factor of each block, [...] in half precision.
+        scales: scales of the groups, [..., groups] int8; None if blocks have the factor alone.
+        minima: minima of the groups, [..., groups] uint8, to be multiplied by ``coarse``; None if groups have none.
+        coarse: factor of the minima of a block, [...] in half precision.
     """
 
     table: tuple[float, ...]

@@ -69,7 +69,7 @@ class LayerLoader:
     """Builds a decoder layer by layer, reading each tensor where it is needed.
 
     Attributes:
-        ranks: that the model is split over, None where there is one.
+        ranks: ranks that the model is split over; None for a single rank.
         kv_scales: static scales of keys and values, by layer.
     """
 
@@ -124,7 +124,7 @@ class LayerLoader:
         """Read a layer, between the norm in front of it and the next one.
 
         Args:
-            prefix: what its tensors' names begin with; by default that of the model's layers.
+            prefix: beginning of the names of the layer's tensors; by default that of the model's layers.
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"

@@ -34,7 +34,8 @@ def load_experts(
     """Return the mixture whose tensors begin with ``prefix``. Router and the shared expert's gate stay plain.
 
     Args:
-        ranks: that have the inner columns of ``mixture`` of each expert, and add their results up; None for all.
+        ranks: ranks that each have the inner columns of ``mixture`` of each expert, and add their results up; None
+            where one rank has all.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.

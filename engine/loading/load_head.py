@@ -92,7 +92,8 @@ class _HeadFolder(SafetensorsFolder):
     """A head's tensors by the names that they would have in a model of one layer.
 
     Attributes:
-        shifts: what is added to each token of its vocabulary to get the model's; None if they are the same.
+        shifts: number to add to each token of the head's vocabulary to get the model's token; None if both vocabularies
+            are the same.
     """
 
     may_be_bare: ClassVar[bool] = False

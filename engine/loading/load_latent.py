@@ -53,7 +53,8 @@ def load_latent(
         interleaved: it pairs neighbouring dimensions.
         query_scale: factors of queries by position, or None.
         shares_index: the layer sees what the index of an earlier one has chosen, if the model has one.
-        ranks: that have the heads of ``config`` each, and add their results up; None for all heads.
+        ranks: ranks that each have the heads of ``config``, and add their results up; None where one rank has all
+            heads.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.

@@ -50,7 +50,7 @@ def load_model(
 
     Args:
         checkpoint: the folder, or the file, opened or not.
-        dtype: of weights and hidden states: float32, bfloat16 or float16.
+        dtype: type of weights and hidden states: float32, bfloat16 or float16.
         max_positions: longest sequence; the model's own maximum by default.
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.

@@ -24,7 +24,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
     """Load the MTP module of a model from its own checkpoint.
 
     Args:
-        folder: of the model.
+        folder: the model's folder.
         model: whose hidden states it reads; also its embedding and head, where the module has none of its own.
         weights: the form of matrices in memory.
 

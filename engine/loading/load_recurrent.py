@@ -56,7 +56,8 @@ def load_recurrent(
     """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
 
     Args:
-        ranks: that have the heads or channels of ``layer`` each, and add their results up; None for all.
+        ranks: ranks that each have the heads or channels of ``layer``, and add their results up; None where one rank
+            has all.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights, or a state is too large for the kernels.

@@ -27,7 +27,7 @@ class RowPieces:
 
     Args:
         read: returns rows [n, ...] from a first one to before another.
-        count: of all rows.
+        count: number of all rows.
         step: rows of a piece.
     """
 

@@ -126,7 +126,7 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
     """Measure both forms of a weight, in turn, the least of five times each; once in a process.
 
     Args:
-        dtype: of activations.
+        dtype: type of activations.
     """
     return FormSpeeds(tuple(speed for part in _parts() for speed in _speeds(blocks, dtype, *part)))
 
@@ -138,8 +138,8 @@ def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
     Once in a process for each format: the lesser of two times each, in turn.
 
     Args:
-        form: of blocks, not arranged.
-        dtype: of activations.
+        form: form of the blocks, not arranged.
+        dtype: type of activations.
     """
     plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], _FEW_WIDTH, _FEW_SIZE), dtype, few_rows=0)
     assert plain.widened is not None
@@ -160,8 +160,8 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
     the next one does not would change answers.
 
     Args:
-        form: of blocks, not arranged, that ``pack_blocks`` takes with ``dynamic``.
-        dtype: of activations.
+        form: form of the blocks, not arranged; ``pack_blocks`` takes it with ``dynamic``.
+        dtype: type of activations.
     """
     raw = random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)
     plain = quantised_weights.with_widened(

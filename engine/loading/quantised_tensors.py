@@ -134,7 +134,7 @@ class QuantisedTensor:
     """A quantised matrix of a folder: its shape, and its rows decoded.
 
     Args:
-        name: of the weight, for errors.
+        name: name of the weight, for errors.
         parts: the stored tensors by what follows the module's name.
 
     Raises:
@@ -229,7 +229,7 @@ class QuantisedTensor:
         """The type of blocks that have the same numbers, None where none have: by scales, zero points and groups.
 
         Raises:
-            ModelError: for a scale, a zero point or an index that no matrix has.
+            ModelError: no matrix can have such a scale, zero point or index.
         """
         scheme, width = self._scheme, self.shape[1]
         is_integer = scheme.layout in _INTEGERS and scheme.bits in (4, 8)
@@ -257,7 +257,7 @@ class Integers:
         numbers: q, rows [n, K] of uint8, or of int8.
         zeros: z, [N, groups of a row] fp32.
         scales: s, [N, groups of a row] fp32.
-        bits: of q.
+        bits: number of bits of q.
         group_of: the group of each input [K] where they are not in order, None where they are.
     """
 

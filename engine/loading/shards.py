@@ -118,7 +118,7 @@ class Shard:
         whole: the model.
         ranks: the group, of which this process is one.
         config: the model as this rank computes it. Its vocabulary is whole.
-        splits: by module, for the modules that are split.
+        splits: how each module is split, for the modules that are split.
         vocab_sizes: rows of the head on each rank.
     """
 

@@ -25,8 +25,8 @@ class StageLoader(LayerLoader):
     """Builds the layers of a stage. What another rank has of embedding, last norm and head is a shape alone.
 
     Args:
-        config: of the stage, of a shard of it where several ranks have the same layers.
-        shard: of the whole model; None where one rank has each layer.
+        config: configuration of the stage; of a shard of the stage where several ranks have the same layers.
+        shard: shard of the whole model; None where one rank has each layer.
     """
 
     def __init__(

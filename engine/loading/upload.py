@@ -18,7 +18,7 @@ class PinnedBuffers:
 
     Args:
         device: a CUDA device.
-        num_bytes: of each buffer.
+        num_bytes: size of each buffer.
     """
 
     def __init__(self, device: torch.device, num_bytes: int = _PIECE) -> None:

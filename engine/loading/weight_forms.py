@@ -151,8 +151,8 @@ class _Stored:
     """What a checkpoint's blocks are.
 
     Attributes:
-        num_values: of all tensors.
-        num_bytes: of all tensors, blocks as they are stored.
+        num_values: number of values of all tensors.
+        num_bytes: bytes of all tensors, with blocks as they are stored.
     """
 
     blocks: StoredBlocks
@@ -242,7 +242,7 @@ class WeightReader:
     """Reads tensors from a source, each directly into its final memory.
 
     Args:
-        form: of packed weights. All but "plain" need a CPU, the native kernels, and bfloat16 or float32.
+        form: form of packed weights. All but "plain" need a CPU, the native kernels, and bfloat16 or float32.
     """
 
     def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device, form: WeightForm) -> None:

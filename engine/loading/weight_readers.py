@@ -128,7 +128,7 @@ class SafetensorsFolder:
     Args:
         towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
             of the language model on its own.
-        quantization: what the parts of quantised matrices mean.
+        quantization: meaning of the parts of quantised matrices.
         names: parts of names and what stands here for them, as in `usual_name`.
 
     Attributes:
@@ -247,7 +247,7 @@ class SafetensorsFolder:
         """Read what quantised matrices have beside their numbers, a few hundredths of the files.
 
         Raises:
-            ModelError: for a scale, a zero point or an index that no matrix has: before memory is taken for one.
+            ModelError: no matrix can have such a scale, zero point or index; raised before memory is taken for one.
         """
         for tensor in self._quantised.values():
             tensor.check()

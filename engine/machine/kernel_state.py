@@ -21,7 +21,7 @@ class KernelState:
         compiler: its version; empty where there is none.
         cache: folder of compiled libraries.
         is_writable: whether libraries can be put there.
-        instruction_set: of a library that is there.
+        instruction_set: instruction set of a library that is there.
         fault: why there is none for this very CPU.
     """
 

@@ -23,11 +23,11 @@ class Processor:
     """A CPU.
 
     Attributes:
-        name: of the model, as the system tells it.
+        name: name of the model, as the system reports it.
         architecture: such as x86_64.
-        flags: of ``/proc/cpuinfo``.
+        flags: flags in ``/proc/cpuinfo``.
         huge_pages: the setting of transparent huge pages; empty where there is none.
-        governor: of the clock; empty where the system does not tell.
+        governor: governor of the clock; empty where the system does not report it.
     """
 
     name: str

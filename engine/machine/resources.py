@@ -22,9 +22,9 @@ class Cores:
     """Processors.
 
     Attributes:
-        machine: of the whole machine, hardware threads counted.
+        machine: number of processors of the whole machine, counting hardware threads.
         physical: cores of it, None where the system does not tell.
-        affinity: that this process may run on.
+        affinity: number of processors that this process may run on.
         quota: processor seconds a second that its cgroups allow; None without a limit.
         socket: numbers of the processors of the affinity in one socket, that with the most cores.
         socket_cores: cores among them: hardware threads of one core count once.
@@ -61,9 +61,9 @@ class Memory:
     """Bytes of memory.
 
     Attributes:
-        machine: of the whole machine.
-        total: that this process may use: the machine's, or the limit of its cgroup or of its address space.
-        available: of those, that can still be taken.
+        machine: bytes of the whole machine.
+        total: bytes that this process may use: the machine's, or the limit of its cgroup or of its address space.
+        available: bytes of ``total`` that can still be taken.
     """
 
     machine: int

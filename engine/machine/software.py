@@ -43,7 +43,7 @@ class TorchProbe:
         version: its own.
         cuda: version of CUDA that it was built for; empty for a build without.
         devices: name, bytes of memory and compute capability of each usable GPU.
-        warnings: what torch says of CUDA.
+        warnings: what torch warns about CUDA.
     """
 
     fault: str

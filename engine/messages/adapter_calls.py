@@ -15,7 +15,8 @@ class LoadAdapter:
     Attributes:
         path: its folder, below the folder of adapters unless it is trusted, as that of a downloaded adapter.
         replace: whether the name may be in use; later sequences then get the new version.
-        num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
+        num_tokens: number of tokens of the tokenizer in the folder: an embedding of the adapter's own must have a row
+            for each; 0 without a tokenizer.
         of: the name that it is a version of, with which it counts as one name; "" for ``name``.
         tenant: whose share of the loads it uses.
     """

@@ -15,8 +15,8 @@ class Ready:
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
         adapters: loaded at the start.
-        base_digest: of the base model: replicas with the same one answer for each other.
-        pooler: what it gives beside tokens.
+        base_digest: digest of the base model: replicas with the same one answer for each other.
+        pooler: values other than tokens that the model gives.
     """
 
     max_model_len: int

@@ -14,9 +14,9 @@ class FetchKv:
     """Ask for pages of a waiting sequence that another replica is likely to have; answered by ``KvBlocks``.
 
     Attributes:
-        id: of the sequence, where it waits.
+        id: id of the sequence on the replica where it waits.
         path: its namespaces.
-        tokens: those up to the end of the last page that is asked for, ``array('i')``.
+        tokens: tokens up to the end of the last page that is asked for, ``array('i')``.
         first: index of the first page that is asked for.
     """
 
@@ -31,7 +31,7 @@ class ReadKv:
     """Read pages that are in the prefix cache; answered by ``KvBlocks``, several where they are many.
 
     Attributes:
-        id: of the answers.
+        id: id of the answers.
         path, tokens, first: as of ``FetchKv``; without a path those of the prompt of ``follows``.
         follows: a sequence here whose prompt is being computed: its pages are sent as they are completed, until its
             first token is drawn or it ends. 0 for what is there now.
@@ -49,7 +49,8 @@ class ListPrefixes:
     """List prefixes that are worth a copy to other replicas, answered by ``CachedPrefixes``.
 
     Attributes:
-        of_sessions: those that sessions hold, the last used one first; else those that were hit most often.
+        of_sessions: list the prefixes that sessions hold, the last used one first; else the prefixes that were hit most
+            often.
     """
 
     id: int
@@ -69,7 +70,7 @@ class KvBlocks:
     """Pages in the order of their tokens, from a replica and to another one.
 
     Attributes:
-        id: of the ``ReadKv``; to the other replica, of its ``FetchKv``, or 0 for pages that it did not ask for.
+        id: id of the ``ReadKv``. To the other replica: id of its ``FetchKv``, or 0 for pages that it did not ask for.
         blocks: encoded.
         is_last: whether no more follow.
     """

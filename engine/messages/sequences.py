@@ -38,7 +38,7 @@ class Submit:
         reasoning: the thought before the answer, None where there is none or nothing depends on its end.
         generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
             on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
-        vocabulary: of the grammar, as in ``TokenTexts``.
+        vocabulary: vocabulary of the grammar, as in ``TokenTexts``.
         ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
         tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
         peer_tokens: how many of its first tokens another replica is likely to have KV of, which may be asked for it.
@@ -104,7 +104,7 @@ class Done:
 
     Attributes:
         stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
-        stats: what the engine measured of it; None if it was never admitted.
+        stats: the engine's measurements of the sequence; None if it was never admitted.
         is_limited: whether the budget of tokens has ended the answer of a grammar: in its last step as in ``TokenOut``,
             or because a complete answer that could go on has used it up.
     """

@@ -135,7 +135,7 @@ def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None, largest: 
     """Return the tensors of a quantised matrix [N, K] by the ends of their names; scales are of the weight's type.
 
     Args:
-        largest: for nvfp4 the largest magnitude of all matrices that share a factor.
+        largest: largest magnitude of all matrices that share a factor, for nvfp4.
 
     Raises:
         ValueError: the weight has numbers that are not finite.

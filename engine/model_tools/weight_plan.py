@@ -53,15 +53,15 @@ class WeightPlan:
     Attributes:
         shape: family, layers and sizes in a few words.
         stored: each way in which weights are stored, and its share of them, largest first.
-        stored_bytes: of all tensors in the files.
-        memory_bytes: of the weights in memory.
-        room_bytes: that weights may take here.
+        stored_bytes: bytes of all tensors in the files.
+        memory_bytes: bytes of the weights in memory.
+        room_bytes: bytes that weights may take here.
         computed: how products are computed.
         device: where, and by which kernels.
-        ranks: that compute the model together.
-        kv_token_bytes: of KV for each token.
-        kv_tokens: that the KV pool holds at most: steps take of the same memory on a GPU.
-        sums: of hidden states over the ranks that have the same layers, in each step; none of one rank.
+        ranks: number of ranks that compute the model together.
+        kv_token_bytes: bytes of KV of each token.
+        kv_tokens: largest number of tokens that the KV pool holds; on a GPU, steps take memory from the same room.
+        sums: number of sums of hidden states in each step, over the ranks that have the same layers; none for one rank.
         stages: parts of the layers, which compute a token one after another.
         h200_milliseconds: what a step of one token takes on as many H200: reads of weights, and sums at the least and
             the most. Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink. Both are figures of

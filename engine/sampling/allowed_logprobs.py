@@ -17,7 +17,7 @@ class AllowedDrawing:
 
     Args:
         masked: [n, V] float32, raw logits, -inf where the mask forbids the token.
-        positions: where they belong among the positions of the step.
+        positions: index of each of them among the positions of the step.
     """
 
     def __init__(self, masked: Tensor, positions: Sequence[int]) -> None:

@@ -47,10 +47,10 @@ class Drawn(NamedTuple):
     """The token drawn at a position, -1 if none could be.
 
     Attributes:
-        logprob: of the token, if wanted.
+        logprob: logprob of the token, if it was asked for.
         is_forced: whether a mask forced it.
         is_limited: whether without a budget of tokens another one would have been drawn.
-        allowed: of the position, if wanted.
+        allowed: logprobs of the allowed tokens at the position, if they were asked for.
     """
 
     token: int

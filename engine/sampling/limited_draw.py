@@ -35,9 +35,10 @@ class LimitedLines:
 
     Args:
         logits: [N, V], edited and masked by the grammar.
-        checks: by position among those of the step, in the order of the lines.
-        params: of all positions: the ``COLUMNS`` of their draws, and seed.
-        num_generated: of all positions.
+        checks: check of each position that has one, by its index among the positions of the step; in the order of the
+            lines.
+        params: the ``COLUMNS`` of the draws, and the seed, of all positions.
+        num_generated: number of generated tokens before each position, for all positions.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class DeviceMasks:
     Attributes:
         positions: [G] int64, the masked rows of the logits.
         words: [G, ceil(V / 32)] int32; bit j of word w is set if token 32 * w + j is allowed.
-        checks: by masked row of the logits, where a budget of tokens may exclude some of the allowed tokens.
+        checks: check by masked row of the logits, where a budget of tokens may exclude some of the allowed tokens.
     """
 
     positions: Tensor
@@ -112,7 +112,7 @@ class Sampler:
     tokens that a row's vocabulary lacks are -inf.
 
     Attributes:
-        vocab_size: of the model.
+        vocab_size: size of the vocabulary of the model.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:

@@ -76,7 +76,7 @@ class ProgramPool:
         """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it.
 
         Raises:
-            CapacityError: as many calls of the current tenant wait as may, or no thread can be started.
+            CapacityError: as many calls of the current tenant wait as the limit allows, or no thread can be started.
         """
         try:
             return await self._threads.call(CURRENT_TENANT.get(), call)
@@ -89,9 +89,9 @@ class ProgramPool:
         """Return what a function makes of its arguments, once the current tenant has its turn.
 
         Args:
-            program: as ``module:name`` below the package.
-            seconds: of processor time.
-            arguments: of JSON's types.
+            program: the function, as ``module:name`` below the package.
+            seconds: limit on processor time.
+            arguments: arguments of JSON's types.
             memory: bytes of address space in place of ``MEMORY_BYTES``.
 
         Raises:

@@ -37,7 +37,7 @@ def encode_job(program: str, seconds: float, num_bytes: int, arguments: Any, dat
     Args:
         program: a function as ``module:name``, below the package.
         seconds, num_bytes: limits on processor time and on added address space.
-        arguments: of JSON's types.
+        arguments: arguments of JSON's types.
     """
     head = json.dumps([program, seconds, num_bytes, arguments]).encode()
     return b"".join((len(head).to_bytes(4, "little"), head, data))

@@ -19,7 +19,7 @@ class RowTable:
 
     Attributes:
         size: rows in all.
-        free: those without a sequence; the last one is taken next.
+        free: rows without a sequence; the last one is taken next.
         owners: the sequence of each other row.
     """
 
@@ -60,7 +60,7 @@ class SlotRequests:
     """Slots that waiting sequences request in one step.
 
     Args:
-        slots: of adapters; None if no sequence has an adapter.
+        slots: slots of adapters; None if no sequence has an adapter.
         most_waiting: adapters for which a slot may be requested in vain; those on the device may always be requested.
     """
 
@@ -154,7 +154,7 @@ def preemption_victims(
     such as a long prompt, would take the budget first.
 
     Args:
-        plan: of the step, in which the running sequences have their tokens.
+        plan: plan of the step, in which the running sequences have their tokens.
     """
     victims = [other for other in reversed(running) if other.priority is Priority.BATCH]
     if sequence.priority is Priority.BATCH or not victims:
@@ -178,7 +178,7 @@ def computed_twice(
     be preempted: 0 then.
 
     Args:
-        plan: of the step, as far as it is filled.
+        plan: plan of the step, as far as it is filled.
         num_waiting: sequences in the queue, this one included.
     """
     limit = sequence.reusable

@@ -33,7 +33,7 @@ class PrefillAllowance:
 
     Args:
         cost: predicts what a chunk takes.
-        seconds: for all chunks together.
+        seconds: seconds for all chunks together.
     """
 
     def __init__(self, cost: StepCostModel, seconds: float) -> None:

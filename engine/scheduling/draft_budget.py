@@ -123,7 +123,7 @@ class DraftBudget:
         """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
 
         Args:
-            seconds: that it took.
+            seconds: seconds that the step took.
             num_drawn: tokens that it drew.
             ahead: steps in flight, whose tokens are known now.
             by_row: the running sequences.

@@ -69,7 +69,7 @@ class Scheduler:
         max_num_seqs: rows, that is, most running sequences.
         max_num_batched_tokens: tokens in one step.
         stats: counters to write to.
-        slots: of adapters; None without adapters.
+        slots: slots of adapters; None without adapters.
         drafts: gives drafts to rows; None for none.
         target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
         target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.

@@ -53,7 +53,7 @@ class SessionPins:
     """Soft pins of sessions and prompts. Written by ``Scheduler``.
 
     Args:
-        cache: in which they are pinned.
+        cache: prefix cache in which sessions and prompts are pinned.
         clock: seconds, monotonic.
     """
 
@@ -133,7 +133,7 @@ class SessionPins:
         """Pin what is cached of the tokens of a session's last call, in place of the call before.
 
         Args:
-            seconds: for which the session asks; it has ``SESSION_SECONDS`` at most beyond its tenant's share.
+            seconds: seconds for which the session asks; beyond its tenant's share it has ``SESSION_SECONDS`` at most.
         """
         name = tenant, session
         if name in self._sessions:

@@ -37,7 +37,7 @@ class StepPlan:
         before: the rows of the step in flight by sequence id, none if all tokens are known.
         rows: the rows planned, by sequence id; in flight those of sequences that have not left their row since.
         starts: rows taken by admitted sequences.
-        copies: of pages, and pages that are filled from outside the pool, in the order of admission.
+        copies: copies of pages, and pages that are filled from outside the pool, in the order of admission.
         allowance: seconds for prompts; None if nothing limits them but tokens.
         num_prompt_tokens: tokens given to prompts.
         num_drawing: planned rows that draw.
@@ -45,7 +45,7 @@ class StepPlan:
         draft_seconds: for which a draft model computed them.
         missed_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
         usual: tokens of a usual chunk, which the prompts of the step share.
-        batch: what the device computes, once it is planned.
+        batch: work of the device, once the step is planned.
     """
 
     budget: int

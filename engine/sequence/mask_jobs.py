@@ -23,7 +23,7 @@ class MaskJob:
         num_early: of the next tokens, how many come before ``min_tokens``: at these the answer must not end unless the
             grammar allows nothing else.
         scored: logprobs are requested, so the model is run even where the mask allows a single token.
-        vocabulary: of the matcher, as in ``Submit``.
+        vocabulary: vocabulary of the matcher, as in ``Submit``.
     """
 
     line: int

@@ -14,8 +14,8 @@ class StopCheck(NamedTuple):
     """The outcome for one row, which the scheduler applies to its sequence.
 
     Attributes:
-        num_tokens: of the row's tokens, how many the sequence takes.
-        num_sent: of these, how many the client receives: not a stop token, which ends the sequence.
+        num_tokens: how many of the row's tokens the sequence takes.
+        num_sent: how many of these tokens the client receives: a stop token, which ends the sequence, is left out.
         num_accepted: accepted drafts.
         failed: the step gave no valid token, or the grammar refused the one it gave.
         reason: why the sequence ends; None if it goes on.

@@ -37,8 +37,9 @@ class ServedTokenizer:
     Attributes:
         tokenizer: the model's, or an adapter's own.
         vocab_size: token ids are below this.
-        key: names tokens and end tokens to the engine; "" for the model's own.
-        identity: which an adapter must have whose sequences are made with it: see ``tokenizer_identity``.
+        key: name of the tokens and end tokens for the engine; "" for the model's own.
+        identity: identity that an adapter must have if sequences are made with this tokenizer: see
+            ``tokenizer_identity``.
     """
 
     tokenizer: Tokenizer
@@ -83,8 +84,9 @@ class AdapterTokenizers:
     """Finds and loads the tokenizers of adapters. Thread-safe.
 
     Args:
-        base: of requests without an adapter, and of adapters without a tokenizer.
-        config: has the folder of adapters, which paths below it must not leave by a link, and that of downloads.
+        base: tokenizer of requests without an adapter, and of adapters without a tokenizer.
+        config: names the folder of adapters and the folder of downloads. A path below the former must not leave it by a
+            link.
     """
 
     def __init__(self, base: ServedTokenizer, config: EngineConfig) -> None:
@@ -114,13 +116,14 @@ class AdapterTokenizers:
         return found.served
 
     def read_own(self, name: str, path: str) -> int:
-        """Read the tokenizer of an adapter that is to be loaded: not on the event loop.
+        """Read the tokenizer of an adapter that is to be loaded. Must not be called on the event loop.
 
         Args:
             path: below the folder of adapters, if there is one.
 
         Returns:
-            The number of its tokens; 0 without one, and if there is no such folder, as the load will tell.
+            Number of the tokenizer's tokens. 0 without a tokenizer, and without the folder: the load reports a missing
+            folder.
 
         Raises:
             RequestError: it is malformed.
@@ -132,7 +135,7 @@ class AdapterTokenizers:
         return 0 if loaded is None else loaded.tokenizer.vocab_size
 
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
-        """Return the tokenizer of a loaded adapter, which is read if need be: not on the event loop.
+        """Return the tokenizer of a loaded adapter, and read it if need be. Must not be called on the event loop.
 
         Raises:
             RequestError: its tokenizer is malformed, or has more tokens than its embedding.

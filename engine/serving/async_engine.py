@@ -30,7 +30,7 @@ _LONGEST_CUT = 1 << 14  # characters; cutting a longer text takes longer than ha
 class AsyncEngine:
     """Turns requests into sequences of the engine and their tokens into text. Belongs to one event loop.
 
-    Frames of the engine come in through ``client.on_frame``. A stream yields all deltas since its last item, so a slow
+    The engine's frames arrive through ``client.on_frame``. A stream yields all deltas since its last item, so a slow
     reader costs one list and no task.
 
     Attributes:
@@ -38,7 +38,7 @@ class AsyncEngine:
         defaults: sampling parameters of requests that name none.
         limits: bounds of requests; every request must pass ``limits.check`` before ``stream``.
         max_model_len: most tokens in prompt and answer together.
-        pooler: what the model gives beside tokens.
+        pooler: values other than tokens that the model gives.
         vocab_size: token ids are below this.
         served: ``tokenizer`` and ``vocab_size`` as the engine knows them.
     """
@@ -79,25 +79,26 @@ class AsyncEngine:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
     async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
-        """Return the text that a call makes by the chat template.
+        """Return the text that a call renders with the chat template.
 
         Args:
-            at_once: make it here, unless its template takes so much work that another process has to.
+            at_once: render in this thread, unless the template needs so much work that another process must do it.
         """
         return await rendered(call, at_once=at_once)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
-        """Return the token ids of ``text``; long texts are encoded on another thread, very long ones cut there too.
+        """Return the token ids of ``text``. Another thread encodes long texts, and encodes very long texts in parts.
 
-        The texts of requests that came together are encoded one after another, while what that needs is in the
-        caches: before and after it the others have their turn. Of 32 each then takes two thirds of the time.
+        The texts of requests that arrive together are encoded one after another, without other work in between, while
+        the tokenizer's data is in the processor's caches. With 32 requests, each text then takes two thirds of the
+        time.
 
         Args:
-            add_special_tokens: see ``Tokenizer.encode``. False: parts that the owner had encoded before are reused.
+            add_special_tokens: see ``Tokenizer.encode``. If False, parts that the owner has encoded before are reused.
             owner: the tenant and salt of the request.
 
         Raises:
-            RequestError: lone surrogates in the text.
+            RequestError: the text contains lone surrogates.
         """
         if self.tokenizer.waits:
             return await POOL.off_loop(lambda: self._encoding(text, add_special_tokens, owner)[0]())
@@ -122,19 +123,19 @@ class AsyncEngine:
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
         """Run checked requests together. The engine gets them when the first item is asked for.
 
-        Leaving the iterator early, in any way, aborts what still runs. An iterator that is left inside a loop must be
-        closed (``contextlib.aclosing``); otherwise the abort waits for the garbage collector.
+        Leaving the iterator early, in any way, aborts the sequences that still run. An iterator that is left inside a
+        loop must be closed (``contextlib.aclosing``); otherwise the abort waits for the garbage collector.
 
         Args:
-            requests: of one client; the timeout of the first one holds for all.
+            requests: requests of one client; the timeout of the first one applies to all.
 
         Yields:
             The deltas of a frame, or of several if the reader was slower than the engine; in order for each sequence.
 
         Raises:
             RequestError, CapacityError: the engine refuses one of the sequences.
-            DeadlineExceeded: the timeout has passed before the first token of a prompt. If all prompts have begun by
-                then, what still runs ends with reason ``TIMEOUT`` instead.
+            DeadlineExceeded: the timeout has passed before the first token of a prompt. If all prompts have a token by
+                then, the running sequences end with reason ``TIMEOUT`` instead.
             EngineDead: the engine is gone, before or during the stream.
         """
         stream = _Stream()
@@ -163,9 +164,9 @@ class _Stream:
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
-        deltas: not taken by the reader yet.
-        error: ends the stream after the deltas.
-        begun: prompts that have a token.
+        deltas: deltas that the reader has not taken yet.
+        error: error that ends the stream after the deltas.
+        begun: indices of the prompts that have a token.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Beam search over the scores of next tokens, with vLLM's rules: no engine, no tokenizer.
+"""Beam search over the scores of next tokens, with vLLM's rules. It needs no engine and no tokenizer.
 
-At equal lengths the order of beams is transformers' for any length penalty, as all sums are divided by the same.
+At equal lengths the beams have the same order as in transformers for any length penalty, as all sums have the same
+divisor.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ MAX_BEAMS = MAX_LOGPROBS // 2
 
 
 class BeamRules(Protocol):
-    """What a search is asked for.
+    """Parameters of a search.
 
     Attributes:
         beam_width: beams that are kept.
-        ignore_eos: the end token ends no beam.
-        length_penalty: a beam's sum of log-probabilities is divided by its length to this power; the prompt counts, an
-            end does not.
+        ignore_eos: whether beams go on after an end token.
+        length_penalty: exponent of a beam's length, by which its sum of log-probabilities is divided. The length
+            includes the prompt and excludes an end token.
     """
 
     @property
@@ -37,12 +38,12 @@ class BeamRules(Protocol):
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """A sequence.
+    """One sequence of the search.
 
     Attributes:
-        tokens: of prompt and answer, with the end token of one that has ended.
+        tokens: tokens of prompt and answer, including the end token of a sequence that has ended.
         cum_logprob: sum of the log-probabilities of the answer's tokens.
-        text: of all tokens, once the search has ended.
+        text: text of all tokens, once the search has ended.
     """
 
     tokens: list[int]
@@ -65,7 +66,7 @@ class BeamSearch:
     prompt's new beams are kept. A beam whose last token is the end token is complete.
 
     Args:
-        prompts: tokens of each.
+        prompts: tokens of each prompt.
         ends: the end tokens for each prompt.
 
     Raises:

@@ -1,6 +1,7 @@
 """Calibration of a question's probabilities: temperature scaling, with a bias for each label where it was fitted.
 
-Guo et al., On Calibration of Modern Neural Networks (2017). It is for one model and one question, told by content.
+Guo et al., On Calibration of Modern Neural Networks (2017). A calibration applies to one model and one question, which
+digests of their contents identify.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from .label_shares import LabelShares
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What turns the shares of a model's labels into calibrated ones.
+    """The transformation of the shares of a model's labels into calibrated shares.
 
     Attributes:
-        digest: of model and question, by ``question_digest``.
-        temperature: by which the logarithms of the shares are divided.
-        bias: what is added to each of them then; empty for nothing.
+        digest: digest of model and question, by ``question_digest``.
+        temperature: number by which the logarithms of the shares are divided.
+        bias: number added to each logarithm after the division; empty for no bias.
     """
 
     digest: str
@@ -43,13 +44,13 @@ class Calibration:
 
 
 def content_digest(base: str, adapter: str | None, digest_of: Callable[[str], str]) -> str | None:
-    """Return the digest of the content that answers for an adapter, or for the base model; None if not known.
+    """Return the digest of the content of an adapter, or of the base model; None if it is not known.
 
-    A combination has that of its parts' contents and weights.
+    The digest of a combination covers the contents and weights of its parts.
 
     Args:
         base: digest of the base model, "" if not known.
-        digest_of: that of a loaded adapter, "" if not known.
+        digest_of: returns the digest of a loaded adapter, "" if it is not known.
     """
     if adapter is None or not base:
         return base or None

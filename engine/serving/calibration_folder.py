@@ -1,6 +1,6 @@
-"""Calibration folder: one JSON file for each calibration, written by ``rootgraft calibrate`` and read by its name.
+"""Calibration folder: one JSON file for each calibration, which ``rootgraft calibrate`` writes.
 
-A file is replaced as a whole, and read again once it has changed.
+The server reads a calibration by name. A file is replaced as a whole. It is read again after it has changed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _MOST_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFile:
-    """What a file holds.
+    """The content of a calibration file.
 
     Attributes:
-        digest: of model and question.
-        temperature, bias: as of ``Calibration``.
-        model, question: whose they are; examples, brier, ece: what the fit told, before and after. For readers alone.
+        digest: digest of model and question.
+        temperature, bias: as in ``Calibration``.
+        model, question: the model and question that it applies to. examples, brier, ece: results of the fit, before and
+            after it. These fields are only for people.
     """
 
     digest: str
@@ -63,8 +64,8 @@ class CalibrationFolder:
     """Finds calibrations by name.
 
     Args:
-        folder: None where there are none.
-        option: what names the folder, for errors.
+        folder: folder of the files; None without calibrations.
+        option: option that names the folder, for errors.
     """
 
     def __init__(self, folder: Path | None, option: str = "--calibration-dir") -> None:
@@ -86,7 +87,7 @@ class CalibrationFolder:
             field: the request's field that names it.
 
         Raises:
-            RequestError: there is none of this name, or it cannot be read.
+            RequestError: no calibration has this name, or it cannot be read.
         """
         if self._folder is None:
             raise RequestError(f"There are no calibrations: {self._option} is not given.", param=field)
@@ -143,13 +144,13 @@ class NamedCalibration:
         return self.calibration.apply(shares)
 
     def check(self, digest: str | None, num_labels: int) -> None:
-        """Check that this is for a question to a model.
+        """Check that this calibration was fitted for a question and a model.
 
         Args:
-            digest: of both; None where the model's content is not known.
+            digest: digest of the model and the question; None where the model's content is not known.
 
         Raises:
-            RequestError: it is for another one.
+            RequestError: it was fitted for another question or model.
         """
         if self.calibration.digest != digest or len(self.calibration.bias) not in (0, num_labels):
             raise RequestError(

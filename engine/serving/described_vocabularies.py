@@ -23,11 +23,12 @@ class TokenReceiver(Protocol):
 class DescribedVocabularies:
     """Sends the bytes of a vocabulary before the first sequence with a grammar over it.
 
-    The engine gives them up, half a megabyte or more, once no adapter that used the vocabulary is loaded under its name
-    any more and no sequence uses it; beyond ``MOST_IDLE``, those that were used longest ago. The model's own stay.
+    The engine drops these bytes (half a megabyte or more) once no sequence uses the vocabulary and no adapter that used
+    it is loaded under its name any more. Beyond ``MOST_IDLE`` vocabularies, it drops the least recently used ones. The
+    model's own vocabulary is kept.
 
     Args:
-        engine: where sequences run.
+        engine: the engine in which sequences run.
     """
 
     def __init__(self, engine: TokenReceiver) -> None:
@@ -39,9 +40,9 @@ class DescribedVocabularies:
         """Note sequences with a grammar, before they are sent. Raises EngineDead.
 
         Args:
-            served: their tokenizer.
-            adapters: names of their adapters.
-            ids: their numbers.
+            served: tokenizer of the sequences.
+            adapters: names of the sequences' adapters.
+            ids: numbers of the sequences.
         """
         key = served.key
         if key not in self._names:

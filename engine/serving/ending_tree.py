@@ -1,13 +1,13 @@
 """The endings of a prompt as a tree of short sequences, whose logprobs sum to those of the endings.
 
-Endings that begin alike share these tokens. Each inner node of the tree is computed once, in one position of one
-sequence, which reads the logprobs of all its children there::
+Endings with a common beginning share its tokens. Each inner node of the tree is computed once, at one position of one
+sequence, which reads the logprobs of all children of the node at that position::
 
     prompt . [re -> {d, fund}] . [fund -> {ed, s}]
            . [gr -> {een, ay}]
 
-A stretch without a branch is one sequence: the logprobs of its tokens are prompt logprobs. A sequence behind another
-one finds that one's tokens in the prefix cache, however they are spread over steps.
+A stretch without a branch is one sequence: the logprobs of its tokens are prompt logprobs. A sequence that continues
+another one finds the other's tokens in the prefix cache, in whichever steps they were computed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from .request import TextRequest
 
 @dataclass(frozen=True, slots=True)
 class EndingRead:
-    """A sequence that is computed to read logprobs behind it.
+    """A sequence that is computed to read the logprobs of the tokens after it.
 
     Attributes:
-        prompt: the tree's.
-        path: tokens behind it.
-        scored_from: position of the first of its tokens whose logprob it reads; their number if it reads none.
-        targets: tokens whose logprobs it reads behind the last of its tokens.
-        edges: numbers of the edges whose logprobs it reads: of ``tokens[scored_from:]``, then of ``targets``.
+        prompt: prompt of the tree.
+        path: tokens between the prompt and the end of the sequence.
+        scored_from: position of the first token of the sequence whose logprob is read; the number of its tokens if none
+            is read.
+        targets: tokens whose logprobs are read after the last token of the sequence.
+        edges: numbers of the edges whose logprobs are read: first the edges of ``tokens[scored_from:]``, then those of
+            ``targets``.
     """
 
     prompt: array[int]
@@ -73,12 +75,12 @@ class EndingTree:
     """The tree of a prompt's endings.
 
     Args:
-        prompt: at least one token.
+        prompt: tokens of the prompt, at least one.
         endings: lists of at least one token each. They may repeat, and one may begin another.
 
     Attributes:
-        reads: its sequences; parents come before their children.
-        num_path_tokens: tokens that are computed behind the prompt, each once.
+        reads: the sequences of the tree; parents come before their children.
+        num_path_tokens: number of tokens that are computed after the prompt.
         num_label_tokens: tokens of all endings together.
     """
 

@@ -71,13 +71,13 @@ class EngineClient(asyncio.Protocol):
         heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading
             is not watched.
         spawn: starts the process; None for ``spawn_engine``.
-        process: the engine's; None for a child of this process.
+        process: process of the engine; None for a child of this process.
 
     Attributes:
         on_frame: called with each frame's messages about sequences and adapters, in order. Set before ``start``.
         on_heartbeat: called with each heartbeat, after the messages of its frame.
         on_death: called once if the engine ends without a ``close``, or hangs.
-        death: why it is gone; None while it runs.
+        death: reason for the engine's end; None while it runs.
         stats: gauges and counters of the last heartbeat.
     """
 
@@ -180,12 +180,13 @@ class EngineClient(asyncio.Protocol):
     ) -> None:
         """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
 
-        It uses the share of the current tenant.
+        The load counts against the current tenant's share.
 
         Args:
             trusted: the path may lead outside the folder of adapters.
-            num_tokens: of the tokenizer in the folder, for which an embedding of its own must have rows; 0 without one.
-            of: the name that it is a version of, with which it counts as one name; "" for ``name``.
+            num_tokens: number of tokens of the tokenizer in the folder: an embedding of the adapter's own must have a
+                row for each; 0 without a tokenizer.
+            of: the name of which the adapter is a version; both count as one name. "" for ``name``.
 
         Raises:
             RequestError: the adapter cannot be loaded.
@@ -219,11 +220,11 @@ class EngineClient(asyncio.Protocol):
         return isinstance(reply, SessionReply) and reply.count > 0
 
     async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the tokens whose KV a session holds, and its file; 0 and nothing where it is not held.
+        """Return the number of tokens whose KV a session holds, and its file; 0 and no file if nothing is held.
 
         Raises:
             RequestError: the KV of this model cannot be kept elsewhere, or the file would be too large.
-            EngineDead: as above.
+            EngineDead: the engine is gone, before the call or before its reply.
         """
         reply = await self._call(ExportSession(self._calls.new_id(), tenant, session))
         return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
@@ -240,7 +241,8 @@ class EngineClient(asyncio.Protocol):
     async def close(self) -> None:
         """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket.
 
-        One that loads its model, also where ``start`` was cancelled, or hangs would not read a message, and is killed.
+        A process that hangs or still loads its model would not read a message, so it is killed. This includes a process
+        whose ``start`` was cancelled.
         """
         self._closing = True
         if self._connecting is not None:

@@ -67,8 +67,8 @@ class ForkServer:
     """The side of who needs the processes. Belongs to one event loop.
 
     Args:
-        module: to run, which ends in ``serve_forks``. It is given the number of its socket, this process's, and then
-            ``arguments``.
+        module: name of the module to run, which ends in ``serve_forks``. It is given the number of its socket, this
+            process's, and then ``arguments``.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -197,7 +197,7 @@ def _running(forked: list[int], seconds: float = 0.0) -> list[int]:
     """Return the processes of these that run, and close the descriptors of the others.
 
     Args:
-        seconds: to wait until none runs.
+        seconds: seconds to wait until none of the processes runs.
     """
     until = time.monotonic() + seconds
     while forked:

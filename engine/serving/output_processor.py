@@ -49,7 +49,7 @@ class Finish:
         usage: tokens as the engine counts them; after a stop string, up to the token that completed it.
         stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
             end token and for every other reason (vLLM's field of that name).
-        stats: what the engine measured of it.
+        stats: the engine's measurements of the sequence.
         is_limited: whether the budget of tokens has cut a structured answer short: without it the model would have
             drawn other tokens.
         stop_token: the token that ended it, the model's own included; None for every other end.
@@ -78,16 +78,17 @@ class TextDelta:
     """Addition of one message to one sequence. Not frozen, for ``TokenOut``'s reason.
 
     Attributes:
-        index: which of the request's ``n`` sequences.
+        index: index of the sequence among the request's ``n`` sequences.
         text: characters that are certain. They lag behind ``tokens`` while a character or stop string is incomplete.
-        reasoning: those of the thought, once the API has told them from ``text``.
+        reasoning: text of the thought, once the API has separated it from ``text``.
         tokens: the new tokens, without one that ends the sequence (an end token has no text).
-        logprobs: of ``tokens``, if they were asked for.
-        prompt_logprobs: of the prompt's tokens from the second on, if they were asked for.
+        logprobs: logprobs of ``tokens``, if they were asked for.
+        prompt_logprobs: logprobs of the prompt's tokens from the second one on, if they were asked for.
         finish: set in the sequence's last delta.
-        prompt: which of the requests that run together.
+        prompt: index of the request among those that run together.
         pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
-        allowed: of the tokens that the grammar masked, the one that ends the sequence included, if asked for.
+        allowed: logprobs of the tokens that the grammar allowed, at each position, the token that ends the sequence
+            included; if they were asked for.
         fields: probabilities of the fields of a JSON answer that are complete, once the API has found them.
     """
 
@@ -157,8 +158,8 @@ class OutputProcessor:
 
     Args:
         stops: the automaton of the request's stop strings, None if it has none.
-        index: which of the request's sequences this is.
-        prompt: which of the requests that run together.
+        index: index of the sequence among the request's sequences.
+        prompt: index of the request among those that run together.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> s
     """Return the text that stands before what is embedded.
 
     Args:
-        name: of the checkpoint's prompts; None for its default.
+        name: name of one of the checkpoint's prompts; None for its default prompt.
 
     Raises:
         RequestError: the checkpoint names no such prompt.
@@ -73,6 +73,6 @@ def num_left_out(prompt: Sequence[int], special_ids: Collection[int], num_tokens
 
     Args:
         prompt: tokens of the prompt alone, encoded as a text: a special token at its end is not counted.
-        num_tokens: of the prompt and the text, of which the last one is pooled in any case.
+        num_tokens: number of tokens of the prompt and the text together, of which the last one is pooled in any case.
     """
     return min(len(prompt) - (prompt[-1] in special_ids), num_tokens - 1) if prompt else 0

@@ -22,7 +22,7 @@ class ReplicaStatus:
         silent_seconds: since its last sign of life.
         adapters: names of those that are likely in its slots, the last used ones last.
         stats: gauges and counters of its last heartbeat.
-        role: what it computes: prefill, decode or both.
+        role: work that the replica does: prefill, decode or both.
     """
 
     name: str
@@ -82,7 +82,7 @@ def fleet_status(client: EngineLike, up_seconds: float) -> FleetStatus:
     """Return the status of an engine, whether it consists of replicas or is one process.
 
     Args:
-        up_seconds: of the server, which one process serves as long as.
+        up_seconds: seconds that the server has been up; an engine of one process has been up for as long.
     """
     if isinstance(client, ReplicaOwner):
         return client.status()

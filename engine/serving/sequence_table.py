@@ -44,7 +44,7 @@ class SequenceTable:
     """Numbers, submits, feeds and aborts sequences; each is aborted once at most.
 
     Args:
-        engine: where sequences run.
+        engine: the engine in which sequences run.
     """
 
     def __init__(self, engine: EngineLink) -> None:

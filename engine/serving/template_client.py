@@ -19,7 +19,7 @@ class EngineTemplate:
     are started in the plain way, and each loads the weights itself.
 
     Args:
-        config, model_path: of the engine processes.
+        config, model_path: configuration and model path of the engine processes.
     """
 
     def __init__(self, config: EngineConfig, model_path: Path) -> None:

@@ -117,7 +117,7 @@ class DraftCost:
         seconds, where A counts as ``worth`` says. The likeliest draft comes first, as long as it raises the quotient.
 
         Args:
-            runs: of each run of drafts, for each draft the probability that it is accepted if those before it are.
+            runs: for each run of drafts, the probability of each draft that it is accepted if the drafts before it are.
             num_rows: rows that draw, R.
             limit: most drafts.
         """
@@ -147,7 +147,7 @@ class DraftCost:
         Args:
             rates: acceptance rate of each row that would draft.
             num_rows: rows that draw.
-            seconds: that one draft for each of ``rates`` takes.
+            seconds: seconds that one draft for each row of ``rates`` takes.
             most: drafts of a row.
         """
         step = self._seconds(num_rows)
@@ -182,9 +182,9 @@ class DraftCost:
         Args:
             num_rows: rows, all of which draw.
             num_tokens: tokens computed, drafts included.
-            seconds: that it took.
+            seconds: seconds that the step took.
             num_drawn: tokens drawn, accepted drafts included.
-            gain: that was expected of its drafts, 0 without.
+            gain: gain that was expected of the step's drafts, 0 without drafts.
             drafting: seconds of it that a draft model took.
         """
         size = _size(num_rows)

@@ -42,7 +42,7 @@ class DraftRunner(Protocol):
     """The device's side of a draft model: ``executor.draft_worker.DraftWorker``, or a fake in tests.
 
     Attributes:
-        num_pages: of its KV pool.
+        num_pages: number of pages of the draft's KV pool.
         max_model_len: most tokens of a sequence.
         vocab_size: tokens that it can read.
         base_digest: tells its weights from others'.
@@ -74,7 +74,7 @@ class _Follower:
         line: its row in the draft model's page table and sampler.
         pages: the lease on its pages.
         num_known: tokens of the sequence in the draft's pool.
-        start: what the draft model is told of it with its first row, then None.
+        start: first message to the draft model about the sequence, sent with its first row, then None.
         ahead: drafts in the pool behind them.
         limit: drafts that it may have in this step.
         has_failed: it can have no further drafts.

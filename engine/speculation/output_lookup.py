@@ -26,7 +26,7 @@ class _Output:
     """The indexed tokens of one sequence.
 
     Attributes:
-        tokens: of the growing sequence; once it has ended, a copy of its indexed tokens.
+        tokens: tokens of the growing sequence; once it has ended, a copy of its indexed tokens.
         first: index of the first indexed token, from which positions count.
     """
 
@@ -80,8 +80,8 @@ class OutputIndex:
     """One sequence's part in the lookup: adds its own output and finds matches in those of others.
 
     Args:
-        outputs: of all sequences.
-        namespace: in which matches are searched.
+        outputs: outputs of all sequences.
+        namespace: namespace in which matches are searched.
         tokens: int32 tokens of the sequence, which grows at its end and is only read.
         num_prompt: tokens of its prompt.
     """

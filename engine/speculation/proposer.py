@@ -278,7 +278,7 @@ def _gain(rates: Seq[float], cost: float) -> float:
     """Return the expected gain of drafts in tokens, of as many as pay: those accepted with more than their cost.
 
     Args:
-        rates: of each draft, the probability that it is accepted if those before it are.
+        rates: for each draft, the probability that it is accepted if the drafts before it are.
     """
     gain, chance = 0.0, 1.0
     for rate in rates:

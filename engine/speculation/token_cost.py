@@ -40,7 +40,7 @@ class TokenCost:
         part of the base.
 
         Args:
-            prior: of steps of all sizes, whose slope decides where steps of this size hardly differ.
+            prior: cost of steps of all sizes, whose slope decides where steps of this size hardly differ.
         """
         slope = self._slope(None if prior is None else prior._slope())
         base = max(0.0, self._seconds - slope * self._tokens)

@@ -24,7 +24,7 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
     """Return the SHA-256 of the files of an adapter's tokenizer; "" for a folder without one.
 
     Args:
-        root: of the folder of adapters, below which links must not lead outside of it; None for no such folder.
+        root: folder of adapters; links below it must not lead outside of it. None for no such folder.
 
     Raises:
         ModelError: a link does, or the files are too large.

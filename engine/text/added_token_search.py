@@ -26,7 +26,7 @@ class AddedTokenSearch:
     """Finds the starts of tokens in a text.
 
     Args:
-        texts: of the tokens, at least one, none empty.
+        texts: texts of the tokens: at least one text, none of them empty.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
     depends on more than the token; and if a search would take long, as tokens are very long or alike.
 
     Args:
-        added: as in ``tokenizer.json``.
+        added: the added tokens, as in ``tokenizer.json``.
     """
     tokens = [token for token in added if not token.get("normalized") and token["content"]]
     texts = [token["content"] for token in tokens]

@@ -158,8 +158,8 @@ class ChatTemplates:
         """Return the text of a conversation.
 
         Args:
-            messages: in Hugging Face's form: ``role``, ``content`` and further fields of the template; the arguments of
-                tool calls as objects.
+            messages: messages in Hugging Face's form: ``role``, ``content`` and further fields of the template; the
+                arguments of tool calls as objects.
             add_generation_prompt: end with the header of the answer.
             continue_final_message: end inside the last message, so that the model continues it. As in transformers,
                 white space at its end is dropped where the template trims messages.

@@ -111,8 +111,8 @@ class _Container:
     """An object or array whose end has not come.
 
     Attributes:
-        properties: of an object; their order is that of the answer.
-        optional: those that may be left out and have neither come nor been passed over.
+        properties: properties of an object, in the order of the answer.
+        optional: optional properties that have neither come nor been passed over.
     """
 
     is_object: bool

@@ -87,8 +87,8 @@ class PromptEncoder:
     Cuts depend on the text before them alone, so a conversation that grows at its end keeps its parts.
 
     Args:
-        cache: of the parts; None for one of its own.
-        name: of the tokenizer in the cache.
+        cache: cache of the parts; None for a cache of the encoder's own.
+        name: name of the tokenizer in the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, cache: PromptCache | None = None, name: str = "") -> None:

@@ -58,7 +58,7 @@ class TypedQuestion:
     """A question with its options, those of a predicate being ``YES_NO``.
 
     Attributes:
-        field: where it stands in the request, for errors.
+        field: position of the question in the request, for errors.
     """
 
     kind: QuestionKind
@@ -136,7 +136,7 @@ class QuestionEncoder:
     parts meet before the word "Question:" in all of them.
 
     Args:
-        end_tokens: that end an answer.
+        end_tokens: tokens that end an answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_tokens: Sequence[int]) -> None:

@@ -41,7 +41,7 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     """Return the bounds of a tokenizer; None if it may drop parts of a text.
 
     Args:
-        definition: as in ``tokenizer.json``.
+        definition: the tokenizer, as in ``tokenizer.json``.
         pieces: the bytes of each token.
     """
     pieces = set(pieces)

@@ -56,7 +56,7 @@ class Tokenizer:
         """Build the tokenizer of ``files``; see ``load``.
 
         Args:
-            trusted_steps: those that may run in this process; None for any.
+            trusted_steps: tokenizer steps that may run in this process; None allows any.
 
         Raises:
             ModelError: it is not supported exactly, or its steps fail or take too long.

@@ -96,8 +96,8 @@ class _Pending:
     """A compile that waits or runs.
 
     Attributes:
-        future: of its result, for all who asked.
-        turns: by tenant: for a worker. The first one that is granted is used.
+        future: future of the result, for all callers that asked for it.
+        turns: for each tenant, its turn for a worker. The first turn that is granted is used.
     """
 
     spec: GrammarSpec

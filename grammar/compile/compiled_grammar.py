@@ -37,7 +37,7 @@ class CompiledGrammar:
     """A grammar loaded into its backend, with its closing texts.
 
     Attributes:
-        artifact: what it was made from.
+        artifact: artifact from which the grammar was loaded.
         error: why the backend cannot follow the grammar; None for what `compiler.lower` returns.
         has_failed: whether the backend failed along an answer; its lexer may then fail for all other answers too.
     """

@@ -61,7 +61,7 @@ class _Walk(NamedTuple):
     """One random answer.
 
     Attributes:
-        seed: of the random tokens.
+        seed: seed of the random tokens.
         tokens: the most tokens that are drawn.
         budget: tokens within which the answer must end; None for no such limit.
     """
@@ -78,7 +78,7 @@ def check(compiled: CompiledGrammar, vocabulary: Vocabulary, clock: Callable[[],
         clock: processor time of this thread, seconds.
 
     Raises:
-        DryRunError: for a failure of the backend, a state that allows no token, or a mask that takes too long.
+        DryRunError: the backend fails, a state allows no token, or a mask takes too long.
     """
     slowest = _check_masks(compiled, vocabulary, clock)
     for alone in map(partial(CompiledGrammar, vocabulary=vocabulary), _terminals_alone(compiled.artifact)):

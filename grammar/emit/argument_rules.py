@@ -62,14 +62,14 @@ def xml_arguments(
     """Write the arguments of a call between marks.
 
     Args:
-        analysis: of the function's schema.
+        analysis: analysis of the function's schema.
         style: the marks.
         prefix: a small letter before all names, as in `LarkRules`.
         parts_of: divides a text into plain parts and ids of special tokens.
         first_entry: as in `to_lark`.
 
     Raises:
-        GrammarError: for a schema that is unsatisfiable or that this style cannot express.
+        GrammarError: the schema is unsatisfiable, or this style cannot express it.
     """
     return _XmlWriter(analysis, style, prefix, parts_of, first_entry).write()
 
@@ -347,12 +347,12 @@ def python_arguments(analysis: Analysis, first_entry: int | None = None) -> Pyth
     Strings have JSON's spelling in double quotes, which is one of Python's.
 
     Args:
-        analysis: of the function's schema.
+        analysis: analysis of the function's schema.
         first_entry: as in `to_lark`.
 
 
     Raises:
-        GrammarError: for a schema that is unsatisfiable or that this style cannot express.
+        GrammarError: the schema is unsatisfiable, or this style cannot express it.
     """
     rules = LarkRules(analysis, words=PYTHON_WORDS)
     root = checked_root(rules)

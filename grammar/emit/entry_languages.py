@@ -38,7 +38,7 @@ class EntryLanguage:
     """The entries of one container.
 
     Attributes:
-        words: those of null, true and false that are possible.
+        words: the words null, true and false, as far as they are possible.
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
         has_containers: arrays or objects are possible.
@@ -78,7 +78,7 @@ class EntryRules:
     """What one grammar leaves to a memory of the entries of its containers.
 
     Attributes:
-        languages: of the containers, in the order of their numbers.
+        languages: languages of the containers, in the order of their numbers.
         distinct: the languages of the arrays among them.
         has_open_objects: some object may have keys that are not listed.
         marks_objects: each of these is marked as the beginning of JSON.

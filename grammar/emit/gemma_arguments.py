@@ -34,11 +34,11 @@ def gemma_arguments(analysis: Analysis, parts_of: PartsOf) -> tuple[str, list[st
     """Write the arguments of a call as one Lark grammar, and its closing texts.
 
     Args:
-        analysis: of the function's schema.
+        analysis: analysis of the function's schema.
         parts_of: divides a text into plain parts and ids of special tokens.
 
     Raises:
-        GrammarError: for a schema that is unsatisfiable or that this style cannot express.
+        GrammarError: the schema is unsatisfiable, or this style cannot express it.
     """
     writer = _GemmaWriter(analysis, parts_of)
     rules = writer.rules

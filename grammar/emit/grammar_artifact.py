@@ -32,8 +32,8 @@ class GrammarArtifact:
         detour: the longest property, value or tag that may be begun though there is a shorter one, or none is needed.
         is_json: whether answers are JSON, or have JSON parts.
         texts: texts outside of JSON of which any suffix may be needed: begins of tags, examples of expressions.
-        ends: what ends a tag and all tags around it.
-        narrowings: where less is offered than the schema permits.
+        ends: texts that end a tag and all tags around it.
+        narrowings: descriptions of the places where the grammar offers less than the schema permits.
         num_bytes: estimated size in memory.
         open_ended: answers are free text that may end anywhere, with structured parts in it: never closed early for
             the budget, and not complete merely because they could end.

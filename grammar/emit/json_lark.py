@@ -49,8 +49,8 @@ def in_json_string(text: str) -> str:
     terminal or of the next one. So terminals that repeat characters with escapes become rules of one character each.
 
     Raises:
-        GrammarError: for what has no such form: directives other than ``%ignore`` and imports of common terminals,
-            special tokens, regular expressions that look ahead, and ``&`` and a ``~`` before a terminal.
+        GrammarError: a part of the grammar has no such form: directives other than ``%ignore`` and imports of common
+            terminals, special tokens, regular expressions that look ahead, and ``&`` and a ``~`` before a terminal.
     """
     check_source(text)
     pieces = list(_pieces(text))
@@ -68,7 +68,7 @@ class _Piece(NamedTuple):
     """A part of the new text.
 
     Attributes:
-        name: of the rule or terminal that it defines or names; "" for other text.
+        name: name of the rule or terminal that the piece defines or names; "" for other text.
         within: the terminal whose definition it is part of; "" within rules.
         is_rule: it is the form of an expression that no terminal can be.
     """

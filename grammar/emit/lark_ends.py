@@ -55,7 +55,7 @@ def lark_ends(
 
     Args:
         text: the grammar.
-        cost: of a text, in tokens; that of a sum is about the sum of the costs.
+        cost: returns the cost of a text in tokens; the cost of a sum is about the sum of the costs.
         spell: gives a terminal's text the form that it has in answers.
         cheap: returns a text of an expression that costs little; its shortest one may cost less.
     """

@@ -51,12 +51,12 @@ class LarkRules:
         bodies: rule bodies by name.
         current: the conjunction being written, which errors are located by.
         string_rules: numbers of the strings that automata follow.
-        entries: what is left to a memory of what was written; None if there can be none.
-        prefix: of all names.
+        entries: rules for entries that the memory enforces at runtime; None if there can be none.
+        prefix: prefix of all names.
         literal_string: writes one string.
 
     Args:
-        analysis: of the schema.
+        analysis: analysis of the schema.
         prefix: a small letter before all names, for rules that are part of a larger grammar.
         words: spellings of the constants null, true and false other than JSON's.
         literal_string: as the attribute; JSON's spelling by default.

@@ -78,8 +78,8 @@ def to_lark(
     """Write the grammar of a whole schema.
 
     Args:
-        analysis: of the schema.
-        vocabulary: of the answer's tokens, for texts to end it with.
+        analysis: analysis of the schema.
+        vocabulary: vocabulary of the answer's tokens, for texts to end it with.
         with_string_rules: strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
         first_entry: number of the first container whose entries are remembered; None: there is no such memory.

@@ -23,7 +23,7 @@ class Mark(NamedTuple):
     """What ends a raw string or a name.
 
     Attributes:
-        regex: of its text up to the first special token.
+        regex: regular expression of the mark's text up to the first special token.
         rest: the expression of all that follows, after a blank; empty if there is nothing.
     """
 
@@ -41,7 +41,7 @@ class RawString(NamedTuple):
     """The raw strings that satisfy some constraints.
 
     Attributes:
-        body: of their terminal, without the rest of the mark; None if there is no such string.
+        body: body of the strings' terminal, without the rest of the mark; None if there is no such string.
         examples: some of the strings.
     """
 

@@ -73,13 +73,13 @@ def string_rules(
     """Return the automata of the strings that become rules; none if no string is too large for the lexer.
 
     Args:
-        satisfiability: of the schema.
+        satisfiability: satisfiability of the schema.
         root: the conjunction of the whole schema.
         nodes: all subschemas.
         is_possible: rules can be told apart from all else in the grammar.
 
     Raises:
-        GrammarError: for a string that is too large for the lexer and cannot become a rule.
+        GrammarError: a string is too large for the lexer and cannot become a rule.
     """
     for node in nodes:
         for keyword, sources in (("pattern", [node.schema.get("pattern")]), _key_patterns(node)):

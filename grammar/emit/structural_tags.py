@@ -53,7 +53,7 @@ def structural_tag_grammar(
         with_memory: keys and items are kept apart by a memory of what was written, on the same condition.
 
     Raises:
-        GrammarError: with a pointer into the tag.
+        GrammarError: the tag is refused; the message has a pointer into the tag.
     """
     if "structures" in tag:
         tags = [
@@ -115,7 +115,7 @@ class _TagTexts:
         scalars: groups of short scalars that may stand for one another.
         containers: groups of short arrays and objects; where one is a value, each other of its group could be.
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
-        ends: what ends a tag and all tags around it.
+        ends: texts that end a tag and all tags around it.
         wholes: short texts of the parts written so far, in order.
         begun: what may be begun within a part though there is a shorter text.
     """

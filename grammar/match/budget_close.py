@@ -107,8 +107,8 @@ class _Searched(NamedTuple):
 
     Attributes:
         known: position and tokens of the last completion found.
-        retry_at: after a search that found nothing, the tokens left at which to search again.
-        check: of the next token.
+        retry_at: number of tokens left at which to search again, after a search that found nothing.
+        check: check of the next token.
         remaining: tokens left when the position was searched; None for what the positions before it have found.
     """
 
@@ -127,10 +127,10 @@ class _Position:
 
     Attributes:
         lexical: inside or outside of a JSON string, or in free text, which needs no closing.
-        before: what the positions before have found.
+        before: findings of the positions before.
         here: the same after a search at this position; None before it. It holds for as many tokens left as it was made
             with: behind a thought an answer begins wherever that ends, and drafts try several ends.
-        state: of the language whose least ends are known.
+        state: state of the language whose least ends are known.
     """
 
     lexical: int = OUTSIDE
@@ -215,7 +215,7 @@ class BudgetClose:
         Where no end fits at all, or none is known, nothing is excluded.
 
         Args:
-            state: of the answer; left as it is.
+            state: state of the answer, which is left unchanged.
             row: the mask of the tokens that the grammar allows.
             remaining: tokens that may still be generated.
         """
@@ -301,7 +301,7 @@ class EndCheck:
     more tokens tested, change no draw.
 
     Args:
-        state: of the answer; belongs to the check.
+        state: state of the answer, which belongs to the check.
         lexical: its lexical state.
         most: tokens of an end.
         row: the grammar's mask.

@@ -35,7 +35,8 @@ class Exchanges:
 
     Args:
         between: the texts before, between and after the scalars.
-        choices: for each scalar what it may be, of the fewest tokens first, and itself last.
+        choices: for each scalar, the scalars that it may be exchanged for, the one of the fewest tokens first, and
+            itself last.
         fewest: cuts a text into tokens.
     """
 
@@ -221,7 +222,7 @@ class ClosingTexts:
         """Return a completion's scalars and what each may be exchanged for; None if nothing takes fewer tokens.
 
         Args:
-            tokens: of the completion.
+            tokens: tokens of the completion.
             lexical: the state in which it begins.
         """
         if not self._groups or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
@@ -321,7 +322,7 @@ class ClosingTexts:
         """Return what a completion has before the letters of its first key, nothing within one; None if it has no key.
 
         Args:
-            tokens: of the completion.
+            tokens: tokens of the completion.
             lexical: the state in which it begins.
         """
         if not self.key_rests or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):

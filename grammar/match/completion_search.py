@@ -44,7 +44,7 @@ class CompletionSearch:
         """Return the shortest completion that was found, None if none was.
 
         Args:
-            state: of the answer; left as it is.
+            state: state of the answer, which is left unchanged.
             lexical: its lexical state.
             most: about the most tokens of a completion.
             enough: a completion of at most so many tokens ends the search.

@@ -33,7 +33,8 @@ class JsonChars:
         next: uint16 [states, 256], the state after a byte.
         emits: uint8 [states, 256], the class that a byte completes, or `NOTHING`.
         next_rows, emits_rows: the same row by row, which are quicker to read byte by byte.
-        reach: for each state the classes that may complete the character under way, ascending; none outside of one.
+        reach: for each state, the classes that may complete the character under way, ascending; none outside of a
+            character.
         num_bytes: size in memory.
     """
 

@@ -42,13 +42,13 @@ class MaskBuffer:
 
     Args:
         rows: the largest number of sampling positions of a batch.
-        num_threads: that fill rows of several matchers at a time. The library fills them without the interpreter's
-            lock, so they share it with nobody.
+        num_threads: number of threads that fill rows of several matchers at a time. The library fills them without the
+            interpreter's lock, so they share it with nobody.
 
     Attributes:
         words: int32 [rows, ceil(vocabulary / 32)], the tokens that the grammar allows; a row keeps its content until it
             is filled again.
-        checks: of the rows where the budget of tokens may exclude some of these.
+        checks: checks of the rows where the budget of tokens may exclude some of these.
     """
 
     def __init__(self, rows: int, vocabulary: Vocabulary, num_threads: int = 1) -> None:

@@ -53,8 +53,8 @@ class _Frame(NamedTuple):
         is_object: not an array.
         counters: the languages that its entries may have; none for other containers.
         entries: its keys, or the items of an array of distinct ones.
-        is_before_entry: of an object, a key may come next; of an array, an item must.
-        begun: where in the answer an item that is an array or object has begun.
+        is_before_entry: for an object, whether a key may come next; for an array, whether an item must come next.
+        begun: position in the answer at which an item that is an array or object has begun.
         is_watched: this one or one around it is an array of distinct items.
         depth: number of those around it.
     """
@@ -77,8 +77,8 @@ class _Rivals(NamedTuple):
     """The items of an array that an item under way, an array or object of limited size, may become.
 
     Attributes:
-        begun: where in the answer the item has begun.
-        values: of the others.
+        begun: position in the answer at which the item has begun.
+        values: values of the other items.
     """
 
     begun: int
@@ -658,8 +658,8 @@ class _EntryTokens:
     """The tokens of a vocabulary that may complete entries of a container in their middle.
 
     Attributes:
-        whole: by lexical state the tokens in which a string begins and ends, ascending.
-        closing: by lexical state the tokens that go on after the end of a string.
+        whole: for each lexical state, the tokens in which a string begins and ends, ascending.
+        closing: for each lexical state, the tokens that go on after the end of a string.
         opening: tokens in which a container begins and an entry of it is repeated.
         nested: these and the tokens of `whole` outside of strings.
         markers: tokens with a byte of a marker, which are never allowed.

@@ -35,8 +35,8 @@ class _Level:
     """An array or object that is open.
 
     Attributes:
-        key: of the member under way.
-        members: those that are complete.
+        key: key of the member under way.
+        members: members that are complete.
         items: the same of an array.
     """
 
@@ -61,7 +61,7 @@ class PartialValue:
     """The beginning of an array or object.
 
     Args:
-        text: of the beginning.
+        text: text of the beginning.
 
     Raises:
         ValueError: the text is not the beginning of JSON.

@@ -149,7 +149,7 @@ class ReasoningMatcher:
     """Follows a thought and the answer after it; used like a `Matcher`, and by the same threads.
 
     Args:
-        matcher: of the answer, at its beginning; None for free text.
+        matcher: matcher of the answer, at the answer's beginning; None for free text.
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: ThoughtRules, matcher: Matcher | None) -> None:

@@ -38,7 +38,7 @@ class _Place:
     Attributes:
         lexical: outside or inside of a JSON string, or after a backslash in one.
         opened: the rules that might have begun at the opening quote of the string; none for other strings.
-        threads: those that still match.
+        threads: threads that still match.
     """
 
     lexical: int = OUTSIDE
@@ -196,7 +196,7 @@ class StringState:
         """Return the place after a token's text, or None if a string in it does not match.
 
         Args:
-            text: of the token.
+            text: text of the token.
             cuts: ends of strings that only some of their rules match are added.
             probed: the rules that may begin after a part of the text, as far as known; added to.
         """

@@ -28,7 +28,7 @@ class TokenClasses:
             group 0.
         lengths: int32 [groups], characters of each sequence.
         pending: for each set of classes that may complete a character, the groups that end in the middle of such a one.
-        counts: for each column of `sequences` the number of groups that reach so far.
+        counts: for each column of `sequences`, the number of groups that reach as far as this column.
         num_bytes: size in memory.
     """
 

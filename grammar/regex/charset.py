@@ -131,7 +131,7 @@ def fold_case(chars: CharSet) -> CharSet:
     """Return the set with the other case of its letters added, for case-insensitive patterns.
 
     Raises:
-        ValueError: for a set that is too large to fold letter by letter.
+        ValueError: the set is too large to fold letter by letter.
     """
     if sum(last - first for first, last in chars.ranges) > 2000 and not chars.negated:
         raise ValueError("a case-insensitive class of more than 2000 characters")

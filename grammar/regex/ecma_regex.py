@@ -82,13 +82,13 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     """Read a pattern.
 
     Args:
-        pattern: in ECMA-262 syntax.
+        pattern: the pattern in ECMA-262 syntax.
         wide: the wide reading (for patterns that must not match).
         whole: the pattern describes the whole string, as if written ``^(?:...)$``.
 
     Raises:
-        RegexError: for bad syntax, for what is not regular (back-references), and for what is not supported
-            (lookbehind, word boundaries, lookahead other than at the beginning).
+        RegexError: the pattern is refused: for bad syntax, for what is not regular (back-references), and for what is
+            not supported (lookbehind, word boundaries, lookahead other than at the beginning).
     """
     node = parse_nodes(pattern, wide=wide)
     looks, body = _split_lookaheads(node)

@@ -84,11 +84,11 @@ def parse_nodes(pattern: str, *, wide: bool) -> RegexNode:
     """Parse a pattern; anchors and lookaheads stay in place.
 
     Args:
-        pattern: in ECMA-262 syntax.
+        pattern: the pattern in ECMA-262 syntax.
         wide: classes hold the characters that any validator counts in; otherwise those that all of them do.
 
     Raises:
-        RegexError: for what cannot be parsed or is not supported.
+        RegexError: the pattern cannot be parsed or is not supported.
     """
     flags = re.match(r"\(\?i\)", pattern)
     parser = _Parser(pattern[flags.end() :] if flags else pattern, wide, fold=bool(flags))

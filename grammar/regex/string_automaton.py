@@ -53,8 +53,8 @@ class StringAutomaton:
     """States of a string's expressions with a counter of its characters.
 
     Attributes:
-        classes: of characters.
-        transitions: for each state and class the next state; state 0 is dead, state 1 the start.
+        classes: partition of the characters into classes.
+        transitions: for each state and class, the next state; state 0 is dead, state 1 the start.
         accepting: whether the string may end in a state, as far as the expressions go.
         least: smallest length in code points.
         most: largest length; None: unlimited.

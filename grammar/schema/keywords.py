@@ -26,8 +26,8 @@ class Keyword:
 
     Attributes:
         treatment: how the keyword is treated.
-        note: where it is narrower than the specification, or refused.
-        shape: what its value must be, in words; ``""`` for anything.
+        note: where the implementation is narrower than the specification, or refuses.
+        shape: shape that the keyword's value must have, in words; ``""`` for anything.
     """
 
     treatment: Treatment

@@ -53,7 +53,7 @@ def holds(node: SchemaNode) -> Alternative:
     """Convert the scalar and counting keywords of a node to an alternative in which all of them hold.
 
     Raises:
-        GrammarError: for a pattern, a multiple or a minimum that is not supported.
+        GrammarError: a pattern, a multiple or a minimum is not supported.
     """
     schema = node.schema
     return Alternative(type_mask(schema), _numbers(node), _strings(node), _arrays(schema, node), _objects(schema, node))

@@ -43,10 +43,10 @@ class ShortestInstance:
     """Short JSON texts that satisfy the parts of one analysed schema; None where none was found.
 
     Args:
-        analysis: of the schema.
-        satisfiability: of its parts.
+        analysis: analysis of the schema.
+        satisfiability: satisfiability of its parts.
         distinct: returns the JSON of some different items of an array, or None.
-        vocabulary: of the answer's tokens, if it is known.
+        vocabulary: vocabulary of the answer's tokens, if it is known.
         remembers: any number of unlisted keys counts towards ``minProperties``, and not only one.
     """
 

@@ -41,8 +41,8 @@ class Subschemas(ABC):
 
     Attributes:
         document: the schema.
-        narrowings: what was left out so far.
-        unions: for a node and keyword, the branches that are no literals, and the node that enumerates the literals.
+        narrowings: descriptions of what was left out so far.
+        unions: for a node and keyword, the branches that are not literals, and the node that enumerates the literals.
     """
 
     def __init__(self, document: Document) -> None:
@@ -154,7 +154,8 @@ class Subschemas(ABC):
         """Return every combination of one alternative from each part that is not plainly empty.
 
         Args:
-            location: of the error for too many: keyword and pointer, or the conjunction to find them in.
+            location: location for the error about too many alternatives: keyword and pointer, or the conjunction to
+                find them in.
         """
         result: list[Alternative] | None = None
         for part in sorted((list(part) for part in parts), key=len):

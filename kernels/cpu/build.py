@@ -173,7 +173,7 @@ def _run_all(commands: list[list[str]]) -> None:
     """Run all commands, as many at a time as this process has cores; whatever ends the wait for them ends them too.
 
     Raises:
-        BuildError: with the first error's output.
+        BuildError: a command fails; the message has the first error's output.
         subprocess.TimeoutExpired: they take longer than ``_TIMEOUT`` in all.
     """
     deadline = time.monotonic() + _TIMEOUT

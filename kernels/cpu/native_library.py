@@ -100,7 +100,7 @@ class NativeLibrary:
     """A compiled library with the state that its ops share.
 
     Args:
-        handle: from ``build.load_library``.
+        handle: the library, as ``build.load_library`` returns it.
 
     Attributes:
         handle: the same.
@@ -135,7 +135,7 @@ class NativeLibrary:
         """Return a C function as a Python function of its packed arguments.
 
         Args:
-            fields: of the structure. A function without token fields cannot be part of a recording.
+            fields: fields of the structure. A function without token fields cannot be part of a recording.
 
         Raises:
             BuildError: the C structure has another size than ``layout``.

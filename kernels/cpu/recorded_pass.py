@@ -60,8 +60,8 @@ class RecordedPass:
         """Run the calls again on the current contents of the input buffers.
 
         Args:
-            tokens: of this step, within the capacity of the input and result buffers.
-            rows: of this step.
+            tokens: number of tokens of this step, within the capacity of the input and result buffers.
+            rows: number of rows of this step.
 
         Raises:
             IndexError: too many tokens, or an index in the inputs is out of range.

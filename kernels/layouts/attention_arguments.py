@@ -32,9 +32,9 @@ class RopeParams:
             embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
         q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
         k_norm: the same for key heads.
-        eps: of these norms.
+        eps: epsilon of these norms.
         offset: added to their weights.
-        norm: which norm.
+        norm: kind of the norm.
         is_normed_last: the norms come after the rotation. Not with "projection".
         is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
@@ -92,7 +92,7 @@ class LatentParams:
         rotary_dim: R.
         cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second; None for no rotation.
         norm: [L], weight of the latent vector's norm.
-        eps: of this norm.
+        eps: epsilon of this norm.
         is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation; or None.
     """
@@ -133,7 +133,7 @@ class SharedPrefixes:
             adjacent.
         end: [R] int32, the first key that a row reads alone.
         count: [R] int32, partial results that a row gets from items.
-        most_members: of an item.
+        most_members: largest number of members of an item.
         most_results: the largest of ``count``.
     """
 

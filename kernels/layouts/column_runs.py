@@ -16,7 +16,7 @@ class ColumnRuns:
 
     Attributes:
         table: [runs, 3] int64 on the CPU: 0 or 1 for the matrix, first column, number of columns.
-        shape: of a row of the result: its columns, or heads and their dimensions.
+        shape: shape of a row of the result: its columns, or heads and their dimensions.
         needed: columns that the two matrices must have at least.
         factors: [runs] float32 on the CPU, by which columns are multiplied; None for copies.
     """
@@ -42,7 +42,7 @@ class ColumnRuns:
         """Return the record of runs, each as matrix, first column and number of columns; of equal ``heads``.
 
         Args:
-            factors: of the columns of each run.
+            factors: factors of the columns of each run.
         """
         if any(matrix not in (0, 1) or first < 0 or count < 1 for matrix, first, count in runs):
             raise ValueError(f"runs of columns must be of matrix 0 or 1, from 0 on, of at least one: {list(runs)}")

@@ -78,7 +78,7 @@ class ExpertWeights:
     """The weights of E experts for one product, each packed by itself.
 
     Args:
-        experts: of equal sizes, format and kernels.
+        experts: weights of the experts, all of equal sizes, format and kernels.
 
     Attributes:
         table: int64 on the weights' device, addresses of each expert's tensors, 0 for none: [E, 3], of weight, scales
@@ -113,7 +113,8 @@ class JoinedExperts:
     """The weights of E experts for two products of one x in different forms on a CPU, whose outputs are side by side.
 
     Attributes:
-        columns: of all of a token's experts, of each those of the first product, then those of the second.
+        columns: columns of all of a token's experts: for each expert, the columns of the first product, then those of
+            the second.
     """
 
     first: ExpertWeights

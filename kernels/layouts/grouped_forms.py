@@ -63,7 +63,7 @@ class Scales(IntEnum):
     """How the scales of groups are stored.
 
     NONE: there are none, all is said by the factors of rows.
-    FLOATS: in half precision, bfloat16 or fp32.
+    FLOATS: scales in half precision, bfloat16 or fp32.
     E8M0: exponents of powers of two, in a byte (MXFP4).
     E4M3: floating point numbers of 8 bits (NVFP4).
     PRODUCTS: an integer for each group, times one number in half precision for each super-block of 256 inputs.
@@ -209,7 +209,7 @@ class GroupedLinear:
     Attributes:
         in_features: K.
         out_features: N.
-        dtype: of x.
+        dtype: type of x.
         parts: rows that follow each other: one part, or one for each matrix that was stored otherwise. A part in
             ``dtype`` is plain, [n, K].
         bias: [N] or None, of ``dtype``.

@@ -39,7 +39,7 @@ class StaticScales:
     """Scales of a layer's keys and values: number = value / scale, rounded, within the range of the form.
 
     Attributes:
-        form: of the numbers.
+        form: form of the numbers.
         values: [2, Hkv] fp32, of the keys of each KV head, then of the values; finite and above 0.
     """
 

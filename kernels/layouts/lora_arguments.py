@@ -49,7 +49,7 @@ class Factors:
     Attributes:
         a: [R, K], the modules' A stacked; for an embedding of V tokens its transpose [V, R].
         scale: [R] fp32, the factor of each rank.
-        ranks: of each module.
+        ranks: ranks of each module.
         b: each module's B [n, r] packed by ``pack_expansion``, concatenated, flat.
         gain: [N] fp32, or None for ones.
         add: [N] fp32, or None for zeros.
@@ -93,8 +93,8 @@ class SlotTable:
         sizes: columns of each module, at most three modules.
         width: K, the inputs; for an embedding the number of tokens of the vocabulary.
         num_slots: slots, all empty at first.
-        dtype: of the factors and of x.
-        device: of the factors.
+        dtype: type of the factors and of x.
+        device: device of the factors.
         rows: memory for the attribute, zeros; None to allocate some.
 
     Attributes:

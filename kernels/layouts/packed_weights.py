@@ -229,7 +229,7 @@ class JoinedLinear:
     """Two weights of one x in different forms on a CPU, whose outputs are side by side.
 
     Attributes:
-        columns: those of the first product, then those of the second.
+        columns: columns of the first product, then those of the second.
     """
 
     first: AnyLinear

@@ -29,7 +29,7 @@ class HostCopy:
     """Asynchronous copy of a tensor to the host.
 
     Args:
-        tensor: on any device; the host must not change it meanwhile.
+        tensor: tensor on any device; the host must not change it until the copy has ended.
     """
 
     __slots__ = ("_done", "_values")

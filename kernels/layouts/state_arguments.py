@@ -100,7 +100,7 @@ class DeltaParams:
     Attributes:
         num_heads: H, of values.
         head_dim: P.
-        num_key_heads: of queries and keys, a divisor of H.
+        num_key_heads: number of heads of queries and keys, a divisor of H.
         key_dim: N, of a query and a key.
         decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
         step_bias: [H] fp32, added to a head's step before the softplus; [H * N] with ``by_channel``.
@@ -137,10 +137,10 @@ class GatedNormParams:
 
     Attributes:
         weight: [W].
-        eps: of the norm.
+        eps: epsilon of the norm.
         num_groups: a divisor of W.
         is_norm_first: the gate is a factor of the norm's result, not of what it norms.
-        activation: of the gate.
+        activation: activation function of the gate.
     """
 
     weight: Tensor

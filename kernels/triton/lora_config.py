@@ -39,7 +39,7 @@ class ShrinkConfig:
         ranks: rows of A of a program.
         inputs: columns of A in one iteration of its loop.
         most_splits: most parts of the inputs, each summed by its own programs; a power of two.
-        num_warps: of a program.
+        num_warps: number of warps of a program.
         num_stages: iterations whose loads are in flight together.
     """
 
@@ -57,7 +57,7 @@ class ExpandConfig:
     Attributes:
         columns: columns of y of a program, all of one module.
         ranks: columns of B in one iteration of its loop.
-        num_warps: of a program.
+        num_warps: number of warps of a program.
         num_stages: iterations whose loads are in flight together.
     """
 

@@ -110,9 +110,10 @@ def row_launches(
     """Yield the launches of a scan: for rows of few tokens, then, where a row may have more, for those.
 
     Args:
-        kernels: for the former and for the latter; None for the latter where the first one takes all rows.
-        args: of both.
-        constants: of both, with the HEADS, and the DIM and SIZE of a head's state.
+        kernels: the kernel for rows of few tokens and the kernel for the others; None for the latter where the first
+            one takes all rows.
+        args: arguments of both kernels.
+        constants: constants of both kernels, with HEADS, and the DIM and SIZE of a head's state.
     """
     rows, heads, dim, size = len(batch.source), constants["HEADS"], constants["DIM"], constants["SIZE"]
     wide = power_of_two(size, 16)

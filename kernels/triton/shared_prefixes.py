@@ -38,7 +38,7 @@ class StaticSharedPrefixes:
 
     Args:
         num_rows: R, the most rows of a pass.
-        device: where the kernels run.
+        device: device on which the kernels run.
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:

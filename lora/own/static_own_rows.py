@@ -14,8 +14,8 @@ class StaticOwnRows:
     Args:
         num_tokens: most tokens of a pass.
         width: H.
-        dtype: of the rows.
-        device: of the passes.
+        dtype: type of the rows.
+        device: device of the passes.
     """
 
     def __init__(self, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device) -> None:

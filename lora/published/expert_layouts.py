@@ -46,8 +46,8 @@ def layout_of_file(
     """Return the layout of all pairs in an adapter's file, which one program has written.
 
     Args:
-        stacked: by the name of the module that they were trained in, "lora_A" and "lora_B".
-        experts: of each of these modules.
+        stacked: for each module, by its name in training, "lora_A" and "lora_B".
+        experts: experts of each of these modules.
 
     Raises:
         AdapterError: shapes fit no tensor of the experts, do not fit what ``peft_version`` writes, or fit both layouts

@@ -24,7 +24,7 @@ def biased_modules(
 
     Args:
         parts: tensors by module of the base model and part.
-        modules: those with LoRA.
+        modules: modules that have LoRA.
 
     Raises:
         AdapterError: a bias is missing, has another shape, or is one that the config or the base model does not have.

@@ -65,7 +65,7 @@ class SavedModules:
     Attributes:
         embedding: rows of the embedding, None for the base model's.
         head: the same of the head.
-        norms: by the base model's name of the norm.
+        norms: norms by the base model's name for them.
         score: [classes, H], a classification head.
     """
 

@@ -32,7 +32,7 @@ def expert_modules(
     """Yield the pairs of each expert's gate and up, or down, with the module's name.
 
     Args:
-        stacked: by the name of the module that has the tensor, as it was trained, "lora_A" and "lora_B".
+        stacked: for each module with a tensor, by its name in training, "lora_A" and "lora_B".
         experts_of: the experts of such a module.
         most_rank: limit of an expert's rank.
 
