@@ -2,8 +2,8 @@
 
 At every sampling position a token is drawn as if the drafts before it were generated tokens: from the logits, mask,
 penalties and random number of that position. Where the drawn tokens equal the drafts, one-by-one decoding would have
-drawn the same. The first that differs still counts; those after it are discarded. So drafts never change which tokens
-are drawn, only when.
+drawn the same. The first drawn token that differs is kept too; the tokens after it are discarded. So drafts change when
+tokens are drawn, never which tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SamplingPositions:
         forced: tokens that masks force, by index among all sampling positions of ``rows``; these need no logits.
         row: [S] int64, the row of each position.
         num_generated: [S] int64, tokens generated before each position if the drafts before it are accepted.
-        drafts: the drafts of its row before each position.
+        drafts: for each position, the drafts of its row before it.
     """
 
     rows: Sequence[Row]
@@ -44,12 +44,12 @@ class SamplingPositions:
 
 
 class Drawn(NamedTuple):
-    """The token drawn at a position, -1 if none could be.
+    """The token drawn at a position, -1 if no token could be drawn.
 
     Attributes:
         logprob: logprob of the token, if it was asked for.
         is_forced: whether a mask forced it.
-        is_limited: whether without a budget of tokens another one would have been drawn.
+        is_limited: whether another token would have been drawn without a budget of tokens.
         allowed: logprobs of the allowed tokens at the position, if they were asked for.
     """
 

@@ -1,10 +1,10 @@
-"""Limited draw: another token where the drawn one leaves no room for an end of the answer.
+"""Limited draw: draws another token where the drawn one leaves no room for an end of the answer.
 
 A token is drawn as without a budget of tokens and then tested (``TokenCheck``): a test of all tokens would take far
-longer. If no end fits after it, it is left out with those that are alike, and another one is drawn by a further random
-number of the position. So each token that fits is drawn with its share of the probability of all that fit: rejection
-sampling without replacement. A greedy draw takes the likeliest one that fits. The filters apply as without a budget; if
-nothing that they keep fits, they apply to what is left.
+longer. If no end fits after the token, it and the tokens alike it are left out, and another token is drawn with the
+position's next random number. So each token that fits is drawn with its share of the probability of all tokens that
+fit: rejection sampling without replacement. A greedy draw takes the likeliest token that fits. The filters apply as
+without a budget; if none of the tokens that they keep fits, they are applied again to the tokens left.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...kernels.layouts.draw_params import DrawParams
 from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
-# Draws of one position, and tokens that the searches of its tests may try, before the last draw, which is among the
-# tokens that are known to fit: all streams wait for the tests. Some microseconds for each token tried, and some dozens
-# of tries for most draws: the bound is what a model with nothing in common with the grammar needs.
+# Limits at one position, on draws and on the tokens that the searches of its tests may try. After them, a last draw is
+# made among the tokens that are known to fit. All streams wait for the tests: a tried token takes some microseconds,
+# and most draws need some dozens of tries. Only a model that has nothing in common with the grammar reaches the limits.
 MAX_TESTS = 64
 MAX_TRIES = 2_000
 _ATTEMPT = 0xD1B54A32D192ED03
@@ -31,7 +31,7 @@ Line = npt.NDArray[np.float32]
 
 
 class LimitedLines:
-    """The positions of a step where a budget may exclude tokens.
+    """The positions of a step at which the budget of tokens may exclude tokens.
 
     Args:
         logits: [N, V], edited and masked by the grammar.
@@ -92,7 +92,7 @@ def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, tok
 def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
     """Return the weight of each token that the filters keep; None for a greedy draw, or if no token is left.
 
-    Only what is allowed is looked at: the sums do not depend on the width of the logits, which other rows may widen.
+    Only allowed tokens are read: so the sums do not depend on the width of the logits, which other rows may widen.
     """
     allowed = np.flatnonzero(np.isfinite(line))
     if params["temperature"] <= 0 or not len(allowed):

@@ -1,7 +1,7 @@
 """Edits of single logits: allowed tokens, ``logit_bias``, three penalties, and stop tokens banned until ``min_tokens``.
 
-Each row keeps lists of the tokens it edits, never a vector over the vocabulary: with penalties at most the distinct
-tokens of its sequence, without any edit nothing.
+Each row keeps lists of the tokens it edits, never a vector over the vocabulary. With penalties the list has at most the
+distinct tokens of the sequence; without edits it is empty.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class LogitEdits:
         self._ban_stops(logits, positions)
 
     def allowed_masks(self, positions: SamplingPositions, width: int) -> tuple[Ints, Words] | None:
-        """Return token masks of the positions that may draw only tokens that their rows name; None for none.
+        """Return token masks of the positions whose rows name the allowed tokens; None if there is no such position.
 
         Returns:
             Their lines among the positions, [G] int64, and [G, ceil(width / 32)] int32 as in ``DeviceMasks``.

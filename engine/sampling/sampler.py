@@ -2,9 +2,9 @@
 
     mask -> allowed_token_ids -> logit_bias -> penalties -> min_tokens -> temperature -> filters -> draw
 
-Filters and their order are those of ``engine.sampling.top_k_top_p``; one that no row of a step uses is not computed.
-A position's token depends on its own logits, parameters, seed and number of generated tokens, never on other positions.
-Rows with drafts keep the accepted ones and one token more (``engine.sampling.draft_verify``).
+``engine.sampling.top_k_top_p`` defines the filters and their order. A filter that no row of a step uses is not
+computed. A position's token depends on its own logits, parameters, seed and number of generated tokens, never on other
+positions. Rows with drafts keep the accepted ones and one token more (``engine.sampling.draft_verify``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DeviceMasks:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Tokens of a step, being drawn.
+    """The tokens of a step while they are being drawn.
 
     Attributes:
         tokens: [S] int64 on the device, -1 for a position that fails. None if S is 0.
@@ -157,7 +157,7 @@ class Sampler:
     def takes_best(self, positions: SamplingPositions) -> bool:
         """Return whether, without masks, the largest logit of each position is all that ``draw`` needs.
 
-        So it is if every position is greedy, has unedited logits, and wants no logprobs.
+        This is true if every position is greedy, has unedited logits, and wants no logprobs.
         """
         is_greedy = not (self._rows["temperature"][positions.row] > 0).any()
         return is_greedy and not self._wants_logprobs(positions) and not self._has_edits(positions)
@@ -205,8 +205,8 @@ class Sampler:
     ) -> Drawing:
         """Begin to draw a token at each position. The drawing before must have been collected.
 
-        A row fails, alone, if the logits of a position that counts hold NaN or +inf, or if nothing may be drawn:
-        everything is masked, banned or -inf.
+        A row fails, without effect on others, if the logits of a position that counts hold NaN or +inf, or if no token
+        may be drawn: every token is masked, banned or -inf.
 
         Args:
             logits: [S, V] float32, which may be overwritten, or their largest if ``takes_best`` is true and there are
@@ -258,7 +258,8 @@ class Sampler:
     ) -> tuple[Tensor, Tensor | None, Callable[[list[int]], _Redrawn] | None]:
         """Return the token of each position, [S] int64, -1 where it fails; and ``_with_logprobs`` if any are wanted.
 
-        Last comes what replaces tokens, once they are known, after which no end fits in the budget of tokens.
+        The last item of the result replaces, once the tokens are known, those after which no end fits in the budget of
+        tokens.
         """
         params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)
@@ -344,7 +345,7 @@ class Sampler:
     def _with_logprobs(self, drawn: Tensor, logits: Tensor, wanted: Ints, rows: Ints) -> Tensor:
         """[S, 3 ...] float64: ``drawn`` and the columns of ``logprob_columns``, 0 for positions that want none.
 
-        Those of a row with names come from ``named_columns``. ``rows`` [S] are the rows of the positions.
+        Columns of a row that names tokens come from ``named_columns``. ``rows`` [S] are the rows of the positions.
         """
         has_names = np.fromiter((row in self._names for row in rows[wanted].tolist()), bool, len(wanted))
         plain, named = wanted[~has_names], wanted[has_names]

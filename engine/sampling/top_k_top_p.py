@@ -16,13 +16,13 @@ Kept tokens, in order (``SamplingParams`` fixes it), with p the softmax after te
 
 The best token passes all four.
 
-Without top_k and top_p a token is drawn by a race: i wins that has the largest weight_i / e_i, where the e_i are
-exponential random numbers of the draw. It wins with probability weight_i / sum(weights), and mostly wins among other
-weights that are near these too, as a draft model's are (Gumbel-max coupling; Maddison et al., arXiv 1411.0030). So that
-few numbers are needed, it is run three times: between parts of the vocabulary, within the winner, within its winner.
+Without top_k and top_p a token is drawn by a race: the token i with the largest weight_i / e_i wins, where the e_i are
+exponential random numbers of the draw. Token i wins with probability weight_i / sum(weights). With similar weights,
+such as a draft model's, mostly the same token wins (Gumbel-max coupling; Maddison et al., arXiv 1411.0030). To need few
+random numbers, the race is run three times: between parts of the vocabulary, within the winner, within its winner.
 
-On a CPU with native kernels ``kernels.sampling_ops.draw_tokens`` does all of it, one row after another, on a GPU
-``draw_lines``, with sums of its own: probabilities there differ in their last bits.
+On a CPU with native kernels, ``kernels.sampling_ops.draw_tokens`` does all of this, one row after another. On a GPU
+``draw_lines`` does it, with sums of its own: there probabilities differ in their last bits.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def exponentials(
 ) -> npt.NDArray[np.float64]:
     """Return ``count`` exponential random numbers, above 0, for each (seed, position): [n, count].
 
-    They follow from the stream that begins at the (seed, position)'s own output.
+    The numbers are taken from the stream that begins at the output of (seed, position).
     """
     bits = _mix(_bits(seeds, positions)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
     return -np.log(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
@@ -71,7 +71,8 @@ def exponentials(
 def num_noise(vocab_size: int) -> int:
     """Return how many random numbers a race among so many tokens needs.
 
-    Those of parts come last: a row draws the same whatever the width of the logits, which other rows may widen.
+    The numbers for parts of the vocabulary come last, so that a row draws the same token whatever the width of the
+    logits, which other rows may widen.
     """
     return BLOCK + PART - (-vocab_size // (BLOCK * PART))
 
@@ -104,7 +105,7 @@ def _block(values: Tensor, block: Tensor) -> Tensor:
 def row_slices(logits: Tensor) -> Iterator[slice]:
     """Cut [n, V] into slices of rows whose temporaries stay in a CPU's cache, or take at most 1 GiB of a GPU.
 
-    Fresh memory of 12 MB for each operation costs a CPU more in page faults than the operation itself.
+    If each operation allocated 12 MB, a CPU would spend more time on page faults than on the operation itself.
     """
     step = max(1, _SLICE["cpu" if logits.device.type == "cpu" else "gpu"] // logits.shape[1])
     return (slice(start, start + step) for start in range(0, len(logits), step))
@@ -165,8 +166,8 @@ def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
 def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Return softmax((logits - best) / temperature), float32 [n, V].
 
-    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf. What top_n_sigma
-    leaves out has probability 0.
+    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf. Tokens that
+    top_n_sigma leaves out have probability 0.
     """
     below = logits - best
     if draws.top_n_sigma is not None:
@@ -177,8 +178,8 @@ def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
 def _least_within(logits: Tensor, best: Tensor, top_n_sigma: Tensor) -> Tensor:
     """Return the least logit that top_n_sigma keeps in each row: [n, 1] float32, -inf where it is off.
 
-    Distances from the best are added up as integers, in units of 2^-21 of a power of two that none exceeds: exact in
-    every order, as sums of weights are.
+    Distances from the best logit are summed as integers, in units of 2^-21 of a power of two that no distance exceeds.
+    Such sums are exact in every order, as the sums of weights are.
     """
     distance = torch.where(torch.isfinite(logits), best.double() - logits.double(), 0.0)
     exponent = torch.frexp(distance.amax(1, keepdim=True)).exponent
@@ -236,7 +237,8 @@ def _kept(values: Tensor, probs: Tensor, draws: DrawParams) -> tuple[Tensor, Ten
 def top_sorted(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the ``width`` largest of each row, largest first, ties by ascending id: values and ids, [n, width] each.
 
-    If several tie for the last place, it is undefined which are included, unless ``width`` is all.
+    If several values tie for the last place, it is undefined which of them are included, unless ``width`` is the whole
+    row.
     """
     if width == logits.shape[1]:
         values, ids = torch.sort(logits, dim=1, descending=True, stable=True)

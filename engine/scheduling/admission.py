@@ -15,12 +15,12 @@ from .step_plan import StepPlan
 
 
 class RowTable:
-    """The rows of the page table and of the sampler's state: which are free, and whose the others are.
+    """Allocates the rows of the page table and of the sampler's state to sequences.
 
     Attributes:
-        size: rows in all.
+        size: number of all rows.
         free: rows without a sequence; the last one is taken next.
-        owners: the sequence of each other row.
+        owners: the sequence of each row that is in use.
     """
 
     def __init__(self, size: int) -> None:
@@ -61,7 +61,8 @@ class SlotRequests:
 
     Args:
         slots: slots of adapters; None if no sequence has an adapter.
-        most_waiting: adapters for which a slot may be requested in vain; those on the device may always be requested.
+        most_waiting: number of adapters that may wait for a slot in one step. Adapters on the device may always be
+            requested.
     """
 
     def __init__(self, slots: AdapterSlots | None, most_waiting: int) -> None:
@@ -84,9 +85,9 @@ class SlotRequests:
 
 
 def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
-    """Load the adapters of the next sequences, also while these wait for rows or pages.
+    """Load the adapters of the next sequences, even while these sequences wait for rows or pages.
 
-    Their position in the queue for slots counts from now on, not from when a row is free.
+    Each adapter's place in the queue for slots counts from this call, not from the moment at which a row is free.
     """
     for adapter, tenant in {sequence.spec.adapter: sequence.spec.tenant for sequence in coming}.items():
         if adapter >= 0:
@@ -130,9 +131,9 @@ def lacks_pages(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
 def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> Lease | None:
     """Lease the prefix hit of a sequence if pages for the rest of its tokens are available too, else return None.
 
-    Pages that running sequences still need for their prompts, and one more for each to grow into, are reserved for
-    them, so that an admitted sequence is not preempted a step later. With nothing running every page is free or
-    evictable, and a sequence that fits the pool at all is admitted.
+    The pages that running sequences still need for their prompts, and one more page for each to grow, are reserved. So
+    an admitted sequence is not preempted a step later. If no sequence runs, every page is free or evictable, and any
+    sequence that fits the pool is admitted.
     """
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
     fetch = cache.tiers.fetched(sequence.id) if cache.tiers else None
@@ -149,9 +150,9 @@ def preemption_victims(
 ) -> list[Sequence]:
     """Return the running sequences that may be preempted to admit a waiting one, the first to go first.
 
-    Batch sequences are victims of all other priority classes, the last admitted first. The list is empty if preempting
-    all of them would not let the waiting one begin: it would lack pages, or running sequences of the other classes,
-    such as a long prompt, would take the budget first.
+    Batch sequences are victims of all other priority classes, the last admitted first. The list is empty if the waiting
+    sequence could not begin even after all victims were preempted: pages would be missing, or running sequences of
+    other classes, such as a long prompt, would use up the budget first.
 
     Args:
         plan: plan of the step, in which the running sequences have their tokens.
@@ -170,12 +171,12 @@ def preemption_victims(
 def computed_twice(
     cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence], plan: StepPlan, num_waiting: int
 ) -> int:
-    """Return how many tokens a step would compute again if a sequence began that shares a prefix in progress.
+    """Return how many tokens would be computed twice if a sequence began whose prefix another one computes.
 
-    A running sequence computes whole pages that the waiting one needs too and the tree lacks. Sequences that arrive
-    together mostly share them all, so as many are counted as could begin in the step. To wait is bounded: the other one
-    gets tokens in every step until its prompt is done. No sequence waits for one of a later priority class, which may
-    be preempted: 0 then.
+    These are whole pages that the running sequence computes, that the waiting one needs too, and that the tree lacks.
+    Sequences that arrive together mostly share all of these pages, so they are counted once for each sequence that
+    could begin in the step. The wait is bounded: the running sequence gets tokens in every step until its prompt is
+    done. A sequence does not wait for one of a later priority class, which may be preempted: the result is 0.
 
     Args:
         plan: plan of the step, as far as it is filled.

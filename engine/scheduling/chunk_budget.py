@@ -3,12 +3,12 @@
     |<------------ target inter-token latency ------------>|
     | the streams' own rows | prompts                | slack |
 
-What the streams' rows take is predicted by ``StepCostModel``, and prompts get what is left of the target. Under load
-the streams alone take the target, and prompts would fall behind those that arrive. So the target makes a prompt at most
-``slowdown`` times slower than usual chunks beside the same streams: 1.15 times with 100 ms, 1.6 with 50, 4.8 with 20.
-It gets ``LEAST`` tokens of a step at any rate, and without streams there is no target.
+``StepCostModel`` predicts the seconds of the streams' rows, and prompts get the rest of the target. Under load the
+streams alone would use up the target, and prompts would be computed more slowly than new ones arrive. So the target
+makes a prompt at most ``slowdown`` times slower than usual chunks beside the same streams: 1.15 times with a target of
+100 ms, 1.6 with 50, 4.8 with 20. A prompt gets at least ``LEAST`` tokens of a step. Without streams there is no target.
 
-``TokenLimit`` bounds all tokens of a step: half as many after one for which the device had no memory.
+``TokenLimit`` bounds all tokens of a step. It halves the bound after a step for which the device had no memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ AIM = 0.9
 
 
 class PrefillAllowance:
-    """Seconds of one step for prompts, and who has taken them.
+    """Seconds of one step for prompts, and the sequences that use them.
 
     Args:
-        cost: predicts what a chunk takes.
+        cost: predicts the seconds of a chunk.
         seconds: seconds for all chunks together.
     """
 
@@ -42,10 +42,10 @@ class PrefillAllowance:
         self._taken: dict[int, tuple[int, float]] = {}  # tokens and seconds by sequence id
 
     def room(self, start: int, without: AbstractSet[int] = frozenset()) -> int:
-        """Return how many tokens from position ``start`` on fit in what is left, 0 if all is taken.
+        """Return how many tokens from position ``start`` on fit into the seconds left, 0 if none are left.
 
         Args:
-            without: ids of sequences that count as having taken nothing.
+            without: ids of sequences whose chunks are not counted.
         """
         least, seconds = self._left(without)
         return max(1, least, self._cost.prefill_tokens(start, seconds)) if seconds > 0 else max(0, least)
@@ -70,14 +70,14 @@ class PrefillAllowance:
 
 
 class ChunkBudget:
-    """Sets the ``PrefillAllowance`` of each step, and learns from the steps what they cost.
+    """Sets the ``PrefillAllowance`` of each step, and learns the cost of steps from the steps.
 
     Args:
         targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
-        most: tokens of a step.
+        most: largest number of tokens of a step.
 
     Attributes:
-        limit: most tokens of a step now.
+        limit: present limit on the tokens of a step.
     """
 
     def __init__(self, targets: Mapping[Priority, float], most: int) -> None:
@@ -90,8 +90,8 @@ class ChunkBudget:
         """Return the allowance of a step; None if no stream with a target is in it.
 
         Args:
-            running: sequences and the span, start and end, that each wants computed. One that wants a single token is a
-                stream.
+            running: running sequences, each with the start and end of the span that it wants computed. A sequence that
+                wants a single token is a stream.
         """
         streams, starts = [], []
         for sequence, start, end in running:
@@ -109,9 +109,9 @@ class ChunkBudget:
 
     @property
     def most_twice(self) -> int:
-        """Tokens that the prompts of a step compute again sooner than wait for a prefix that another one computes.
+        """Most tokens that a step may compute twice so that no sequence waits for a prefix that another one computes.
 
-        They take half as long as what a further step costs beyond its rows; an eighth of a usual chunk at most.
+        These tokens take half as long as the fixed cost of a further step; they are at most an eighth of a usual chunk.
         """
         return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
 
@@ -137,13 +137,13 @@ class ChunkBudget:
 
 
 class TokenLimit:
-    """Most tokens of a step.
+    """Limit on the tokens of a step.
 
     Args:
-        most: the limit in ordinary times.
+        most: the limit while the device has enough memory.
 
     Attributes:
-        tokens: the limit now.
+        tokens: the present limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -151,9 +151,9 @@ class TokenLimit:
         self._steps = 0
 
     def halve(self, num_tokens: int) -> bool:
-        """Lower the limit to half of a step's tokens. False, and nothing changes, for a step of one token.
+        """Lower the limit to half of a step's tokens. For a step of one token returns False and changes nothing.
 
-        It may become lower than the number of running sequences: the last admitted then sit out steps.
+        The limit may become lower than the number of running sequences; then the sequences admitted last skip steps.
         """
         self._steps = 0
         wanted = min(self.tokens, num_tokens) // 2
@@ -181,7 +181,7 @@ def slowdown(target: float) -> float:
 
 
 def least_seconds(own: float, usual: float, slower: float) -> float:
-    """Return the seconds of a step that prompts need so as to be computed ``slower`` times slower than in usual chunks.
+    """Return the seconds of a step for prompts with which they are ``slower`` times slower than in usual chunks.
 
     With s seconds for prompts beside ``own`` for streams a prompt takes (own + s) / s for each second of its own; in
     usual chunks of ``usual`` seconds, (own + usual) / usual.

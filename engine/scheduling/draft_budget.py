@@ -22,12 +22,12 @@ _PROBE_LENGTH = 4  # drafts of such a trial, and while the model's time is unkno
 
 
 class DraftBudget:
-    """Gives drafts to the rows of a step, and learns from the steps what they cost.
+    """Gives drafts to the rows of a step, and learns the cost of drafts from the steps.
 
     Args:
-        proposer: proposes them.
-        cache: lends their pages.
-        most: drafts in one step.
+        proposer: proposes drafts.
+        cache: lends the pages of drafts.
+        most: largest number of drafts in one step.
         drafter: runs a draft model; None for none.
         clock: seconds, monotonic.
     """
@@ -69,14 +69,14 @@ class DraftBudget:
         plan.draft_gain = choice.gain - self._proposer.tokens_in(plan.draft_seconds, num_rows)
 
     def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
-        """Let the draft model draft for the rows for which its drafts are expected to gain more, if that pays.
+        """Let the draft model draft for the rows in which its drafts are expected to gain more, if that pays.
 
         Args:
-            found: proposals of other sources by sequence id; the draft model's take their place.
-            left: most drafts of all rows.
+            found: proposals of other sources by sequence id, which the draft model's drafts replace.
+            left: largest number of drafts of all rows together.
 
         Returns:
-            Seconds that it took.
+            Seconds that the draft model took.
         """
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None or not num_rows:
@@ -120,13 +120,13 @@ class DraftBudget:
         ahead: Iterable[StepPlan],
         by_row: Mapping[int, Sequence],
     ) -> None:
-        """Learn from a committed step what it cost, and what drafts would gain in the steps launched ahead of it.
+        """Learn the cost of a committed step, and what drafts would gain in the steps that were launched ahead.
 
         Args:
             seconds: seconds that the step took.
-            num_drawn: tokens that it drew.
-            ahead: steps in flight, whose tokens are known now.
-            by_row: the running sequences.
+            num_drawn: number of tokens that the step drew.
+            ahead: steps in flight, whose input tokens are known now.
+            by_row: the running sequences by row.
         """
         batch = step.batch
         if batch.num_tokens == batch.num_positions:
@@ -144,9 +144,10 @@ class DraftBudget:
                 each.missed_gain += gain
 
     def _gains_of_model(self, drawing: Seq[Sequence]) -> dict[int, float]:
-        """Return by sequence id the tokens that the draft model's drafts would gain in a step in flight without any.
+        """Return, by sequence id, the tokens that drafts of the draft model would have gained in a step without drafts.
 
-        Endless where the model is due to be tried, as only a step that is not planned ahead can have its drafts.
+        The gain is infinite if the draft model is due for a trial, as only a step that is not planned ahead can have
+        its drafts.
         """
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None:
@@ -197,10 +198,10 @@ def make_draft_budget(
     draft: DraftRunner | None,
     fill_masks: Callable[[Seq[MaskJob]], Callable[[], Masks]],
 ) -> DraftBudget | None:
-    """Return what gives drafts to rows, as the options ask for; None without drafts.
+    """Return the draft budget that the options ask for; None without drafts.
 
     Args:
-        draft: the draft model; None without.
+        draft: the draft model; None without a draft model.
         fill_masks: begins to fill the masks of a draft model's step, see ``ModelDrafter``.
     """
     if not config.max_drafts:

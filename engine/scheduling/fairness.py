@@ -1,4 +1,4 @@
-"""Fair queueing: virtual token counters, what each tenant has been served, in tokens weighted by their cost.
+"""Fair queueing: virtual token counters of the service that each tenant has had, in tokens weighted by their cost.
 
 The tenant with the lowest counter is served next: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
 algorithm 2. A tenant that comes back after a pause is lifted to the lowest counter of the waiting ones, without credit

@@ -1,17 +1,19 @@
 """Scheduler: plans each step (which sequence computes how many tokens) and applies its result to the sequences.
 
 One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
-``min(want, budget)``. Decode wants one token, a new sequence its prompt less the prefix hit (chunked prefill), a
-preempted one whatever was evicted. No branch below asks which of these it is, but for the order: single tokens go
-first, prompts get what these leave of the target inter-token latency (``ChunkBudget``), batches' last, then drafts.
+``min(want, budget)``. A decoding sequence wants one token. A new one wants its prompt less the prefix hit (chunked
+prefill). A preempted one wants the tokens that were evicted. The rule is the same for all three; only the order
+differs: single tokens go first, then prompts within the rest of the target inter-token latency (``ChunkBudget``),
+prompts of batches last, then drafts.
 
-Overlap scheduling: a step may be planned while the one before is in flight. Each row of that one draws a token, so the
-row's next input is "the token drawn before". If its sequence turns out to have ended, its part of the next step is
-ignored; pages that it gives back are written by their next owner in a later step. Drafts, and the choice of sequences
-to preempt, wait for the tokens.
+Overlap scheduling: a step may be planned while the one before is in flight. Each row of the step in flight draws a
+token, so the row's next input is "the token drawn before". If its sequence turns out to have ended, the row's result in
+the next step is ignored. The next owner of the released pages writes them in a later step. Drafts, and the choice of
+sequences to preempt, wait for the tokens.
 
 Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. Victims
-are of the last class, the last admitted first; batch sequences also give way to admit one of another class.
+are taken from the last class, the sequence admitted last first. Batch sequences are also preempted to admit a sequence
+of another class.
 """
 
 from __future__ import annotations
@@ -62,22 +64,22 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """The only writer of sequences and of the queue.
+    """Plans steps and applies their results. The only writer of sequences and of the queue.
 
     Args:
         cache: pages and tree.
-        max_num_seqs: rows, that is, most running sequences.
-        max_num_batched_tokens: tokens in one step.
+        max_num_seqs: number of rows, the limit on running sequences.
+        max_num_batched_tokens: limit on the tokens in one step.
         stats: counters to write to.
         slots: slots of adapters; None without adapters.
-        drafts: gives drafts to rows; None for none.
+        drafts: gives drafts to rows; None without drafts.
         target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
         target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.
         clock: seconds, monotonic.
 
     Attributes:
         session_pins: soft pins of sessions and prompts.
-        slow_masks: fills masks that steps do not wait for.
+        slow_masks: fills the masks for which steps do not wait.
     """
 
     def __init__(
@@ -136,10 +138,10 @@ class Scheduler:
         return self._alive.get(number)
 
     def capacity(self) -> dict[str, float]:
-        """Return what a new sequence's wait depends on, as gauges by name.
+        """Return the quantities on which a new sequence's wait depends, as gauges by name.
 
-        ``rows_usable`` are the rows that there are pages for. Rates of prompts are upper bounds, and a prompt of
-        ``prefill_short_tokens`` passes longer ones: it fits in the half that these leave of a step.
+        ``rows_usable`` is the number of rows for which there are pages. Rates of prompts are upper bounds. A prompt of
+        ``prefill_short_tokens`` overtakes longer ones: it fits into the half of a step that longer prompts leave free.
         """
         is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
         return {
@@ -150,9 +152,9 @@ class Scheduler:
         }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
-        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is alive already.
+        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is in use.
 
-        The matcher is at the beginning of the output, whatever was generated elsewhere before.
+        The matcher stands at the beginning of the output, even if another engine has generated tokens of it.
         """
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
@@ -205,10 +207,11 @@ class Scheduler:
         return is_void
 
     def drop_steps(self) -> list[Message]:
-        """Give up the steps in flight, for which the device had no memory, and send all running sequences to the queue.
+        """Drop the steps in flight, for which the device had no memory, and return all running sequences to the queue.
 
-        They resume from what earlier steps have computed. Later steps have half as many tokens at most; if they cannot
-        have fewer, the largest sequence of the steps fails, so that the others go on.
+        The sequences resume from the tokens that earlier steps have computed. Later steps have at most half as many
+        tokens. If the number cannot be halved, the largest sequence of the steps fails, so that the others can
+        continue.
 
         Returns:
             Messages to the client.
@@ -293,8 +296,9 @@ class Scheduler:
     def _can_plan_ahead(self, step: StepPlan, plan: StepPlan) -> bool:
         """Whether the next step can be planned before the tokens of the one in flight are known.
 
-        Not if it has drafts, as the number of accepted ones is unknown; nor if drafts are likely to gain more than
-        overlap; nor if a sequence might have to be preempted, for pages, an admission or its rotary embedding.
+        It cannot if the step in flight has drafts, as the number of accepted drafts is unknown. It is not if drafts are
+        likely to gain more than overlap, or if a sequence might have to be preempted: for pages, for an admission, or
+        for its rotary embedding.
         """
         switches = any(each.num_tokens >= each.rope_switch for each in self._running)
         if switches or any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():
@@ -326,12 +330,13 @@ class Scheduler:
         self._stats.preemptions += 1
 
     def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
-        """Admit from the queue while rows, pages and budget last; batch sequences may be preempted for others.
+        """Admit sequences while rows, pages and budget last. Batch sequences may be preempted for others.
 
-        A sequence whose prefix is being computed by another is passed over, to find it in the cache later, unless it is
-        short; at most as many as there are rows, which bounds the work of a step. One whose adapter has no slot yet is
-        passed over, and one that lacks more than ``most`` tokens, which all together may compute. ``latest`` is the
-        last class.
+        Three kinds of sequences are skipped. A sequence is skipped while another one computes its prefix, so that it
+        finds the prefix in the cache later, unless the prefix is short; at most as many are skipped as there are rows,
+        which bounds the work of a step. A sequence is skipped if its adapter has no slot yet. It is skipped if it needs
+        more of the ``most`` tokens that all admitted sequences may compute together than are left. ``latest`` is the
+        last priority class to admit.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return

@@ -21,7 +21,7 @@ class _Begin:
 
 
 class SequenceMeter:
-    """Measures sequences with two clock readings and a difference of the engine's counts each: none for a token.
+    """Measures a sequence by two clock readings and differences of counters, without work for each token.
 
     Args:
         stats: counts of steps and rows.

@@ -1,7 +1,7 @@
 """Session pins: soft pins on the prefix of each live session's last call, and on prompts pinned by request.
 
-They take no memory from a running sequence. Pinned pages count as available and are evicted last: of a tenant first
-ordinary pages, then those of sessions; prompts pinned by request go after the pages of all tenants
+Pins take no memory from a running sequence. Pinned pages count as available and are evicted last. A tenant's ordinary
+pages are evicted before the pages of its sessions; prompts pinned by request are evicted after the pages of all tenants
 (``radix.tenant_eviction``). So a sequence that fits the pool alone is always admitted.
 
 Both are bounded, so that one tenant cannot push out all that others have in the cache::
@@ -130,7 +130,7 @@ class SessionPins:
         }
 
     def hold(self, tenant: str, session: str, path: Path, tokens: array[int], seconds: float = SESSION_SECONDS) -> None:
-        """Pin what is cached of the tokens of a session's last call, in place of the call before.
+        """Pin the cached pages of a session's last call, in place of the pages of the call before.
 
         Args:
             seconds: seconds for which the session asks; beyond its tenant's share it has ``SESSION_SECONDS`` at most.
@@ -179,7 +179,7 @@ class SessionPins:
     def _pin_prompt(self, sequence: Sequence, num_pages: int, seconds: float) -> int:
         """Pin the first pages of a prompt within its tenant's share. Returns how many are pinned.
 
-        It replaces the tenant's pins on the same path that end sooner.
+        The pin replaces the tenant's pins on the same path that end sooner.
         """
         tenant, cache = sequence.spec.tenant, self._cache
         pin = cache.pin(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)

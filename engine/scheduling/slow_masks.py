@@ -10,16 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from ..sequence.sequence import Sequence
 from .step_plan import StepPlan
 
-# Added to that of the step loop, so that slow masks leave the cores to it and its kernels. A replay leaves less: its
-# client has had tokens and waits for the next one.
+# Added to the niceness of the step loop, so that slow masks leave the cores to the step loop and its kernels. A replay
+# has a higher priority: its client has already had tokens and waits for the next one.
 NICENESS, REPLAY_NICENESS = 15, 5
 
 
 class SlowMasks:
-    """Fills slow masks before their step.
+    """Fills slow masks ahead of their step.
 
-    A mask is filled beside the forward pass of its step, which waits for it. Where the last one took long, the next one
-    begins as soon as the tokens before it are known, and its sequence sits out the steps until it is there.
+    An ordinary mask is filled during the forward pass of its step, and the step waits for it. If a sequence's last mask
+    took long, its next mask begins as soon as the tokens before it are known, and the sequence skips steps until the
+    mask is ready.
     """
 
     def __init__(self) -> None:
@@ -33,8 +34,8 @@ class SlowMasks:
         """Begin the next mask of a sequence if it is likely to take long.
 
         Args:
-            sequence: waiting or running.
-            ahead: steps in flight; one with a row of the sequence asks for that mask itself.
+            sequence: a waiting or running sequence.
+            ahead: steps in flight. A step with a row of the sequence requests the mask itself.
         """
         matcher, remaining = sequence.matcher, sequence.remaining
         if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
@@ -43,7 +44,7 @@ class SlowMasks:
     def replay(self, sequence: Sequence) -> None:
         """Begin to advance the grammar of a waiting sequence by tokens that another engine generated.
 
-        The search for a short completion may take long at each of them, as for a slow mask.
+        The search for a short completion may take long at each token, as with a slow mask.
         """
         if sequence.matcher:
             generated = sequence.tokens[sequence.num_prompt :]

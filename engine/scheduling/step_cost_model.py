@@ -1,11 +1,11 @@
-"""Step cost model: predicts the seconds of a step from its rows and contexts, learnt from the steps as they end.
+"""Step cost model: predicts the seconds of a step from its rows and contexts, and learns from finished steps.
 
     seconds = base + a * decode tokens + b * context that they read + c * prefill tokens + d * prefill pairs
 
-Learnt by an extended Kalman filter on the logarithms of the coefficients, so that these stay positive and errors are
-relative. Two things may change: the speed of the machine, which moves all coefficients together, and each coefficient,
-in so far as steps spend time on it. So the first step scales them all, a few chunks tell them apart, and a thousand
-decode steps later what prefill costs is known as well as before.
+An extended Kalman filter learns the logarithms of the coefficients, so that coefficients stay positive and errors are
+relative. Two things may change: the speed of the machine, which changes all coefficients together, and a single
+coefficient, in so far as steps spend time on it. So the first step scales all coefficients, and a few chunks separate
+them. A thousand decode steps later, the cost of prefill is still known as well as before.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..batch import Batch
 
 # Coefficients before the first step, in seconds: those of a slow machine.
 _PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
-# Variances of logarithms: of the prior, common to all coefficients and of each; what they grow by from step to step; of
-# the time of a step.
+# Variances of logarithms: the prior's, for the factor common to all coefficients and for each coefficient; the growth
+# of both from step to step; and the variance of the time of a step.
 _COMMON, _OWN = 25.0, 1.0
 _COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
 _NOISE = 0.1**2
@@ -30,7 +30,7 @@ _SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slo
 
 
 class StepWork(NamedTuple):
-    """What the time of a step depends on.
+    """The quantities on which the time of a step depends.
 
     Attributes:
         decode_tokens: tokens of rows with one known token, drafts included.
@@ -87,13 +87,13 @@ class StepCostModel:
         return int(2 * seconds / (linear + sqrt(linear * linear + 2 * per_pair * seconds)))
 
     def prefill_rates(self, chunk: int) -> tuple[float, float]:
-        """Return the most prompt tokens and the most query-key pairs that are computed in a second.
+        """Return upper bounds of the prompt tokens and of the query-key pairs that are computed in a second.
 
-        They are two standard deviations above what the steps have shown, so that before the first step hardly anything
-        is excluded. Each is meant without the other, in steps of prompts alone.
+        The bounds lie two standard deviations above the estimates, so that before the first step they exclude hardly
+        anything. Each bound assumes steps of prompts alone, and that the other quantity takes no time.
 
         Args:
-            chunk: prompt tokens of a step, which share what it costs beyond its rows.
+            chunk: prompt tokens of a step, which share the step's fixed cost.
         """
         per_step, _, _, per_token, per_pair = self._costs
         shares = (per_step / chunk / (per_step / chunk + per_token), 0.0, 0.0)

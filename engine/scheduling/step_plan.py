@@ -16,10 +16,10 @@ from .chunk_budget import PrefillAllowance, usual_chunk
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step: it is planned, then it is in flight until its result is committed.
+    """One step. It is planned first, and then in flight until its result is committed.
 
-    The step before may still be in flight. Each of its rows that draws counts as drawing one token: its sequence then
-    has one token more than is known.
+    The step before may still be in flight. Each row of that step that draws is assumed to draw one token, so its
+    sequence has one token more than is known.
 
     Where the tokens of a step go::
 
@@ -28,22 +28,23 @@ class StepPlan:
         | single tokens    | prompts             | rest |
 
     A prompt that ends within the budget is computed to its end, even beyond the usual chunk: cut there it would wait a
-    whole step for a few tokens. One that is longer is cut at the usual chunk, so that sequences which draw in this step
-    wait no longer for it; if none does, at the budget. Nothing begins beyond the usual chunk.
+    whole step for a few tokens. A longer prompt is cut at the usual chunk, so that sequences which draw in this step do
+    not wait longer for it; if no sequence draws, it is cut at the budget. No prompt begins beyond the usual chunk.
 
     Attributes:
         budget: tokens left to give.
         began: when planning began.
         before: the rows of the step in flight by sequence id, none if all tokens are known.
-        rows: the rows planned, by sequence id; in flight those of sequences that have not left their row since.
+        rows: planned rows by sequence id. In flight, only the rows whose sequences have not left them since.
         starts: rows taken by admitted sequences.
         copies: copies of pages, and pages that are filled from outside the pool, in the order of admission.
         allowance: seconds for prompts; None if nothing limits them but tokens.
         num_prompt_tokens: tokens given to prompts.
         num_drawing: planned rows that draw.
-        draft_gain: tokens that its drafts are expected to gain.
-        draft_seconds: for which a draft model computed them.
-        missed_gain: tokens that drafts were expected to gain in it, if it was planned ahead and so has none.
+        draft_gain: number of tokens that the step's drafts are expected to gain.
+        draft_seconds: seconds for which a draft model computed these drafts.
+        missed_gain: number of tokens that drafts would have gained in a step that has none because it was planned
+            ahead.
         usual: tokens of a usual chunk, which the prompts of the step share.
         batch: work of the device, once the step is planned.
     """
@@ -79,7 +80,7 @@ class StepPlan:
     def can_go_on(self, sequence: Sequence) -> bool:
         """Return whether a sequence can be planned now.
 
-        It cannot if the token drawn by the step in flight is its last in any case, or if its next mask is slow.
+        It cannot if the token that the step in flight draws is certainly its last one, or if its next mask is slow.
         """
         row = self.before.get(sequence.id)
         if row is None or not row.draws:
@@ -107,7 +108,7 @@ class StepPlan:
     def share(self, start: int, wanted: int) -> int:
         """Return how many of the tokens from position ``start`` to ``wanted`` a sequence may compute.
 
-        A single one is no chunk: it is cut by nothing but the budget.
+        Only the budget limits a single token, which is not a chunk.
         """
         rest = wanted - start
         if rest == 1:
@@ -134,7 +135,7 @@ class StepPlan:
         """Let a sequence compute positions ``start`` to ``end``, for which its lease has pages.
 
         Args:
-            draws: these are its last tokens, so the next one is drawn.
+            draws: whether these are the sequence's last tokens, so that the next token is drawn.
         """
         lease = lease_of(sequence)
         first, pages = lease.take_changes()

@@ -1,11 +1,12 @@
 """Queue of one tenant in one priority class: by arrival and prefix hit, or by the deadline of the first token.
 
 Without a target for the time to first token, the next sequence is the one of the first few that has the longest prefix
-hit; one that ``MAX_OVERTAKEN`` others have overtaken is overtaken no more.
+hit; a sequence that ``MAX_OVERTAKEN`` others have overtaken is not overtaken again.
 
-With a target, the next one is that which must begin first (earliest deadline, less the time of its own prompt). One
-that can meet its target no more is late: it would only make others late too, so these go before it. So that no late one
-starves, it gets each ``LATE_TURN``-th admission, and all others where nobody is on time.
+With a target, the next sequence is the one that must begin first: the one with the earliest deadline less the time of
+its own prompt. A sequence that can no longer meet its target is late. It would only make others late too, so sequences
+on time go before it. To prevent starvation, each ``LATE_TURN``-th admission goes to a late sequence, and so do all
+admissions while no sequence is on time.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class WaitingEntry:
 
     Attributes:
         priority: the class in which it waits.
-        since: when it began to wait, as if its earlier waits had come right before.
+        since: time at which it began to wait, moved back by the length of its earlier waits.
         waited: seconds until it was last admitted.
         num_overtaken: sequences of its tenant and class that came later and were admitted before it.
-        latest_start: when it must begin at the latest to meet its target; -inf without one.
+        latest_start: latest time at which it can begin and meet its target; -inf without a target.
     """
 
     sequence: Sequence
@@ -122,9 +123,10 @@ class Reader:
 
 
 class _ReadAhead:
-    """The entries of a FIFO in order, which may leave it once they are popped.
+    """Iterates over the entries of a FIFO in order; the entries popped so far may leave the FIFO meanwhile.
 
-    It is read as far as entries are asked for, each time twice as far: a step looks at the first few of thousands.
+    The FIFO is read only as far as entries are asked for, twice as far each time: a step looks at the first few of
+    thousands of entries.
     """
 
     def __init__(self, fifo: OrderedDict[int, WaitingEntry]) -> None:

@@ -5,7 +5,7 @@
        |- sequence       by prefix hit, or by the deadline of its first token (``tenant_queue.TenantQueue``)
 
 A priority class comes before all later ones, so each level needs a bound against starvation. A sequence that has waited
-for ``PATIENCE``, earlier waits included, moves to the first class. Between tenants the counters are the bound.
+for ``PATIENCE``, earlier waits included, moves to the first class. Among tenants the token counters prevent starvation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WaitingQueue:
         cached: returns how many tokens of a sequence are in the prefix cache now; None without a cache.
         clock: seconds, monotonic.
         target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.
-        prefill_seconds: returns the least seconds that a prompt of so many tokens takes.
+        prefill_seconds: returns a lower bound of the seconds for a prompt of a number of tokens.
     """
 
     def __init__(

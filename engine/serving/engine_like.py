@@ -12,7 +12,7 @@ from ..types import AdapterInfo
 
 
 class SequenceEngine(Protocol):
-    """What runs sequences: an engine, or the view that one of its clients has of it; see ``EngineClient``.
+    """Runs sequences: an engine, or one client's view of an engine. See ``EngineClient``.
 
     All methods belong to one event loop.
     """

@@ -1,8 +1,8 @@
 """Acceptance rates: how likely a draft is accepted, by its source and by the length of the match that it follows.
 
-The longer a match, the likelier its next token is the right one: in sampled copies of a document by a small model 0.2
-behind one token and 0.9 behind sixteen. So the rates of lookups are kept by classes of length, and as an accepted draft
-makes the match longer, each draft of a run has the rate of the length that it will have.
+The longer a match, the likelier its next token is right: in copies of a document that a small model sampled, the rate
+is 0.2 after one token and 0.9 after sixteen. So the rates of lookups are kept by classes of match length. As an
+accepted draft makes the match longer, each draft of a run has the rate of the length that the match would then have.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AcceptanceRate:
     """The probability that a draft is accepted if those before it are.
 
     Attributes:
-        most: trials that count, the last ones (exponential decay).
-        overall: the rate of all sequences, which is updated too.
+        most: number of last trials that count (exponential decay).
+        overall: the rate over all sequences, which is updated with this one.
     """
 
     hits: float
@@ -80,10 +80,11 @@ def observe(runs: Runs, hits: int, trials: int) -> None:
 
 
 class AcceptanceRates:
-    """The rates of all sources: of all sequences, or of one.
+    """The acceptance rates of all sources, over all sequences or for one sequence.
 
     Args:
-        overall: the rates of all sequences, from which those of one start; None for the rates of all, at their priors.
+        overall: the rates over all sequences, with which the rates of one sequence start; None for the rates over all
+            sequences, which start at their priors.
     """
 
     def __init__(self, overall: AcceptanceRates | None = None) -> None:

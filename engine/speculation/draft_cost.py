@@ -23,11 +23,12 @@ _OUTLIER = 4.0  # a step this many times longer than without drafts counts as th
 
 @dataclass(slots=True)
 class DraftChoice:
-    """The drafts of a step that pay.
+    """The drafts of a step that are worth their cost.
 
     Attributes:
         counts: number of drafts by run.
-        gain: the tokens that they are expected to gain, less those that their time would bring without drafts.
+        gain: number of tokens that the drafts are expected to gain, less the tokens that steps without drafts would
+            draw in the same time.
     """
 
     counts: list[int]
@@ -38,13 +39,13 @@ class DraftChoice:
 class _Trial:
     """What drafts bring at one batch size, as shares of a step without: they are tried until they have lost.
 
-    A trial that loses ends drafts for a wait, which doubles with every one. So drafts lose about a step in sixteen at
-    first, and ever less. Those that promise much more are tried all the same.
+    A lost trial stops drafts for a wait, which doubles with every lost trial. So drafts cost about one step in sixteen
+    at first, and less and less later. Drafts that promise much more are used in spite of the wait.
 
     Attributes:
-        brought: gain of the steps since the last verdict.
-        promised: gain that was expected of them.
-        bar: gain that must be promised.
+        brought: measured gain of the steps since the last verdict.
+        promised: expected gain of the same steps.
+        bar: least expected gain with which drafts are used.
         wait: length of the next wait.
         left: steps without drafts until the bar falls.
     """
@@ -77,11 +78,12 @@ class _Trial:
 
 
 class DraftCost:
-    """What drafts cost, learnt from the steps in which every token is at a sampling position.
+    """Learns the cost of drafts from the steps in which every token is at a sampling position.
 
-    Steps are told apart by their rows that draw: 1, 2, 3 to 4, 5 to 8 and so on. Each size has a line of its own,
-    seconds by tokens, and a trial. That checks what the line and the acceptance rates promise by what came of it: the
-    tokens of a step with drafts, and its length beside that of steps of as many rows without.
+    Steps are grouped by the number of their rows that draw: 1, 2, 3 to 4, 5 to 8 and so on. Each group has its own
+    linear model of seconds by tokens, and its own trial. The trial compares the gain that the linear model and the
+    acceptance rates promise with the measured one: the tokens of a step with drafts, and its length beside the length
+    of steps of as many rows without drafts.
     """
 
     def __init__(self) -> None:
@@ -97,10 +99,10 @@ class DraftCost:
         return min(1.0, max(_LOWEST_COST, _MARGIN * found))
 
     def worth(self, num_rows: int) -> float:
-        """Return what an accepted draft is worth, in tokens.
+        """Return the worth of an accepted draft, in tokens.
 
-        It saves its row a token of a later step, and a step altogether only as far as other rows end earlier too: rows
-        that end before others leave these the fixed cost.
+        An accepted draft saves its row a token of a later step. It saves a whole step only in so far as other rows end
+        earlier too: if a row ends before others, the others still pay the fixed cost.
         """
         own = self.threshold(num_rows)
         return 1.0 if num_rows == 1 else own + _SHARED * (1.0 - own)
@@ -114,12 +116,13 @@ class DraftCost:
         """Return the drafts that maximise expected tokens a second: none if they do not gain enough.
 
         Of R rows and D drafts of which A are expected to be accepted, a step draws R + A tokens in base + slope (R + D)
-        seconds, where A counts as ``worth`` says. The likeliest draft comes first, as long as it raises the quotient.
+        seconds, where A counts as ``worth`` says. Drafts are added in the order of their probability, as long as each
+        raises the quotient.
 
         Args:
             runs: for each run of drafts, the probability of each draft that it is accepted if the drafts before it are.
             num_rows: rows that draw, R.
-            limit: most drafts.
+            limit: largest number of drafts.
         """
         choice = DraftChoice([0] * len(runs))
         price = self.threshold(num_rows) / num_rows  # cost of a draft, as a share of a step without drafts
@@ -142,7 +145,7 @@ class DraftCost:
         return choice if choice.gain > self.least_gain(num_rows) else DraftChoice([0] * len(runs))
 
     def draft_length(self, rates: Seq[float], num_rows: int, seconds: float, most: int) -> int:
-        """Return how many drafts of a draft model for each of some rows maximise expected tokens a second; 0 for none.
+        """Return how many drafts of a draft model for each row maximise expected tokens a second; 0 for no drafts.
 
         Args:
             rates: acceptance rate of each row that would draft.
@@ -185,7 +188,7 @@ class DraftCost:
             seconds: seconds that the step took.
             num_drawn: tokens drawn, accepted drafts included.
             gain: gain that was expected of the step's drafts, 0 without drafts.
-            drafting: seconds of it that a draft model took.
+            drafting: seconds of the step that a draft model took.
         """
         size = _size(num_rows)
         self._all.observe(num_tokens, seconds - drafting)

@@ -6,10 +6,11 @@ The draft model follows the sequences of the target: its KV holds the tokens tha
     in the draft's pool      | known to be right    | drafts ahead, of which verification keeps some
                              0                 num_known
 
-It draws by the request's own parameters and by the seed and position of the target's draw, so that a sampled draft is
-the token that the target would draw from the same probabilities. What it draws is verified like any other draft, so
-nothing of it can change an answer: it reads base weights, whatever the adapter, and knows no penalties. Under a grammar
-it draws by the mask of each token: the matcher follows its drafts, and takes them back when all are drawn.
+The draft model draws with the request's own parameters and with the seed and position of the target's draw, so that a
+sampled draft is the token that the target would draw from the same probabilities. Its drafts are verified like any
+other draft, so it cannot change an answer. Therefore it may read base weights, whatever the adapter, and ignore
+penalties. Under a grammar it draws with the mask of each token: the matcher advances by the drafts, and goes back when
+all are drawn.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class DraftRunner(Protocol):
     Attributes:
         num_pages: number of pages of the draft's KV pool.
         max_model_len: most tokens of a sequence.
-        vocab_size: tokens that it can read.
-        base_digest: tells its weights from others'.
-        num_skipped: first tokens of a sequence that it does not read. 1 for a head: it reads each token beside the
-            target's hidden states in front of it.
+        vocab_size: number of tokens that it can read.
+        base_digest: digest that identifies its weights.
+        num_skipped: number of first tokens of a sequence that it does not read. 1 for a head, which reads each token
+            together with the target's hidden state of the token before.
     """
 
     num_pages: int
@@ -60,9 +61,9 @@ class DraftRunner(Protocol):
         """Compute a step.
 
         Args:
-            pages: for each row those of the target's KV pool, whose cells from ``row.start`` on are in front of its
-                tokens; none for a row that reads its own last draft.
-            masks: waits for the step's masks; None if no row has one.
+            pages: for each row, pages of the target's KV pool, whose cells from ``row.start`` on hold the positions
+                before the row's tokens; none for a row that reads its own last draft.
+            masks: waits for the step's masks; None if no row has a mask.
         """
 
 
@@ -71,13 +72,13 @@ class _Follower:
     """The draft model's side of a sequence.
 
     Attributes:
-        line: its row in the draft model's page table and sampler.
+        line: row of the sequence in the draft model's page table and sampler.
         pages: the lease on its pages.
         num_known: tokens of the sequence in the draft's pool.
         start: first message to the draft model about the sequence, sent with its first row, then None.
-        ahead: drafts in the pool behind them.
-        limit: drafts that it may have in this step.
-        has_failed: it can have no further drafts.
+        ahead: drafts in the pool after the known tokens.
+        limit: largest number of drafts in this step.
+        has_failed: whether the sequence can have no further drafts.
     """
 
     line: int
@@ -89,9 +90,9 @@ class _Follower:
     has_failed: bool = False
 
     def follow(self, tokens: array[int], *, is_head: bool) -> None:
-        """Count the drafts ahead that the sequence has drawn, but for its last token; others are overwritten.
+        """Count the drafts that the sequence has accepted, without its last token, as known; others are overwritten.
 
-        A head overwrites all: it read them beside its own hidden states, for lack of the target's.
+        A head overwrites all drafts, since it read them with its own hidden states in place of the target's.
         """
         for draft in () if is_head else self.ahead:
             if self.num_known == len(tokens) - 1 or tokens[self.num_known] != draft:
@@ -113,7 +114,7 @@ class _Step:
     def add(
         self, sequence: Sequence, follower: _Follower, start: int, tokens: Seq[int], *, draws: bool, ahead: int
     ) -> None:
-        """Add a row, for whose positions the follower has pages.
+        """Add a row. The follower must have pages for its positions.
 
         Args:
             ahead: drafts before the token that it draws.
@@ -137,8 +138,8 @@ class ModelDrafter:
         runner: the draft model.
         page_size: tokens in a page.
         fill_masks: begins to fill the masks of a step, and returns a function that waits for them.
-        sharing: whether prefixes are shared.
-        num_rows: most running sequences.
+        sharing: whether sequences share prefixes.
+        num_rows: largest number of running sequences.
         clock: seconds, monotonic.
     """
 
@@ -189,11 +190,11 @@ class ModelDrafter:
     def draft(self, limits: Iterable[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Return drafts by sequence id, for each sequence that the draft model catches up with in this step.
 
-        A sequence gets fewer than its limit where pages are lacking, behind a token that ends it, and where its mask
-        allows no token that the draft model has.
+        A sequence gets fewer drafts than its limit if pages are missing, after a token that ends it, and if its mask
+        allows no token of the draft model's vocabulary.
 
         Args:
-            limits: sequences that want drafts, each with the most that it may have, 1 at least.
+            limits: sequences that want drafts, each with its largest number of drafts, at least 1.
         """
         step, left = _Step(), most_tokens(self._num_rows)
         for sequence, limit in limits:
@@ -229,9 +230,10 @@ class ModelDrafter:
         assert sorted(lines) == list(range(self._num_rows)), f"lines {sorted(lines)} of {self._num_rows}"
 
     def _path(self, sequence: Sequence) -> Path:
-        """The namespaces of the draft model's KV: base weights, whatever the adapter.
+        """The namespaces of the draft model's KV, which the base weights compute, whatever the adapter.
 
-        A head's follows from what the target read: all of the target's namespaces, and the token that it skips.
+        The KV of a head depends on the target's hidden states. So its namespaces are the target's, and the skipped
+        token.
         """
         path, digest = sequence.path, self._runner.base_digest
         if not self._runner.num_skipped:
@@ -245,11 +247,11 @@ class ModelDrafter:
         return sequence.tokens[skipped:] if skipped else sequence.tokens
 
     def _catch_up(self, sequence: Sequence, limit: int, most: int, step: _Step) -> int:
-        """Let the draft model compute the tokens of a sequence that it lacks. Returns how many it gets to compute.
+        """Let the draft model compute the missing tokens of a sequence. Returns how many tokens it will compute.
 
         Args:
-            limit: drafts that the sequence may have then.
-            most: tokens that the draft model may compute.
+            limit: largest number of drafts for the sequence after that.
+            most: largest number of tokens to compute.
         """
         if most <= 0:
             return 0

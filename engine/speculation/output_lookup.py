@@ -42,7 +42,7 @@ class OutputLookup:
     """Positions of trigrams in recent outputs, of running sequences too: a ring of entries with hash chains.
 
     Args:
-        most: positions that are kept, the latest.
+        most: number of latest positions that are kept.
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -83,7 +83,7 @@ class OutputIndex:
         outputs: outputs of all sequences.
         namespace: namespace in which matches are searched.
         tokens: int32 tokens of the sequence, which grows at its end and is only read.
-        num_prompt: tokens of its prompt.
+        num_prompt: number of tokens of its prompt.
     """
 
     def __init__(self, outputs: OutputLookup, namespace: Namespace, tokens: array[int], num_prompt: int) -> None:

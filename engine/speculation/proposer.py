@@ -1,4 +1,4 @@
-"""Draft proposer: model-free speculative decoding from four sources, and what each of them is worth.
+"""Draft proposer: model-free speculative decoding from four sources, each with measured acceptance rates.
 
 Each source has its own acceptance rates for each sequence:
 
@@ -8,12 +8,13 @@ Each source has its own acceptance rates for each sequence:
     answer    output lookup (suffix decoding): tokens that followed a match in another recent output of the namespace
 
 Proposals are compared with the tokens drawn whether they were computed or not, so a wrong source costs only its lookup,
-and is used again as soon as it is right. A lookup's rates are by the length of its match (``AcceptanceRates``). A new
-sequence starts with the recent rates of all sequences. ``DraftCost`` chooses among the proposals of all rows of a step.
+and is used again as soon as it is right. The acceptance rate of a lookup depends on the length of its match
+(``AcceptanceRates``). A new sequence starts with the recent rates of all sequences. ``DraftCost`` chooses among the
+proposals of all rows of a step.
 
-A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals were not computed for long backs off and
-looks up only once in several tokens; where that is so of nearly all, a new one begins backed off, and goes further.
-Grammars are asked in every step: forced text is short.
+A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals have not been computed for long backs
+off: it looks up only once in several tokens. If nearly all sequences have backed off, a new one starts backed off, and
+backs off further. Grammars are asked in every step: forced text is short.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class _Speculation:
     """State of one sequence.
 
     Attributes:
-        proposals: the last ones, not yet compared with the tokens drawn.
+        proposals: the last proposals, which have not been compared with drawn tokens yet.
         due: number of tokens of the sequence at the next lookup.
-        num_useless: last lookups in a row of which nothing was computed.
+        num_useless: number of last lookups in a row whose proposals were not computed.
         used: source of the drafts in flight.
     """
 
@@ -107,8 +108,8 @@ class Proposer:
     """Proposes drafts for all sequences. Reads sequences and cache; keeps its own state of each until ``forget``.
 
     Args:
-        config: not with method off.
-        cache: whose tree is a source.
+        config: the configuration; its method is not off.
+        cache: the prefix cache, whose tree is a source.
         stats: counters to write to.
     """
 
@@ -132,8 +133,8 @@ class Proposer:
         """Return the best proposal for a running sequence that draws, None if none is worth its cost.
 
         Args:
-            sequence: all its tokens are known to the step.
-            limit: most drafts.
+            sequence: a sequence all of whose tokens are known.
+            limit: largest number of drafts.
             num_rows: rows that draw in this step.
         """
         best: Proposal | None = None
@@ -150,7 +151,7 @@ class Proposer:
         return _gain(chances(proposal.runs, most), self._cost.threshold(num_rows))
 
     def model_gain(self, rate: float, limit: int, num_rows: int, seconds: float) -> float:
-        """Return the tokens that drafts of a draft model are expected to gain, each of which takes so many seconds.
+        """Return the number of tokens that drafts of a draft model gain in expectation, less the cost of their seconds.
 
         Args:
             rate: see ``model_rate``.
@@ -186,7 +187,8 @@ class Proposer:
     def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal | None:
         """Return the proposal of a draft model, after ``model_rate``.
 
-        None if it could draw no token, mostly because it has none that the grammar allows: that counts as a wrong one.
+        None if the draft model could draw no token, mostly because its vocabulary has none that the grammar allows.
+        This counts as a wrong draft.
         """
         state = self._sequences[sequence.id]
         if not drafts:

@@ -12,8 +12,8 @@ _PRIOR_TOKENS = 16.0  # the prior: a step's fixed cost is that of so many tokens
 class TokenCost:
     """Seconds of a step as base + slope * tokens: a linear regression that weighs recent steps most.
 
-    Steps of equal size say nothing about the slope, and the prior decides; the more they differ in tokens, the less it
-    does. Only steps in which every row draws are to be observed: prompt tokens cost less.
+    If all steps have equal sizes, the prior decides the slope; the more they differ in tokens, the less weight the
+    prior has. Only steps in which every row draws must be observed: prompt tokens cost less.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class TokenCost:
     def threshold(self, num_rows: int, prior: TokenCost | None = None) -> float:
         """Return the least acceptance probability, 0 to 1, at which a draft pays in a step of ``num_rows`` rows.
 
-        A draft costs the slope. An accepted one saves its row a token's share of a later step: the slope and the row's
-        part of the base.
+        A draft costs the slope. An accepted draft saves its row a token's share of a later step: the slope and the
+        row's part of the base.
 
         Args:
             prior: cost of steps of all sizes, whose slope decides where steps of this size hardly differ.
