@@ -37,7 +37,7 @@ class DraftChoice:
 
 @dataclass(slots=True)
 class _Trial:
-    """What drafts bring at one batch size, as shares of a step without: they are tried until they have lost.
+    """Trial of drafts at one batch size, which lasts until they lose. Gains are shares of a step without drafts.
 
     A lost trial stops drafts for a wait, which doubles with every lost trial. So drafts cost about one step in sixteen
     at first, and less and less later. Drafts that promise much more are used in spite of the wait.

@@ -39,7 +39,7 @@ class _Output:
 
 
 class OutputLookup:
-    """Positions of trigrams in recent outputs, of running sequences too: a ring of entries with hash chains.
+    """Positions of trigrams in recent and running outputs: a ring of entries with hash chains.
 
     Args:
         most: number of latest positions that are kept.

@@ -277,7 +277,7 @@ class Proposer:
 
 
 def _gain(rates: Seq[float], cost: float) -> float:
-    """Return the expected gain of drafts in tokens, of as many as pay: those accepted with more than their cost.
+    """Return the expected gain in tokens of those drafts whose acceptance probability exceeds their cost.
 
     Args:
         rates: for each draft, the probability that it is accepted if the drafts before it are.

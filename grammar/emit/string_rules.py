@@ -32,8 +32,9 @@ from ..schema.string_language import expressions
 from ..sized_cache import sized_cache
 from .key_classes import key_classes
 
-# In the grammar a string rule has two more spellings, which no text can have: what begins with `PROBE` is admitted
-# where the rule may begin, what begins with `MATCHED` after its closing quote if its number is listed.
+# In the grammar a string rule has two further spellings, which no text can contain. `PROBE` and the rule's number are
+# admitted where the rule may begin. `MATCHED` and a list of numbers are admitted after its closing quote if the rule's
+# number is in the list.
 PROBE, MATCHED = b"\x01", b"\x02"
 # States of the lexer, estimated as repeats written out times length: a string with more becomes a rule; so do smaller
 # ones beside such a one, or if all together have more than `MAX_TOTAL`.
@@ -44,8 +45,8 @@ MAX_RULES = 400
 MAX_VALUE_CHARS = 2_000
 # At most so many positions of values in a document are told apart.
 MAX_POSITIONS = 3_000
-# Sizes of a pattern with its repeats written out, between which its states are counted: smaller ones have few, and of
-# larger ones the automaton would not be tried.
+# The states of a pattern are counted if its size, with repeats written out, lies between these bounds: smaller patterns
+# have few states, and no automaton is built for larger ones.
 MIN_BLOWUP, MAX_BLOWUP = 12, 4_000
 TOO_LARGE = f"too complex to follow: an automaton of it has more than {MAX_STATES} states"
 

@@ -1,16 +1,17 @@
-"""Closing within the token budget: of the tokens that the grammar allows, those after which some end still fits.
+"""Closing within the token budget: allows only tokens after which some end of the answer still fits.
 
-The budget excludes what no longer fits and changes nothing else: among the tokens that are left the model chooses as it
-would without a budget. For choices and expressions the fewest tokens to an end are known (`LeastEnds`). Elsewhere a
-token is tested: a search puts a short completion together behind it. It closes what can be closed, and where a value or
-a property is required it tries the shortest texts that the schema has (`ClosingTexts`, computed at compile time). One
-token lengthens the completion by about one such text (the *jump*), which bounds how long no token needs to be tested:
+The budget excludes the tokens after which no end fits and changes nothing else: among the other tokens the model
+chooses as it would without a budget. For choices and expressions the fewest tokens to an end are known (`LeastEnds`).
+Elsewhere a token is tested: a search composes a short completion after it. The search closes open strings and
+containers; where a value or a property is required, it tries the shortest texts of the schema (`ClosingTexts`, computed
+at compile time). One token lengthens the completion by at most about one such text (the *jump*). So no token is tested
+while this many tokens are left:
 
     tokens left   |----------- every token fits -----------|------- the drawn token is tested -------|
                                               completion + jump                                  the end
 
-A test takes a fraction of a millisecond, but there are as many tokens as a vocabulary has. So the sampler tests the
-token that it has drawn, and draws another one only where that does not fit (`BudgetCheck`).
+A test takes a fraction of a millisecond, so the whole vocabulary cannot be tested. Therefore the sampler tests the
+token that it has drawn, and draws another one only if that token does not fit (`BudgetCheck`).
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class BudgetCheck(Protocol):
         """Return the tokens that fit if this one does, and do not if it does not."""
 
     def costs(self, token: int) -> dict[int, int]:
-        """Return the work of testing a token and some that may be alike it, in tokens tried, by token.
+        """Return, by token, the work of testing a token and some tokens that may be alike it, in tokens tried.
 
-        It is the same whether or not they had been tested before.
+        The result does not depend on whether they were tested before.
         """
 
     def known(self) -> Row:
@@ -103,13 +104,13 @@ class _Test(NamedTuple):
 
 
 class _Searched(NamedTuple):
-    """What searches up to a position have found.
+    """The findings of the searches up to a position.
 
     Attributes:
         known: position and tokens of the last completion found.
         retry_at: number of tokens left at which to search again, after a search that found nothing.
         check: check of the next token.
-        remaining: tokens left when the position was searched; None for what the positions before it have found.
+        remaining: number of tokens left when the position was searched; None for the findings of earlier positions.
     """
 
     known: tuple[int, list[int]] | None = None
@@ -123,13 +124,14 @@ _NOTHING = _Searched()
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """What is known at one position of the answer.
+    """The findings at one position of the answer.
 
     Attributes:
         lexical: inside or outside of a JSON string, or in free text, which needs no closing.
         before: findings of the positions before.
-        here: the same after a search at this position; None before it. It holds for as many tokens left as it was made
-            with: behind a thought an answer begins wherever that ends, and drafts try several ends.
+        here: findings after a search at this position; None before the search. They are valid only for the number of
+            tokens left at the search: after a thought, the number varies with the end of the thought, and drafts try
+            several ends.
         state: state of the language whose least ends are known.
     """
 
@@ -144,13 +146,13 @@ class _Position:
 
 
 class BudgetClose:
-    """Tells for one answer which tokens leave room for an end.
+    """Determines for one answer which tokens leave room for an end.
 
-    A `_Position` is kept for each token, so that a rollback leaves no trace: what fits depends on the tokens of the
+    A `_Position` is kept for each token, so that a rollback leaves no trace: the result depends on the tokens of the
     answer alone, not on drafts that were tried and dropped.
 
     Args:
-        free: the answer begins as free text.
+        free: whether the answer begins as free text.
     """
 
     def __init__(self, texts: ClosingTexts, *, free: bool = False) -> None:
@@ -175,7 +177,7 @@ class BudgetClose:
         """Record an accepted token.
 
         Args:
-            free: free text follows.
+            free: whether free text follows.
         """
         last, position, least_ends = self._positions[-1], len(self._positions), self._texts.least_ends
         if position > MAX_CHECKS and (old := self._positions[-MAX_CHECKS]).here is not None:
@@ -210,7 +212,7 @@ class BudgetClose:
         return not self.is_free and retry_at is not None and remaining > retry_at
 
     def check(self, state: BackendState, row: Row, remaining: int) -> BudgetCheck | None:
-        """Return the check of the next token; None if all that are allowed fit.
+        """Return the check of the next token; None if an end fits after every allowed token.
 
         Where no end fits at all, or none is known, nothing is excluded.
 
@@ -249,7 +251,8 @@ class BudgetClose:
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
         """Return a completion that fits, the known one if its rest still leads to an end; None if none was found.
 
-        If the whole budget is less than the shortest answer takes, there is none, and no search would end early.
+        If the whole budget is smaller than the shortest answer, no completion fits, and a search would take its full
+        time.
         """
         if len(self._positions) - 1 + remaining < (self.num_shortest or 0):
             return None
@@ -268,10 +271,10 @@ class BudgetClose:
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
 
-        In the middle of a value that is usually all of it, after the value its rest. The end that a check has found
-        after the last token is all of it, and a search may not find one as short. Only where no suffix ends the answer
-        is what is under way ended first, if the state knows how. Trying takes a fraction of a search; there may be
-        shorter completions.
+        In the middle of a value the whole completion usually leads to an end; after the value, its rest does. The end
+        that a check has found after the last token is used as a whole, as a search may not find one as short. If no
+        suffix ends the answer, the present entry or string is ended first, if the state knows an end for it. This takes
+        a fraction of the time of a search; shorter completions may exist.
         """
         known = self._positions[-1].before.known
         tokens = known[1] if known else []
@@ -295,17 +298,17 @@ def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
 
 
 class EndCheck:
-    """Tests after which tokens an end of at most so many tokens follows, by a search for one.
+    """Tests, by search, after which tokens an end of at most ``most`` tokens follows.
 
-    What a test finds and costs follows from the tokens of the answer alone, never from other tests: drafts, which have
-    more tokens tested, change no draw.
+    The result and the cost of a test depend on the tokens of the answer alone, never on other tests. So drafts, which
+    cause more tests, change no draw.
 
     Args:
         state: state of the answer, which belongs to the check.
         lexical: its lexical state.
-        most: tokens of an end.
+        most: largest number of tokens of an end.
         row: the grammar's mask.
-        found: a completion.
+        found: a completion that was found before.
     """
 
     def __init__(
@@ -353,10 +356,10 @@ class EndCheck:
         return self._test(token).end
 
     def alike(self, token: int) -> NDArray[np.int64]:
-        """Return the tokens that are alike one for the end of the answer.
+        """Return the tokens that are equivalent to one with regard to the end of the answer.
 
-        Between values of JSON all white space is, in a string that admits all tokens of a length these are, and among
-        many other tokens those of one shape.
+        Between JSON values, all white space is equivalent. In a string that admits all tokens of a length, the tokens
+        of equal length are; among many other tokens, the tokens of one shape are.
         """
         if self._lexical == OUTSIDE and self._texts.is_blank(token):
             allowed = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
@@ -442,10 +445,10 @@ class EndCheck:
             rollback_unless_failed(self._state, 1)
 
     def _known_end(self, after: BackendState, token: int, left: list[int]) -> list[int] | None:
-        """Return the completion or a part of it that ends the answer after a token too, and fits.
+        """Return the completion, or a part of it, that also ends the answer after a token and fits.
 
-        Of a string that goes on the completion is as short an end as before, even if it does not fit. Free text takes
-        all of each part, so half of the work is left to a search.
+        If a string goes on, the completion is still as short an end as before, even if it does not fit. Free text
+        accepts every part as a whole, so half of the work is kept for a search.
         """
         if not self.most:
             return [] if after.can_end() else None

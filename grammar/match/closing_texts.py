@@ -29,15 +29,15 @@ _BEGINS = (b"[", b"{")
 
 
 class Exchanges:
-    """A completion whose scalars may be exchanged for others of their groups, which take fewer tokens.
+    """A completion whose scalars may be exchanged for other scalars of their groups that take fewer tokens.
 
-    Not every exchange is an answer: items may have to differ, and a scalar may be of several groups.
+    Not every exchange gives a valid answer: items may have to differ, and a scalar may belong to several groups.
 
     Args:
         between: the texts before, between and after the scalars.
         choices: for each scalar, the scalars that it may be exchanged for, the one of the fewest tokens first, and
             itself last.
-        fewest: cuts a text into tokens.
+        fewest: tokenizes a text into as few tokens as possible.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ClosingTexts:
         search_failed: whether a search for the shortest answer found none.
         num_shortest: tokens of the shortest answer, None if unknown.
         least_ends: the fewest tokens to an end, if they are known of all states.
-        closers: what closes an object or array, or separates. A separator goes before any other text: after a number,
-            another value would only be more digits.
+        closers: texts that close an object or array, or separate entries. A separator goes before any other text: after
+            a number, another value would only be more digits.
         end_row: the mask of the end tokens.
     """
 
@@ -118,9 +118,9 @@ class ClosingTexts:
 
     @cached_property
     def tails(self) -> list[list[int]]:
-        """Ends of short strings, shortest first, which may complete a string (or a plain text) that is begun.
+        """Return ends of short strings, shortest first, which may complete a string (or a plain text) that has begun.
 
-        The ends of properties that no object needs are last: only where one of these is begun nothing else goes on.
+        Ends of optional property names come last: they are needed only if such a name has begun.
         """
         texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:
@@ -140,9 +140,10 @@ class ClosingTexts:
         return sorted(map(self.vocabulary.fewest, short), key=len)
 
     def container_rests(self, lexical: int) -> list[list[int]]:
-        """Return rests of arrays and objects of several kinds, of the fewest tokens first.
+        """Return texts that complete arrays and objects of several kinds, those with the fewest tokens first.
 
-        Each ends its container, before a key or a value of it or of it alone, or within one if a string is open.
+        Each text ends its container. It continues before a key or value of the container, or within one if a string is
+        open.
         """
         if lexical == INSIDE:
             return self._rests_inside
@@ -157,8 +158,8 @@ class ClosingTexts:
     def items(self) -> list[list[int]]:
         """The arrays and objects that are items of arrays in the shortest answer, where items may have to differ.
 
-        They differ from each other, and there are as many as an array needs: whatever of them is written by then, the
-        others complete it.
+        They differ from each other, and there are as many as an array needs: whichever of them are already written, the
+        others complete the array.
         """
         return [self.vocabulary.fewest(text) for text in self._item_texts]
 
@@ -219,7 +220,7 @@ class ClosingTexts:
         return [spaced, plain] if len(spaced) < len(plain) else [plain]
 
     def exchanges(self, tokens: list[int], lexical: int) -> Exchanges | None:
-        """Return a completion's scalars and what each may be exchanged for; None if nothing takes fewer tokens.
+        """Return a completion's scalars and the possible exchanges of each; None if no exchange takes fewer tokens.
 
         Args:
             tokens: tokens of the completion.
@@ -266,9 +267,9 @@ class ClosingTexts:
         return found
 
     def _cheaper(self, scalar: bytes, before: bytes, after: bytes) -> tuple[bytes, ...]:
-        """Return the scalars that take fewer tokens than one between some bytes, fewest first, and that one. Cached.
+        """Return, for a scalar between some bytes, the scalars of fewer tokens, fewest first, then itself. Cached.
 
-        Of each of its groups there is the one that takes the fewest.
+        From each group of the scalar, the result has the scalar with the fewest tokens.
         """
         key, cache = (self._key, scalar, before, after), self.vocabulary.cache
         known: tuple[bytes, ...] | None = cache.get(key)
@@ -319,7 +320,7 @@ class ClosingTexts:
         return found
 
     def before_key(self, tokens: list[int], lexical: int) -> bytes | None:
-        """Return what a completion has before the letters of its first key, nothing within one; None if it has no key.
+        """Return a completion's text before the letters of its first key, empty within a key; None if it has no key.
 
         Args:
             tokens: tokens of the completion.

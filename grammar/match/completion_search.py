@@ -1,7 +1,7 @@
 """Completion search: a short way to an end from any state of an answer.
 
-Several walks put it together from the short texts of the grammar (``ClosingTexts``), which are then cut into as few
-tokens as possible. What they find leads to an end; a shorter way that they do not see may exist.
+Several walks compose the completion from the short texts of the grammar (``ClosingTexts``), which are then tokenized
+into as few tokens as possible. A completion found always leads to an end; a shorter one that no walk finds may exist.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ class CompletionSearch:
 
         Args:
             state: state of the answer, which is left unchanged.
-            lexical: its lexical state.
-            most: about the most tokens of a completion.
-            enough: a completion of at most so many tokens ends the search.
-            left: tokens that may be tried; lessened by those that were.
-            near: if given, a completion of more tokens ends the search too: a shorter one is not to be expected.
+            lexical: its lexical state. most: about the largest number of tokens of a completion.
+            enough: a completion of at most this many tokens ends the search.
+            left: number of tokens that may be tried; reduced by the tokens tried.
+            near: if given, a completion of more tokens than this ends the search too, as no shorter one is expected.
         """
         best: list[int] | None = None
         keys = set[bytes]()
@@ -93,8 +92,8 @@ class CompletionSearch:
         """Interleave several walks; yield the completions of those that end."""
         texts = self._texts
         walk = self._walk(state.copy(), lexical, most)
-        # Values may have to differ before an array is complete; other text may be taken for JSON, and quotes in it for
-        # those of a string. Any walk that ends is right; the plain one gets a head start.
+        # The other walk is for arrays whose values have to differ, and for other text that a walk may take for JSON,
+        # and its quotes for a string's. Any walk that reaches an end is right; the plain walk gets a head start.
         others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
         if texts.rests:
             others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]
@@ -107,9 +106,10 @@ class CompletionSearch:
         yield from self._one_more(state, lexical, most)
 
     def _others(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield completions by the rest of each kind of array or object that may have been begun, or may begin here.
+        """Yield completions, one for each kind of array or object that may have begun or may begin here.
 
-        A walk goes on with one kind of them, of which the shortest one may take more tokens than another kind.
+        A single walk continues with one kind only, and the shortest container of that kind may take more tokens than
+        another kind's.
         """
         if not self._texts.has_kinds:
             return
@@ -139,10 +139,11 @@ class CompletionSearch:
     ) -> Iterator[list[int]]:
         """Yield completions with another property in place of the first one in ``found``.
 
-        A walk goes on with one property that may be begun, or be under way, and another may take fewer tokens.
+        A single walk continues with one property that may begin or has begun, and another property may take fewer
+        tokens.
 
         Args:
-            tried: texts before a key behind which other keys were tried; that of ``found`` is added.
+            tried: texts before a key after which other keys were tried; the text of ``found`` is added.
         """
         before = self._texts.before_key(found, lexical)
         if before is None or before in tried:
@@ -208,15 +209,15 @@ class CompletionSearch:
         rotate: bool = False,
         each_once: Sequence[list[int]] = (),
     ) -> Iterator[list[int] | None]:
-        """Yield None per closing text appended, then the finished token list; stop early where no text fits.
+        """Yield None for each closing text appended, then the whole list of tokens. Ends early if no text fits.
 
         Args:
-            state: advances.
+            state: state of the answer, which is advanced.
             lexical: its lexical state.
-            most: tokens of a completion.
+            most: largest number of tokens of a completion.
             first: texts to try before all others.
             rotate: begin with another of the listed texts in each step.
-            each_once: texts to try before all others too, each of which is taken only once.
+            each_once: further texts to try before all others, each of which is used only once.
         """
         tokens: list[int] = []
         for turn in range(MAX_STEPS):
@@ -320,10 +321,10 @@ class CompletionSearch:
 
 
 def _accept_first(state: BackendState, texts: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
-    """Advance by the first text that the state accepts and return it.
+    """Advance the state by the first text that it accepts, and return the text.
 
     Args:
-        then: if given, one of these must be able to follow, unless the text completes the answer.
+        then: if given, one of these texts must be able to follow, unless the text completes the answer.
     """
     rejected: set[int] = set()  # first tokens
     for text in texts:

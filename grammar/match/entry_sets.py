@@ -29,7 +29,8 @@ class Entries(NamedTuple):
     """The entries of one container so far.
 
     Attributes:
-        values: of scalars their spelling in bytes, but the value of numbers; of arrays and objects their contents.
+        values: for strings, null, true and false, the spelling in bytes; for numbers, the value; for arrays and
+            objects, their contents.
         strings: spellings of strings, with quotes.
     """
 
@@ -125,9 +126,9 @@ class EntryCounter:
         return Outlook.SEEN if all(end in entries.strings for end in ends) else Outlook.NEW
 
     def shortest_rest(self, beginning: bytes, entries: Entries) -> bytes:
-        """Return what completes a number, or all of an entry that has not been begun, so that it is a new one.
+        """Return the rest of a number, or a whole entry if none has begun, such that the entry is a new one.
 
-        Nothing if the beginning is complete, or if no such rest is easily found.
+        Returns nothing if the beginning is a complete number, or if no such rest is easily found.
         """
         if beginning and beginning[0] not in _FIRST_OF_NUMBER:
             return b""
@@ -142,9 +143,9 @@ class EntryCounter:
         return min(found, key=len, default=b"")
 
     def shortest_end(self, beginning: bytes, entries: Entries) -> bytes:
-        """Return a shortest end, with the quote, of a string that has been begun and is not to be one of the entries.
+        """Return a shortest end, with the quote, of a string that has begun and must differ from all entries.
 
-        Nothing if the string has no such end that is easily found.
+        Returns nothing if no such end is easily found.
         """
         rivals = entries.rivals(beginning)
         found = [end for each in self._strings for end in each.unseen_ends(beginning[1:], rivals)]

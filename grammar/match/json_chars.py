@@ -24,15 +24,15 @@ _COMMON = (*b"a0A -_.:/1", *range(0x20, 0x7F), 0xE000)
 class JsonChars:
     """The decoder for one partition of the characters.
 
-    Each character has the one spelling that the grammar admits. The quote that closes the string counts as a class of
-    its own (`closing`); what comes after it is not looked at.
+    Each character has the one spelling that the grammar admits. The quote that closes the string has a class of its own
+    (`closing`); bytes after it are ignored.
 
     Attributes:
         closing: number of the class of the closing quote.
         stay: number of a class that completes nothing, for padding.
         next: uint16 [states, 256], the state after a byte.
         emits: uint8 [states, 256], the class that a byte completes, or `NOTHING`.
-        next_rows, emits_rows: the same row by row, which are quicker to read byte by byte.
+        next_rows, emits_rows: `next` and `emits` as one object for each row, which are quicker to read byte by byte.
         reach: for each state, the classes that may complete the character under way, ascending; none outside of a
             character.
         num_bytes: size in memory.

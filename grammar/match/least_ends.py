@@ -1,8 +1,8 @@
 """Least ends: the fewest tokens to an end of the text, exact for choices and regular expressions.
 
-From each state of such a language a shortest path over the vocabulary's tokens is known, so the tokens after which an
-end still fits in a budget are told without a search. A state is what the text so far amounts to: for choices the text
-itself, for an expression a state of its automaton over bytes.
+For each state of such a language, a shortest path over the vocabulary's tokens is known. So the tokens after which an
+end still fits in a budget are known without a search. For choices, a state is the text so far; for an expression, it is
+a state of the automaton over bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeastEnds(Protocol):
     """The fewest tokens to an end, from each state of one language; shared by all answers on all threads.
 
     Attributes:
-        most: a bound on the fewest tokens from any state that has an end.
+        most: upper bound of the fewest tokens to an end, over all states that have an end.
     """
 
     @property
@@ -140,7 +140,7 @@ class RegularEnds:
     The automaton is followed byte by byte, as a token may end in the middle of a character.
 
     Raises:
-        LanguageTooLarge: see there.
+        LanguageTooLarge: the language has too many states.
     """
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:

@@ -22,12 +22,12 @@ logger = logging.getLogger("rootgraft.grammar")
 
 
 class MaskFill(NamedTuple):
-    """Masks to fill for one matcher: of the next token, and of the one after each draft.
+    """The masks to fill for one matcher: for the next token, and for the token after each draft.
 
     Attributes:
-        row: of the first mask; the masks after drafts follow it.
-        matcher: advances by the drafts, up to the first that it refuses or fails on.
-        remaining: tokens that may still be generated, or None.
+        row: row of the first mask; the masks after drafts follow it.
+        matcher: matcher, which advances by the drafts up to the first one that it refuses or fails on.
+        remaining: number of tokens that may still be generated, or None.
         drafts: proposed tokens.
     """
 
@@ -42,8 +42,8 @@ class MaskBuffer:
 
     Args:
         rows: the largest number of sampling positions of a batch.
-        num_threads: number of threads that fill rows of several matchers at a time. The library fills them without the
-            interpreter's lock, so they share it with nobody.
+        num_threads: number of threads that fill rows of several matchers at a time. The library fills rows without the
+            interpreter's lock.
 
     Attributes:
         words: int32 [rows, ceil(vocabulary / 32)], the tokens that the grammar allows; a row keeps its content until it
@@ -69,17 +69,17 @@ class MaskBuffer:
         """Fill the rows of some matchers; each row and matcher belongs to one job.
 
         Returns:
-            The failures by row: a ``GrammarFailure``, after which the matcher can be rolled back, or whatever else the
-            backend raised, which leaves the matcher's state unknown. Such a row and the rows of the drafts after it
+            The failures by row: a ``GrammarFailure``, after which the matcher can be rolled back, or another exception
+            of the backend, which leaves the matcher's state unknown. Such a row and the rows of the drafts after it
             allow nothing; neither do the rows after a draft that is refused.
         """
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
 
     def fill_together(self, jobs: Sequence[MaskFill]) -> None:
-        """Fill the first rows of these matchers on all threads, as far as the library does. To be followed by `fill`.
+        """Fill the first rows of these matchers on all threads, where the library can. The caller calls `fill` next.
 
-        After a call that took long each row is filled alone once, so that the matcher whose mask takes long learns it.
-        Where the library fails, all rows are left to `fill`, which then fails for the answer alone that it fails for.
+        After a call that took long, each row is filled alone once, so that the slow matcher is found. If the library
+        fails, `fill` fills all rows, and fails only for the answer that causes the failure.
         """
         if self._executor is None or len(jobs) < LEAST_TOGETHER or self._is_slow:
             self._is_slow = False
@@ -99,9 +99,9 @@ class MaskBuffer:
             job.matcher.take_as_filled()
 
     def forced(self, row: int) -> int | None:
-        """Return the only token that a row allows, one of the end tokens if it allows no other; None if there are more.
+        """Return the only token that a row allows, or an end token if it allows only end tokens; else None.
 
-        Which end token ends an answer changes nothing of it. None too if the row allows no token.
+        The choice among end tokens does not change the answer. Also returns None if the row allows no token.
         """
         words = self.words[row].view(np.uint32)
         nonzero = np.flatnonzero(words)

@@ -12,8 +12,9 @@ from ..vocabulary import Vocabulary
 from .backends import BackendState, LlguidanceBackend, Row
 from .budget_close import BudgetCheck, BudgetClose
 
-# Processor time of a mask that delays the step beside whose forward pass it is filled. Time in which kernels or the
-# step loop have the core or the interpreter says nothing of the next mask.
+# Processor time in seconds from which a mask delays the step during whose forward pass it is filled. Processor time is
+# measured because time in which kernels or the step loop have the core or the interpreter does not predict the next
+# mask.
 SLOW_SECONDS = 0.003
 
 
@@ -35,22 +36,21 @@ class Matcher:
     The answer ends with an end token, which counts as one accepted token; `rollback` may undo it. A rollback leaves no
     trace, not even of a failure of the backend.
 
-    A lexer that has failed stays so in all copies of its state, those of other answers included. So after a failure
-    the state is rebuilt from the grammar, for this answer alone, which fails for good only if that fails too. Such an
-    answer gets no more drafts.
+    A lexer that has failed keeps failing in all copies of its state, including those of other answers. So after a
+    failure the state is rebuilt from the grammar, for this answer alone. The answer fails only if the rebuilt state
+    fails too. An answer with a rebuilt state gets no more drafts.
 
-    Threads: not thread-safe; one thread uses a matcher at a time. In the engine these take turns:
-        - The step thread, between steps: `accept`, `rollback`, `draft`, `admits`, `is_slow` and all properties.
-        - The mask thread (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`,
-          and `accept` for the drafts of the step.
-        - The thread of slow masks (``grammar-slow-masks``), from submission until its future is done: `prepare`.
-          The sequence is not planned meanwhile, so neither of the other threads uses its matcher.
+    Threads: not thread-safe; one thread uses a matcher at a time. In the engine these threads take turns: - The step
+        thread, between steps: `accept`, `rollback`, `draft`, `admits`, `is_slow` and all properties. - The mask thread
+        (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`, and `accept` for the
+        drafts of the step. - The thread of slow masks (``grammar-slow-masks``), from submission until its future is
+        done: `prepare`. The sequence is not planned meanwhile, so neither of the other threads uses its matcher.
 
     Args:
         beginning: the state of the grammar before any token; never changed.
-        rebuild: returns another such state, which shares nothing with it.
-        open_ended: the answer is free text that may end anywhere.
-        is_slow: masks of the grammar are known to take long.
+        rebuild: returns another such state, which shares nothing with ``beginning``.
+        open_ended: whether the answer is free text that may end anywhere.
+        is_slow: whether masks of the grammar are known to take long.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Matcher:
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
         """Write the bitmask of the tokens that may come next, least significant bit first.
 
-        Where the budget is nearly used up it takes long: each token is tested. In the engine the sampler tests what it
-        has drawn (`fill_grammar_mask`).
+        If the budget is nearly used up this takes long, as each token is tested. The engine uses `fill_grammar_mask`
+        instead, and the sampler tests the token that it has drawn.
 
         Args:
             row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
@@ -136,9 +136,9 @@ class Matcher:
             row[:] = check.limits()
 
     def parser_to_fill(self) -> Any | None:
-        """Return the library's parser if the next row is to be filled by it together with those of other answers.
+        """Return the library's parser if it can fill the next row together with the rows of other answers.
 
-        None where the row is another one than the parser's, or takes long.
+        Returns None if the row differs from the parser's, or takes long.
         """
         state = self._state
         if self._ended or self._slow_masks or self._prepared is not None or not isinstance(state, LlguidanceBackend):
@@ -148,9 +148,9 @@ class Matcher:
         return state.parser
 
     def take_as_filled(self) -> None:
-        """Have the next `fill_grammar_mask` find its row filled by the parser, unless a token comes or goes until then.
+        """Note that the parser has filled the row of the next `fill_grammar_mask`, unless the tokens change before it.
 
-        To be called once the library has filled the row, not before: it may fail for a reason of another answer.
+        Must be called only after the library has filled the row, as another answer may make the library fail.
         """
         self._is_filled = True
 
@@ -158,7 +158,7 @@ class Matcher:
         """Write the bitmask of the tokens that the grammar allows next.
 
         Returns:
-            What tells which of them leave room for an end in the budget; None if all do.
+            The check of which of these tokens leave room for an end in the budget; None if all do.
 
         Raises:
             GrammarFailure: as `fill_mask`.
@@ -181,9 +181,9 @@ class Matcher:
         return self._slow_searches if self._budget_close.must_search(remaining) else self._slow_masks
 
     def prepare(self, remaining: int | None) -> None:
-        """Fill the next mask ahead of time for `fill_mask`, which uses it if no token comes or goes until then.
+        """Fill the next mask ahead of time for `fill_mask`, which uses it if the tokens have not changed by then.
 
-        Errors are left to `fill_mask`. No draft is proposed after such a mask, as the next one would take as long.
+        `fill_mask` reports errors. No draft is proposed after such a mask, as the next mask would take as long.
         """
         row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         try:
@@ -221,7 +221,8 @@ class Matcher:
     def replay(self, token: int, remaining: int) -> bool:
         """Advance by a token that was drawn elsewhere. Returns False, and nothing is accepted, if it is not allowed.
 
-        Equal to `fill_grammar_mask` and `accept` but for the time: the mask is known to have allowed the token.
+        The effect is that of `fill_grammar_mask` and `accept`, in less time: the mask is known to have allowed the
+        token.
         """
         self.replan(remaining)
         return self.accept(token)
@@ -262,7 +263,7 @@ class Matcher:
         """Undo the last tokens, the end token included.
 
         Raises:
-            ValueError: if there are fewer.
+            ValueError: there are fewer tokens.
         """
         if not 0 <= count <= self.num_tokens:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
@@ -313,7 +314,8 @@ class Matcher:
     def draft(self, limit: int) -> list[int]:
         """Return a draft: at most `limit` tokens of the text that must come next; the state is left as it is.
 
-        Only the text is forced and its tokenization a guess: verify them under the mask like any draft.
+        The grammar forces the text only, and the tokenization is a guess. So the tokens must be verified under the mask
+        like any draft.
         """
         if not self.may_draft or limit < 1:
             return []

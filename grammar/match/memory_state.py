@@ -1,14 +1,15 @@
-"""Memory state: keeps the keys of an object and the items of an array apart, beside a grammar that cannot.
+"""Memory state: keeps the keys of an object and the items of an array distinct, which a grammar cannot express.
 
-A grammar is context-free: it cannot say that a value was not written before. So this state reads the JSON along with
-the library, remembers the keys of each object and the items of each array of distinct ones, and takes from the masks
-the tokens that complete a repetition, or after which nothing but repetitions is possible. A mask is the intersection of
-both.
+A context-free grammar cannot say that a value was not written before. So this state reads the JSON along with the
+library. It remembers the keys of each object and the items of each array of distinct items. It removes from the masks
+the tokens that complete a repetition, or after which only repetitions are possible. A mask is the intersection of the
+library's mask and of this state's.
 
-Keys are kept apart in every object. Which arrays have distinct items, and which objects have so few keys that they may
-be used up, only the library knows. The grammar has a second way to spell such a container, which no text can have
-(`ENTRIES`, the container's number): what it admits of these before an opening bracket are the languages that the
-entries may have. Where other text may surround JSON, parts that are JSON are found in the same way.
+Keys are distinct in every object. Only the library knows which arrays have distinct items, and which objects have so
+few possible keys that they may be used up. For this the grammar has a second spelling of such a container, which no
+text can contain: `ENTRIES` and the container's number. The numbers that the grammar admits before an opening bracket
+name the languages that the entries may have. Where other text may surround JSON, the parts that are JSON are found in
+the same way.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class _Frame(NamedTuple):
     """An array or object that is open.
 
     Attributes:
-        outer: the one around it.
-        is_object: not an array.
-        counters: the languages that its entries may have; none for other containers.
+        outer: the array or object around it.
+        is_object: whether it is an object, not an array.
+        counters: numbers of the languages that its entries may have; none for containers without a language.
         entries: its keys, or the items of an array of distinct ones.
         is_before_entry: for an object, whether a key may come next; for an array, whether an item must come next.
         begun: position in the answer at which an item that is an array or object has begun.
-        is_watched: this one or one around it is an array of distinct items.
-        depth: number of those around it.
+        is_watched: whether it, or a container around it, is an array of distinct items.
+        depth: number of containers around it.
     """
 
     outer: _Frame | None
@@ -98,7 +99,7 @@ class _Place:
         lexical: outside or inside of a JSON string, after a backslash in one, or in a marker.
         frame: the innermost array or object that is open.
         entry: the key, or the scalar item of an array of distinct ones, that has been begun; else empty.
-        rivals: of the items under way, from the outermost on, as far as they have any.
+        rivals: rivals of the items under way, from the outermost item on, for items that have rivals.
     """
 
     lexical: int = OUTSIDE
@@ -120,8 +121,8 @@ class _Place:
 class _Link:
     """A place with the way to it: the link before, the text of the last token, and the number of bytes so far.
 
-    `probed` are the containers that may begin after some texts from here, as far as tokens were tried, and `searched`
-    whether an item has a new end after some texts.
+    `probed` has, for the texts tried from here, the containers that may begin after them; `searched` has, for some
+    texts, whether an item has a new end after them.
     """
 
     place: _Place
@@ -138,7 +139,7 @@ class MemoryState:
     Args:
         inner: the library's state.
         counters: the languages of containers by number, beginning with number 1.
-        has_parts: parts of the text are JSON, and not the whole.
+        has_parts: whether only parts of the text are JSON.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ class MemoryState:
     def string_end(self) -> bytes:
         """Return a short end of the entry under way, if its shortest ends may be repetitions.
 
-        Of a string with its quote. After a comma in an array of distinct items, all of a short item.
+        The end of a string includes its quote. After a comma in an array of distinct items, returns a whole short item.
         """
         place = self._link.place
         if place.frame is None:
@@ -380,7 +381,8 @@ class MemoryState:
     def _follow(self, text: bytes) -> _Place | None:
         """Return the place after a token's text, or None if that text completes a repetition.
 
-        Also None if each end of a scalar is one. Of arrays and objects only a search tells (`_possible`).
+        Also returns None if each end of a scalar is a repetition. For arrays and objects only a search can decide
+        (`_possible`).
         """
         place = self._link.place
         lexical, frame, entry = place.lexical, place.frame, place.entry
@@ -448,9 +450,9 @@ _LIKELY = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _checked(lexical: int, frame: _Frame | None, entry: bytes, rivals: tuple[_Rivals, ...]) -> _Place | None:
-    """Return a place within an entry; None if each end of the entry is a repetition.
+    """Return the place within an entry; None if each end of the entry is a repetition.
 
-    A container whose language has no such entry is none of that language.
+    A language that has no such entry is removed from the container's possible languages.
     """
     if not entry or frame is None or not frame.counters:
         return _Place(lexical, frame, entry, rivals)
@@ -606,7 +608,8 @@ class _TokenKinds:
 
     Args:
         lexical: the state before a token.
-        is_endless: any beginning of a string is as good as another, so strings that are only begun do not count.
+        is_endless: whether all beginnings of a string are equivalent, so that strings that have only begun do not
+            count.
     """
 
     def __init__(self, vocabulary: Vocabulary, lexical: int, *, is_endless: bool) -> None:
@@ -661,7 +664,7 @@ class _EntryTokens:
         whole: for each lexical state, the tokens in which a string begins and ends, ascending.
         closing: for each lexical state, the tokens that go on after the end of a string.
         opening: tokens in which a container begins and an entry of it is repeated.
-        nested: these and the tokens of `whole` outside of strings.
+        nested: tokens of `opening`, and tokens of `whole` outside of strings.
         markers: tokens with a byte of a marker, which are never allowed.
         no_marker: bitmask of all other tokens.
         marker: the token of `ENTRIES`; -1 if there is none.

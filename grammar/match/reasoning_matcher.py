@@ -1,10 +1,10 @@
-"""Reasoning matcher: a thought before an answer. The grammar binds after the thought, however that ends.
+"""Reasoning matcher: follows a thought before an answer. The grammar applies after the thought, however it ends.
 
     BEGIN --start mark--> THOUGHT --end mark--> GAP --answer--> ANSWER
       '------------------------- answer ------------------------^
 
-A thought is free text. Its end mark is forced when it has used up its own budget, and in time for the shortest answer
-to fit in the tokens that are left.
+A thought is free text. Its end mark is forced when the thought has used up its budget, and early enough for the
+shortest answer to fit in the tokens left.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class _Answer:
 
 
 class _WithOthers:
-    """The check of an answer beside which other tokens are allowed, of a mark or newlines.
+    """The check of an answer where other tokens are allowed too: tokens of a mark, or newlines.
 
     Args:
-        others: these tokens.
-        fit: whether the answer fits after them.
+        others: the other tokens.
+        fit: whether the answer fits after the other tokens.
     """
 
     def __init__(self, answer: BudgetCheck, others: frozenset[int], fit: bool) -> None:
@@ -276,7 +276,7 @@ class ReasoningMatcher:
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if it is not allowed here.
 
-        Budgets are left to `fill_mask`.
+        Budgets are not checked here, but in `fill_mask`.
         """
         is_text = 0 <= token < len(self._vocabulary.tokens)
         if self.is_done or (self._is_bound and not is_text):
@@ -313,7 +313,7 @@ class ReasoningMatcher:
     def admits(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of a text draft may come next; the state is left as it is.
 
-        A draft ends with the thought, at the latest.
+        A draft never goes beyond the end of the thought.
         """
         if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
             return self._answer.matcher.admits(tokens)

@@ -18,11 +18,11 @@ _Position = tuple[int, int, int]  # the automaton's state, the characters so far
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """An automaton's transitions and ends for the tokens of a mask at once.
+    """An automaton's transitions and ends as arrays, for all tokens of a mask at once.
 
     Attributes:
         width: cells in the row of a state: the classes of characters, the closing quote, and no character.
-        targets: int32, the state after each of them, row by row.
+        targets: int32, the state after each cell, row by row.
         offsets: int32, where the row of each target begins.
         good: bool, for each state and count whether the string can end or, after the closing quote, has ended.
     """
@@ -36,7 +36,8 @@ class _Arrays:
 class StringRule:
     """A string automaton over one vocabulary, shared by all answers on all threads.
 
-    What it computes along answers is in the vocabulary's cache, as there is no end of states and lengths.
+    The results that it computes along answers are kept in the vocabulary's bounded cache, as the number of states and
+    lengths is unbounded.
     """
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:
@@ -91,7 +92,7 @@ class StringRule:
     def allowed(self, position: _Position) -> NDArray[np.bool_]:
         """Return the tokens with which the string goes on or closes, bool [vocabulary].
 
-        What a token has after the closing quote is not looked at.
+        Text of a token after the closing quote is ignored.
         """
         state, count, decoder = position
         tokens = self._groups(decoder)

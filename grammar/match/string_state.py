@@ -1,13 +1,13 @@
 """String state: follows heavy strings of an answer by automata of our own, and all the rest in the grammar library.
 
-The library's lexer keeps apart every pair of a place in a pattern and a length, and gives up after some 100,000 of
-them. So where a schema's string has both in large numbers, the library's grammar has any JSON string in its place, and
-a `StringRule` says beside it which tokens are allowed: a mask is the intersection of both.
+The library's lexer has a state for every pair of a place in a pattern and a length, and gives up after some 100,000
+states. So for a string of the schema with many places and lengths, the library's grammar admits any JSON string, and a
+`StringRule` determines which tokens are allowed. A mask is the intersection of both.
 
-Which rule is under way, only the library knows. The grammar has a second way to spell such a value, which no text can
-have (`PROBE`, the rule's number): what it admits of these before an opening quote are the rules that may begin there.
-Where several may (``anyOf``), all are followed at once; if only some of them match in the end, the library is told
-which by a list of their numbers (`MATCHED`) after the closing quote.
+Only the library knows which rule applies to a string. For this the grammar has a second spelling of such a value, which
+no text can contain: `PROBE` and the rule's number. The numbers that the grammar admits before an opening quote are the
+rules that may begin there. If several rules may begin (``anyOf``), all are followed at once. If only some of them match
+in the end, a list of their numbers (`MATCHED`) after the closing quote tells the library which.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Place:
 class _Link:
     """A place with the way to it: the link before, and the tokens that the library took for the last one.
 
-    `probed` are the rules that may begin after some texts from here, as far as tokens were tried.
+    `probed` has, for the texts tried from here, the rules that may begin after them.
     """
 
     place: _Place
@@ -66,8 +66,8 @@ class StringState:
     """A state of a grammar with string rules.
 
     Args:
-        lead_ins: last characters of the texts outside of JSON; empty if all is JSON. The quotes of such texts say
-            nothing, so each one that may begin a JSON string is probed.
+        lead_ins: last characters of the texts outside of JSON; empty if all is JSON. A quote in such texts need not
+            begin a JSON string, so each quote that may begin one is probed.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class StringState:
 
         Args:
             text: text of the token.
-            cuts: ends of strings that only some of their rules match are added.
-            probed: the rules that may begin after a part of the text, as far as known; added to.
+            cuts: list to which the ends of strings are added that only some of their rules match.
+            probed: for each part of the text, the rules that may begin after it, as far as known; new ones are added.
         """
         place = self._link.place
         lexical, opened, threads = place.lexical, place.opened, place.threads
@@ -299,7 +299,7 @@ class _SpecialTokens:
 
     Attributes:
         openers: tokens with something after the opening quote of a string, ascending.
-        both: these, and tokens with something after the closing quote of a string that is under way.
+        both: tokens of `openers`, and tokens with something after the closing quote of a string that has begun.
         markers: tokens with a byte of a marker, which are never allowed.
         no_marker: bitmask of all other tokens.
         probe: the token of `PROBE`.

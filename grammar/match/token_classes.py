@@ -1,7 +1,8 @@
 """Token classes: the vocabulary grouped by what each token does inside of a string, for masks of string automata.
 
-In a string that an automaton follows, all that counts of a token are the classes of its characters. Tokens of the same
-sequence are alike, and there are far fewer sequences than tokens: with words and blanks, one for each rhythm of them.
+In a string that an automaton follows, only the classes of a token's characters matter. Tokens with the same sequence of
+classes are equivalent, and there are far fewer sequences than tokens. For example, with the two classes letter and
+blank, all words of one length have the same sequence.
 """
 
 from __future__ import annotations
