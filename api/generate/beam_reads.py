@@ -1,7 +1,8 @@
 """Beam search of one request: each step reads the scores of the tokens behind all beams, which share their prefixes.
 
 The beams of a step are sequences of one token each behind prompt and answer so far, all of it in the prefix cache.
-With a form of the answer, the grammar's mask says which tokens may follow; their scores are the model's own.
+If the answer has an output format, the grammar's mask determines which tokens may follow; their scores are the model's
+own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class BeamReader:
         """Search behind all prompts, one after another, and yield the ``n`` best answers to each at its end.
 
         Raises:
-            EngineError: as ``AsyncEngine.stream``.
+            EngineError: as for ``AsyncEngine.stream``.
         """
         deadline = deadline_of(self._caller)
         for prompt, request in enumerate(requests):
@@ -111,8 +112,8 @@ class BeamReader:
     ) -> list[dict[int, float]]:
         """Return the model's own scores of the likeliest allowed tokens behind each answer.
 
-        The engine tells those of allowed tokens relative to each other. The drawn token's own score tells what these
-        have in common; where the drawn token ended the sequence, it is read without the grammar.
+        The engine returns the scores of allowed tokens relative to each other. The drawn token's own score gives their
+        common offset; if the drawn token ended the sequence, its score is read without the grammar.
         """
         found = [_likeliest(output.allowed[0], most) if output.allowed else {} for output in outputs]
         drawn = {at: each.logprobs[0] for at, each in enumerate(outputs) if each.logprobs}

@@ -55,10 +55,10 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
     """Return the request of a chat.
 
     Args:
-        strict: refuse more tokens than fit after the prompt, and do not ask for as many as fit.
+        strict: refuse a request for more tokens than fit after the prompt, instead of reducing the number.
 
     Raises:
-        RequestError: with the names of the body's fields.
+        RequestError: a field is refused; the message has the field's name in the body.
     """
     plan = await beside_loop(partial(plan_chat, target, body, caller))
     with _naming_field("messages"):

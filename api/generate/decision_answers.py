@@ -72,7 +72,7 @@ def system_one_body(
     """Return the answers by the questions' names, with the fields that open engines add.
 
     Args:
-        found, digests: as of ``decision_body``.
+        found, digests: as in ``decision_body``.
         num_input: tokens of all prompts and labels, each once.
     """
     answers, diagnostics = {}, {}

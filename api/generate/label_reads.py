@@ -44,7 +44,7 @@ class AskedModel:
     """A model that answers some questions of a request.
 
     Attributes:
-        adapter: its adapter, None for the base model.
+        adapter: name of its adapter; None for the base model.
         engine: the engine, with the tokenizer that the model uses.
         field: the request's field that names it, for errors.
     """
@@ -85,7 +85,7 @@ async def asked_models(
 
     Args:
         named: the models that the questions name, None for the request's.
-        fields: in which they do, for errors.
+        fields: names of the fields in which the questions name their models, for errors.
 
     Raises:
         UnknownModel: the request's model is not served, or that of a question, which the error names.
@@ -200,7 +200,7 @@ class LabelReader:
     Attributes:
         request: the request as which all reads are counted.
         logprobs: logprobs of each question's labels, once the stream has ended.
-        by_token: of the tokens of each ending of each question.
+        by_token: logprobs of the tokens of each ending of each question.
         cached: tokens that came from the prefix cache.
     """
 

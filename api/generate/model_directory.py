@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class NameKind(Enum):
-    """What a name is for.
+    """The kind of thing that a name stands for.
 
     Attributes:
         BASE: the base model.
@@ -59,7 +59,7 @@ _KNOWN_KINDS = frozenset((NameKind.BASE, NameKind.CATALOGUE, NameKind.VERSION, N
 
 
 class NameEntry(NamedTuple):
-    """What ``ModelDirectory.look_up`` knows of a name.
+    """Facts about a name, from ``ModelDirectory.look_up``.
 
     Attributes:
         public: the name that keys may be restricted to, and that the response carries.
@@ -191,7 +191,7 @@ class ModelDirectory:
             UnknownModel: the name is not served, or not to this caller, which cannot be told apart; or the Hub has no
                 such adapter.
             EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
-            RequestError: as ``ModelEngine.serving_adapter``.
+            RequestError: as for ``ModelEngine.serving_adapter``.
         """
         if parts := self._parts(model, lora_path):
             return await self._combine(parts, caller, session)

@@ -1,8 +1,9 @@
 """CPU graphs: forward passes recorded once as lists of kernel calls and replayed without Python.
 
-Eager Python takes a good part of a small step, with the same calls each time. Steps differ only in their inputs and
-their numbers of tokens and rows, so a replay copies the inputs to the buffers that the recorded calls read, sets these
-two numbers in the calls, and makes them again. Steps with an adapter that brings norms of its own run eagerly.
+In eager mode Python takes a good part of the time of a small step, though the calls are always the same. Steps differ
+only in their inputs and their numbers of tokens and rows, so a replay copies the inputs to the buffers that the
+recorded calls read, sets these two numbers in the calls, and makes them again. Steps with an adapter that brings norms
+of its own run eagerly.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class CpuGraphs:
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         """Write the residual stream before the first layer to the buffer that the recorded passes update.
 
-        Likewise what layers get beside it.
+        Write the other inputs of layers too.
         """
         residual = self._residual[: len(inputs.token_ids)]
         residual.copy_(self._model.embed(inputs))

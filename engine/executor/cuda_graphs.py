@@ -46,11 +46,11 @@ class Variant(NamedTuple):
     """The steps that a graph serves.
 
     Attributes:
-        num_tokens: the most that it holds.
-        is_mixed: rows have any number of tokens.
-        shares: rows may share prefixes.
-        is_adapted: tokens may have adapters.
-        adapts_products: these may change experts and heads.
+        num_tokens: largest number of tokens that the graph holds.
+        is_mixed: whether rows may have any number of tokens.
+        shares: whether rows may share prefixes.
+        is_adapted: whether tokens may have adapters.
+        adapts_products: whether adapters may change experts and heads.
     """
 
     num_tokens: int
@@ -63,7 +63,7 @@ class Variant(NamedTuple):
 def sizes_up_to(most: int) -> list[int]:
     """Return the sizes of graphs in tokens, ascending, until one is at least ``most``.
 
-    They grow so that padding is a small part of a step, or cheap where the step is small.
+    The sizes grow such that padding is a small part of a large step, and cheap in a small one.
     """
     sizes = [1]
     while sizes[-1] < most:

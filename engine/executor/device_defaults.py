@@ -65,7 +65,7 @@ def _sequences(
 
     Args:
         room: bytes for weights, steps and KV.
-        pool: pages of the pool, from the memory that the weights leave.
+        pool: bytes of ``room`` that the weights leave.
     """
     page = bytes_per_page(model, config.block_size, choose_kv_dtype(config, model, device, dtype))
     page //= min(config.tensor_parallel_size, model.num_kv_heads) * config.pipeline_parallel_size

@@ -74,8 +74,8 @@ def find_draft(config: EngineConfig, target: ModelShape, files: Path) -> DraftFi
         files: folder or file of the target.
 
     Raises:
-        ModelError: it cannot be found or computed.
-        ConfigError: it has another vocabulary, or recurrent states of its own.
+        ModelError: the draft cannot be found or computed.
+        ConfigError: the draft has another vocabulary, or recurrent states of its own.
     """
     speculative = config.speculative
     if speculative.model is None and speculative.method != "mtp":
@@ -152,14 +152,15 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
     """Return the pages of a draft's pool and their bytes, out of the memory for KV: as many tokens as the model's.
 
-    At most a quarter of the memory is the draft's. Beside a given number of pages as many come on top.
+    The draft gets at most a quarter of the memory. If the number of the model's pages is given, the draft gets as many
+    pages in addition.
 
     Args:
         num_bytes: bytes for the KV of the model and of the draft together.
         page_bytes: bytes of a page of the model's KV.
 
     Raises:
-        ConfigError: nothing is left.
+        ConfigError: no memory is left.
     """
     own = bytes_per_page(draft.model.config, config.block_size, draft.model.dtype)
     if config.num_gpu_blocks_override is not None:

@@ -6,8 +6,8 @@ FD: its end of the link, on which a line of JSON says what it is, and messages f
 PAGES: the link on which rank 0 reads this rank's parts of pages of KV.
 PARENT: the process of rank 0. ENGINE: the same if that is an engine's process, which this one may end, else 0.
 
-It ends with rank 0, whatever it is doing then, and it ends rank 0 when that is silent. Exit codes: 0 after END or when
-rank 0 is gone, 70 after an error.
+The process ends when rank 0 ends, whatever it is doing. It ends rank 0 if rank 0 gives no sign of life. Exit codes: 0
+after END or when rank 0 is gone, 70 after an error.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _run(link: socket.socket, signs: SignsOfLife, pages: socket.socket) -> int:
 
 
 def serve(worker: FollowWorker, link: socket.socket, pages: PageServer) -> None:
-    """Do what rank 0 tells, in its order, until END.
+    """Process the messages of rank 0 in order, until END.
 
     Raises:
         ConnectionError: rank 0 is gone.

@@ -53,11 +53,11 @@ class Followers:
         model_path: path of the model as the followers open it.
         identity: digest of program and files, which each follower compares with its own.
         devices: devices of the ranks.
-        lost: called once, on a thread, with what is wrong, when a rank has gone; the followers have been killed then.
+        lost: called once, on a thread, with the reason, when a rank is gone and the followers have been killed.
 
     Attributes:
         group: this process's rank in the group.
-        pages: of all ranks, once the model is loaded.
+        pages: pages of all ranks, once the model is loaded.
 
     Raises:
         ConfigError: a follower cannot start, or has another program or other files.
@@ -160,7 +160,7 @@ class Followers:
         """Compute a step of all ranks.
 
         Raises:
-            EngineDead: it was not computed by all of them, and none can follow.
+            EngineDead: not all ranks have computed the step, so no further step is possible.
         """
         try:
             return compute()
@@ -258,10 +258,10 @@ class Followers:
             self._links[rank].sendall(json.dumps(hello).encode() + b"\n")
 
     def _hear_all(self) -> None:
-        """Wait for the answers of all followers, as they come: who has ended is heard before who is still silent.
+        """Wait for the answers of all followers in the order of arrival, so that an ended follower is noticed at once.
 
         Raises:
-            ConfigError: with the words of the first one that is not ready.
+            ConfigError: a follower is not ready; the message is that of the first such follower.
         """
         ranks: dict[Any, int] = {link: rank for rank, link in self._links.items()}
         deadline = time.monotonic() + START_SECONDS

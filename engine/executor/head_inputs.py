@@ -18,12 +18,12 @@ _NO_ROW = -1
 
 
 class HeadInputs:
-    """Gives a draft head hidden states: of known tokens those of the model, behind a draft its own.
+    """Gives a draft head hidden states: the model's for known tokens, the head's own for drafts.
 
-    They are put together on the device, without waiting for it.
+    The states are gathered on the device, without waiting for it.
 
     Args:
-        states: of the head, with room for the tokens of a step.
+        states: hidden states of the head, with room for the tokens of a step.
         hidden: hidden states of the model.
         num_rows: number of rows of the head's page table.
         page_size: tokens in a page.

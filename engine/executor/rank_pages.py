@@ -121,8 +121,8 @@ def _all_there() -> Iterator[None]:
 class PageServer:
     """Answers rank 0 with this rank's parts of pages, on a thread of its own, until rank 0 is gone.
 
-    A page that rank 0 has computed may be one that this rank still computes: what it is asked after some messages is
-    read once it has done what these say.
+    This rank may still compute a page that rank 0 has already computed. So a request names a number of messages, and
+    the page is read after this rank has processed these messages.
 
     Args:
         link: connection to rank 0 for pages alone.

@@ -1,12 +1,12 @@
-"""Block codec: a page of KV or a recurrent state as self-describing bytes, for a file or a peer, and back, checked.
+"""Block codec: encodes a page of KV or a recurrent state as self-describing bytes, and decodes and checks them.
 
     preamble 32 bytes   magic, version, flags, bytes of header and of payload, nonce
-    header              JSON: all that the page's KV depends on; padded, so that the payload begins at 4,096
-    payload             K, then V, as the pool lays them out; or the states of all layers
-    seal 16 bytes       CRC-32 of all before it; with a key the tag of AES-GCM, under which header and payload lie
+    header JSON: all that the page's KV depends on; padded, so that the payload begins at 4,096 payload             K,
+    then V, as the pool lays them out; or the states of all layers seal 16 bytes       CRC-32 of all before it; with a
+    key the tag of AES-GCM, under which header and payload lie
 
-A block is read for a page that is wanted: its header must be that page's to the last byte. What was cut, changed, put
-in the place of another, or written with another key or format is no block, and a miss.
+A block is read for a known page, and its header must equal that page's header in every byte. Bytes that were cut,
+changed, exchanged, or written with another key or format are not a block: the read is a miss.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class BlockCodec:
         return payload
 
     def read(self, data: Buffer, tenant: str) -> tuple[BlockId, memoryview]:
-        """Return the block that encoded bytes say to be, and its payload. Raises NotABlock.
+        """Return the block that the header of encoded bytes names, and the payload. Raises NotABlock.
 
-        The key is computed from the header's other fields; whoever imports it checks the chain of parents.
+        The block's key is computed from the header's other fields. The importer must check the chain of parents.
 
         Args:
-            tenant: whose key opens it.
+            tenant: tenant whose key decrypts it.
         """
         header, payload = self._open(data, tenant)
         if len(header) > MOST_HEADER_BYTES:
@@ -172,7 +172,7 @@ def describe(read: Callable[[int], bytes]) -> dict[str, Any] | None:
         read: returns the next bytes of the block.
 
     Raises:
-        NotABlock: it is none.
+        NotABlock: the bytes are not a block.
     """
     preamble = memoryview(read(PREAMBLE_BYTES))
     try:

@@ -1,6 +1,6 @@
-"""Block files: whole files written beside their name and renamed, so that a name never stands for half a file.
+"""Block files: files are written under another name and renamed, so that a name never stands for half a file.
 
-Nothing is synchronised to the disk: after a loss of power a file may be short or wrong, which its checksum shows.
+Writes are not synchronised to the disk: after a power failure a file may be short or wrong, which its checksum detects.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class FoundFile:
 
 
 class BlockFiles:
-    """The files of one folder, which this process has for itself until ``close``: DIR/0, or DIR/1 and so on.
+    """The files of one folder, which this process holds alone until ``close``: DIR/0, or DIR/1 and so on.
 
     Args:
         folder: DIR, which is made if need be.
 
     Attributes:
-        folder: the one of this process.
+        folder: the folder of this process, below DIR.
 
     Raises:
         OSError: the folder cannot be made or locked.

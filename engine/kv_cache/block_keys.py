@@ -1,13 +1,13 @@
-"""Block keys: names of KV pages by all that their bytes depend on, so that equal keys mean equal KV.
+"""Block keys: names of KV pages that cover everything their bytes depend on, so that equal keys mean equal KV.
 
-A key is a hash of the key of the page before it, of the page's namespaces and of its tokens; the first one follows from
-the form of the pool. So it commits to every token up to the page's end, to base model, adapter, salt and tenant at each
-position, and to the number format, shape and arithmetic of the KV::
+A key is a hash of the previous page's key, of the page's namespaces and of its tokens; the first key is derived from
+the form of the pool. So a key depends on every token up to the page's end, on base model, adapter, salt and tenant at
+each position, and on the number format, shape and arithmetic of the KV::
 
     root = H(format version, form, page size)      key 0 = H(root, origin 0, tokens 0)      key 1 = H(key 0, ...)
 
-The recurrent state after the last token of a page, in a model that has such, is a block beside the page's, and its key
-a hash of the page's.
+In a model with recurrent states, the state after the last token of a page is a block of its own. Its key is a hash of
+the page's key.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BlockId:
     """One page of KV, or one recurrent state, that a tier may hold.
 
     Attributes:
-        key: its name.
-        parent: the key of the page before it, or the root; for a state that of its page.
+        key: name of the block.
+        parent: key of the previous page, or the root; for a state, the key of its page.
         origin: namespaces of its cells.
         position: position of its first token.
         tokens: int32 tokens of the page as bytes.
@@ -48,14 +48,14 @@ class BlockId:
 
 @dataclass(frozen=True, slots=True)
 class BlockScheme:
-    """How the pages of one KV pool are named.
+    """The naming scheme of the pages of one KV pool.
 
     Attributes:
-        form: number format, shape and arithmetic of the KV, as the pool says.
+        form: number format, shape and arithmetic of the KV, as the pool reports them.
         page_size: tokens in a page.
         page_bytes: bytes of a page.
-        secret: key of the hashes, so that names tell nobody without it which tokens are stored; empty for none.
-        state_bytes: bytes of a recurrent state; 0 for a model without.
+        secret: key of the hashes, without which names do not reveal the stored tokens; empty for no key.
+        state_bytes: bytes of a recurrent state; 0 for a model without recurrent states.
     """
 
     form: str

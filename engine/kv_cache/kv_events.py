@@ -1,4 +1,4 @@
-"""KV events: which whole pages enter and leave pool and tiers, in the shape of vLLM's events, for routers elsewhere.
+"""KV events: report which whole pages enter and leave pool and tiers, in the form of vLLM's events, for routers.
 
 An event is a list, as vLLM's msgspec structs are encoded::
 
@@ -77,11 +77,11 @@ class TierEventLog:
 
 
 class KvEventLog:
-    """Notes events of one prefix cache in order, for ``take``.
+    """Records the events of one prefix cache in order, for ``take``.
 
     Args:
-        scheme: names of pages.
-        tiers: events of the tiers, which are taken along; None for none.
+        scheme: naming scheme of the pages.
+        tiers: events of the tiers, which ``take`` returns too; None without tiers.
     """
 
     def __init__(self, scheme: BlockScheme, tiers: TierEventLog | None = None) -> None:

@@ -21,14 +21,14 @@ _MOST_FILE_BYTES = 1 << 30
 
 @dataclass(slots=True)
 class KvGroup:
-    """Files of one base model, adapter, salt and tenant.
+    """The files of one base model, adapter, salt and tenant.
 
     Attributes:
-        tenant: None where it is encrypted, as all but ``folder`` is then.
-        folder: the name that stands for the tenant.
-        pages: files.
-        prompts: files of a first page.
-        used: when one was used last, in seconds since 1970.
+        tenant: name of the tenant; None if the files are encrypted. Then all fields but ``folder`` are unknown.
+        folder: name of the folder that stands for the tenant.
+        pages: number of files.
+        prompts: number of files of a first page.
+        used: time at which one of the files was last used, in seconds since 1970.
     """
 
     folder: str
@@ -43,10 +43,10 @@ class KvGroup:
 
 
 class KvFolder:
-    """The folder, while no server uses it.
+    """The folder of KV files, opened while no server uses it.
 
     Raises:
-        ConfigError: it is no such folder, or a server uses it.
+        ConfigError: it is not a folder of KV files, or a server uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,15 +108,16 @@ class KvFolder:
         return len(seen)
 
     def import_file(self, file: Path, most_bytes: int) -> tuple[int, int]:
-        """Take files from one that ``export`` wrote, as long as all together are within a bound.
+        """Import files from an archive that ``export`` wrote, while the total size is within a bound.
 
-        What they hold is checked when a server reads them.
+        A server checks the content of the files when it reads them.
 
         Returns:
-            Files that were taken, and those that were not, as there was no room or their names are others.
+            The number of files imported, and of files left out because there was no room or their names are not those
+            of KV files.
 
         Raises:
-            ConfigError: it is no such file.
+            ConfigError: it is not such an archive.
         """
         slot = self._slots[0] if self._slots else BlockFiles(self._folder)
         if not self._slots:

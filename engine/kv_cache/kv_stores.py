@@ -27,11 +27,11 @@ class StoreStats:
 
     Attributes:
         hits: pages that were read.
-        misses: pages that were not there any more, or not readable.
+        misses: pages that were no longer there, or not readable.
         stored: pages that were written.
         evicted: pages that made room for others.
-        rejected: pages that were there and not the ones that their names say: damaged or foreign.
-        errors: reads and writes that the system refused.
+        rejected: pages whose content does not belong to their name: damaged or foreign ones.
+        errors: reads and writes that the operating system refused.
     """
 
     hits: int = 0
@@ -51,7 +51,7 @@ class KvStore(Protocol):
 
     Attributes:
         tier: its name.
-        capacity: most bytes.
+        capacity: limit in bytes.
     """
 
     tier: str

@@ -1,11 +1,11 @@
-"""KV tiers: pages of KV kept outside the pool, written behind the steps and read ahead of them.
+"""KV tiers: keep pages of KV outside the pool. Pages are written after the steps and read ahead of them.
 
     pool page enters the tree ---> offered ---> writer thread ---> stores (host memory, files)
     sequence waits in the queue ---> reader thread ---> fetched pages ---> lease (``PrefixCache.acquire``) ---> pool
 
-The tree stays the only record of what is in the pool. A tier names pages by content (``block_keys``), so that it may
-lose any of them at any time, and a hit there is as good as one in the tree. Nothing here waits for a disk but the two
-threads, and whatever fails is a miss.
+The tree remains the only record of the pages in the pool. A tier names pages by content (``block_keys``), so it may
+lose any page at any time, and a hit in a tier is as good as a hit in the tree. Only the two threads wait for a disk,
+and every failure counts as a miss.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Pages that a waiting sequence has in tiers, and the recurrent state after the last one in a model that has such.
+    """The pages of a waiting sequence in tiers and, in a model with recurrent states, the state after the last page.
 
     Attributes:
-        keys: of its whole pages, as far as they are known.
+        keys: keys of its whole pages, as far as they are known.
         first: index of the first page that is read.
         blocks: the blocks to read, in order; once the read is done, only those that were found.
         payloads: contents of the blocks that were found.
-        state: the state after the last page that was found; None in a model without.
-        is_done: whether the reader is done with it.
-        num_moves: reads begun so far.
+        state: the recurrent state after the last page that was found; None in a model without recurrent states.
+        is_done: whether the reader has finished.
+        num_moves: number of reads begun so far.
     """
 
     keys: list[bytes] = field(default_factory=list)
@@ -89,15 +89,15 @@ class WriterState:
 
 
 class KvTiers:
-    """Stores in the order in which they are asked, a writer and a reader thread.
+    """The stores, in the order in which they are asked, with a writer and a reader thread.
 
     Args:
         scheme: names of pages.
         reader: reader of the pool.
-        stores: the fastest first.
+        stores: the stores, the fastest first.
         peers: tier of the pages of other replicas, which is asked after the stores and never written to; None for none.
-        most_fetched: most bytes of pages that are read ahead and not used yet; one sequence may have more.
-        inline: write and read at once, on the calling thread, in place of the threads: for tests.
+        most_fetched: limit on the bytes of pages that are read ahead and not used yet; a single sequence may exceed it.
+        inline: whether to write and read at once, on the calling thread instead of the two threads; for tests.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class KvTiers:
     # The prefix cache calls these: pages are written behind its steps.
 
     def offer(self, blocks: Iterable[BlockId], pages: Iterable[int]) -> None:
-        """Have pages of the tree written that no store has; the last one first, so that it is the first to be evicted.
+        """Queue pages of the tree for writing that no store has; the last one first, so that it is evicted first.
 
-        The pages are computed, and stay as they are until ``forget``.
+        The pages have been computed, and do not change until ``forget``.
         """
         self._offer([(Cell(False, page), block) for block, page in reversed(list(zip(blocks, pages, strict=True)))])
 
@@ -190,12 +190,12 @@ class KvTiers:
         return not self.stores and (self.peers is None or self.peers.is_idle)
 
     def awaits(self, number: int, path: Path, tokens: array[int], num_cached: int, num_pages: int) -> bool:
-        """Return whether pages of a waiting sequence are being read; begin to read those that a store has.
+        """Return whether pages of a waiting sequence are being read; begin to read the pages that a store has.
 
         Args:
             number: number of the sequence.
-            num_cached: whole pages of it in the tree, as far as a hit may go.
-            num_pages: most that it has use for.
+            num_cached: number of its whole pages in the tree, within the limit of a hit.
+            num_pages: largest number of pages that it can use.
         """
         fetch = self._fetches.get(number)
         if fetch is None:
@@ -221,7 +221,7 @@ class KvTiers:
     def _usable(self, keys: Sequence[bytes], first: int, end: int) -> int:
         """Return how far pages ``first`` to ``end`` may be used: up to the last state that a store has.
 
-        ``first`` if there is none. In a model without states all are.
+        Returns ``first`` if no store has a state. In a model without recurrent states all pages may be used.
         """
         if not self.scheme.state_bytes:
             return end

@@ -22,14 +22,14 @@ KEY_FILE_BYTES = 32
 
 
 class KvPages(Protocol):
-    """The pages of a worker's pool, to keep them elsewhere.
+    """Access to the pages of a worker's pool, to store them elsewhere.
 
     Attributes:
         form: number format, shape and arithmetic of the KV: pages of equal forms can stand for each other.
         page_bytes: bytes of a page.
         state_bytes: bytes of a recurrent state; 0 for a model without.
-        refusal: why pages cannot be kept elsewhere; "" where they can.
-        on_device: whether the pool is in the memory of a device, not the host's.
+        refusal: why pages cannot be stored elsewhere; "" if they can.
+        on_device: whether the pool is in the memory of a device, not of the host.
     """
 
     form: str
@@ -49,7 +49,7 @@ class KvPages(Protocol):
 
 
 def make_scheme(config: EngineConfig, pages: KvPages) -> tuple[BlockScheme, bytes]:
-    """Return how pages are named, and the key under which they are encrypted, empty for none.
+    """Return the naming scheme of pages, and the key with which they are encrypted, empty for no encryption.
 
     Raises:
         ConfigError: the key file has no key.
@@ -65,13 +65,13 @@ def plain_scheme(pages: KvPages, page_size: int, secret: bytes = b"") -> BlockSc
 
 
 def make_tiers(config: EngineConfig, pages: KvPages | None, events: TierEventLog | None = None) -> KvTiers | None:
-    """Return the tiers of the options; None for none.
+    """Return the tiers that the options ask for; None without tiers.
 
     Args:
-        events: notes pages that come to their stores and go.
+        events: records the pages that enter and leave the stores.
 
     Raises:
-        ConfigError: the model or the device cannot have them, or folder or key are not usable.
+        ConfigError: the model or the device does not support tiers, or the folder or the key cannot be used.
     """
     if config.kv_disk is None and config.kv_host_gib is None:
         return _peer_tier(config, pages)

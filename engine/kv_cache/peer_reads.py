@@ -1,9 +1,9 @@
 """Peer reads: KV that waiting sequences get from other replicas, the tier ``peer``.
 
-A sequence that begins where another replica has its prefix (``Submit.peer_tokens``) asks for the pages that no tier
-here has, and waits alone until they are there, or the other one has no more, or is gone, or too much time has passed.
-Pages that arrive lie in the host's memory until a lease takes them. They are named by their content as those on disk
-are: what another base model, adapter, salt or form of KV has computed is a miss.
+If another replica has the prefix of a sequence (``Submit.peer_tokens``), the sequence asks for the pages that no tier
+here has. It waits, without delaying others, until the pages arrive, or the other replica has no more or is gone, or too
+much time has passed. Arrived pages are kept in the host's memory until a lease takes them. They are named by their
+content, like pages on disk, so pages of another base model, adapter, salt or form of KV are a miss.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PeerQuestion(NamedTuple):
 
 
 class PeerReads:
-    """Questions of the waiting sequences of one engine, and the pages that came. Called by the core's thread.
+    """Requests of one engine's waiting sequences for pages, and the pages received. Called by the core's thread.
 
     Args:
         codec: codec of the blocks, without a key.
-        capacity: most bytes of pages that came and that no lease has taken yet.
+        capacity: limit on the bytes of received pages that no lease has taken yet.
         clock: seconds, monotonic.
 
     Attributes:
@@ -71,9 +71,10 @@ class PeerReads:
         return asked is not None
 
     def ask(self, number: int, path: Path, tokens: array[int], keys: list[bytes], first: int) -> bool:
-        """Ask for the pages of a sequence that are not here. Returns whether it waits for an answer.
+        """Ask for the missing pages of a sequence. Returns whether it waits for an answer.
 
-        A sequence that another one asks for does not ask a second time: it waits for that answer.
+        If another sequence has already asked for the same pages, no second request is sent: this sequence waits for
+        that answer.
 
         Args:
             tokens: the tokens of the sequence.

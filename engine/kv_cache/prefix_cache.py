@@ -9,13 +9,13 @@ The only writer of the free list and of the tree. Every page has one owner::
     pages of a lease     |...... shared: in the tree, locked ......|...... private ......|
                          0                                    num_shared           len(pages)
 
-With tiers (``engine.kv_cache.kv_tiers``) a hit may go on beyond the tree: its next pages are private ones, filled from
-outside before the first step of the lease, and enter the tree with the commit of that step. Pages that enter the tree
-are offered to the tiers.
+With tiers (``engine.kv_cache.kv_tiers``) a hit may extend beyond the tree. The pages beyond the tree are private; they
+are filled from a tier before the first step of the lease, and enter the tree with the commit of that step. Pages that
+enter the tree are offered to the tiers.
 
 In a model with recurrent states (``engine.kv_cache.state_cache``) a hit ends at a page with a checkpoint, and a lease
-reserves slots for the checkpoints that its next steps make. Checkpoints are offered to the tiers as pages are, and a
-hit beyond the tree ends where a tier has one, which fills a slot of the lease.
+reserves slots for the checkpoints that its next steps make. Checkpoints are offered to the tiers like pages. A hit
+beyond the tree ends at a page for which a tier has a checkpoint, which fills a slot of the lease.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from .state_cache import StateCache, StateSlots
 
 @dataclass(slots=True)
 class StateUses:
-    """What a sequence has of recurrent states beside its pending checkpoints.
+    """The recurrent states that a sequence uses, beside its pending checkpoints.
 
     Attributes:
-        held: the page whose checkpoint its first step reads, until the first ``commit``; -1 for none.
+        held: page whose checkpoint the sequence's first step reads, until the first ``commit``; -1 for none.
         wanted: positions at which a checkpoint is worth its slot, beside every ``StateCache.interval`` tokens.
         drafted: slots by position, of the states before the drafts of a step.
-        resumed: slot of the state that the next step reads, as its row's own has read rejected drafts; -1 for its own.
-        read: the slot that a step in flight reads so, -1 for none.
+        resumed: slot of the state that the next step reads in place of the row's own state, which includes rejected
+            drafts; -1 for the row's own.
+        read: the ``resumed`` slot that a step in flight reads, -1 for none.
     """
 
     held: int = -1
@@ -66,11 +67,12 @@ class StateUses:
 
 @dataclass(slots=True)
 class TierUses:
-    """What a sequence has of tiers.
+    """The data that a sequence uses from tiers.
 
     Attributes:
-        loads: what to fill from outside before the last tokens of the hit have KV, until ``Lease.take_loads``.
-        arriving: keys of what is filled so, until the first ``commit``.
+        loads: pages and slots to fill from a tier before the last tokens of the hit have KV, until
+            ``Lease.take_loads``.
+        arriving: keys of the blocks in ``loads``, until the first ``commit``.
         keys: keys of its whole pages, as far as tiers or events were asked.
     """
 
@@ -95,9 +97,9 @@ class Lease:
             ``len(pages)``. New pages count as changed.
         sharing: whether its pages are entered in the tree; false once its namespace is dropped.
         released: whether ``release`` was called.
-        states: checkpoints of recurrent states; None for a model without.
+        states: checkpoints of recurrent states; None for a model without recurrent states.
         state: slot of the state at the end of the hit, -1 for none.
-        pending: reserved slots by the position after which a step saves the state there.
+        pending: reserved slots, each by the position after which a step saves the state.
         uses: what the sequence uses of recurrent states, beside these pages.
         tiered: what the sequence uses of tiers.
     """
@@ -148,7 +150,8 @@ class Lease:
     def most_drafts(self, position: int) -> int | None:
         """Return how many drafts may follow the first ``position`` tokens in a step; None for any number.
 
-        None do where the state after these is a checkpoint: a step saves the state after a token once.
+        No drafts may follow if the state after these tokens is a checkpoint, since a step saves the state after a token
+        only once.
         """
         if self.states is None:
             return None
@@ -185,7 +188,7 @@ class Lease:
 
 
 class PrefixCache:
-    """Free pages, the tree, and the leases between them.
+    """Owns the free pages and the tree, and leases pages to sequences.
 
     Copies: the source of a copy is not locked, so it may be evicted and leased to another sequence before the copy is
     executed. That is safe only if copies are executed one by one, in the order in which their leases were acquired, all
@@ -249,7 +252,7 @@ class PrefixCache:
         return len(found.pages) * self.page_size + found.num_copied
 
     def awaits_pages(self, number: int, path: Path, tokens: array[int], limit: int) -> bool:
-        """Return whether pages of a waiting sequence are being read from a tier; begin to if one has them.
+        """Return whether pages of a waiting sequence are being read from a tier; begin to read if a tier has them.
 
         Args:
             number: number of the sequence.
@@ -324,7 +327,7 @@ class PrefixCache:
     def following(self, lease: Lease, tokens: array[int], limit: int) -> array[int]:
         """Return up to ``limit`` tokens that followed a sequence's tokens in the tree, under its path.
 
-        Nothing is found unless the lease's shared pages hold all of ``tokens`` (int32) but a page.
+        Returns no token unless the lease's shared pages hold all of ``tokens`` (int32) but the last page.
         """
         start = lease.num_shared * self.page_size
         found = array("i")
@@ -334,13 +337,13 @@ class PrefixCache:
         return found
 
     def commit(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
-        """Enter the lease's whole pages below ``num_computed`` in the tree.
+        """Insert the lease's whole pages below ``num_computed`` into the tree.
 
         Pages that the tree already has for the same tokens replace the lease's own, which are freed. A step in flight
-        may still read those: their next owner writes them in a later step.
+        may still read the freed pages; their next owner writes them only in a later step.
 
         Args:
-            lease: locks these pages too from now on.
+            lease: the lease, which locks these pages too from now on.
             tokens: int32 tokens of the sequence, at least ``num_computed``.
             num_computed: tokens whose KV is in the lease's pages.
         """
@@ -357,9 +360,9 @@ class PrefixCache:
             self._end_arrival(lease)
 
     def release(self, lease: Lease, tokens: array[int], num_computed: int) -> None:
-        """End the lease: enter all computed pages in the tree, a partly filled last page too, and free the rest.
+        """End the lease: insert all computed pages, even a partly filled last page, into the tree, and free the rest.
 
-        A lease whose copy was not taken has computed nothing beyond the tree.
+        If the lease's copy was not taken, the lease has computed no page beyond the tree.
 
         Args:
             tokens: int32 tokens of the sequence, at least ``num_computed``.
@@ -403,7 +406,7 @@ class PrefixCache:
     ) -> tuple[list[BlockId], list[int]]:
         """Return whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
 
-        In a model with recurrent states they are of use up to the last one of ``export_state``.
+        In a model with recurrent states, only the pages up to the state of ``export_state`` can be used.
 
         Args:
             first: index of the first page that is wanted.
@@ -422,7 +425,7 @@ class PrefixCache:
     ) -> tuple[BlockId, int] | None:
         """Return the last recurrent state of a prefix in the tree: its name, and its slot, valid until the next call.
 
-        None if there is none, as in a model without states. Arguments as of ``export``.
+        Returns None if there is no such state. Arguments as in ``export``.
         """
         if self.states is None:
             return None
@@ -437,10 +440,10 @@ class PrefixCache:
         return scheme.state(page), self.states.slot(pages[count - 1])
 
     def import_pages(self, path: Path, tokens: array[int]) -> tuple[Lease, int]:
-        """Lease pages for a prefix of whole pages, as far as there is room: those of the tree, then private ones.
+        """Lease pages for a prefix of whole pages, as far as there is room: pages of the tree, then private ones.
 
-        The caller fills the private ones at once, commits the lease and releases it. In a model with recurrent states
-        there is room for all or for none, and the caller fills the slot that is pending at the prefix's end too.
+        The caller fills the private ones at once, commits the lease and releases it. In a model with recurrent states,
+        either all pages or none are leased, and the caller also fills the slot that is pending at the prefix's end.
 
         Returns:
             The lease, and the tokens that it has pages for.
@@ -495,7 +498,7 @@ class PrefixCache:
         return {node: len(node.pages) for pin in pins for node in upwards(pin.node) if node.parent is not None}
 
     def drop(self, namespace: Namespace) -> int:
-        """Drop a namespace: it is no longer found, and present leases enter no more of it in the tree.
+        """Drop a namespace: it is no longer found, and present leases insert no more of its pages into the tree.
 
         Returns:
             Pages freed. Leased pages are freed when their last lease ends.
@@ -603,7 +606,7 @@ class PrefixCache:
             self.tiers.forget_states((slot,))
 
     def _load(self, lease: Lease, tiers: KvTiers, fetch: Fetch, most: int) -> bool:
-        """Continue a lease, which has the tree's pages alone, by those that were read. False if they do not fit.
+        """Extend a lease, which has only pages of the tree, by pages that were read. False if they do not fit.
 
         Args:
             most: whole pages that the sequence may reuse.
@@ -653,9 +656,9 @@ class PrefixCache:
         self._allocator.free(pages)
 
     def _keep_states(self, lease: Lease, tokens: array[int], num_computed: int, states: StateCache) -> None:
-        """Give the saved states to their pages, which are in the tree now, and end the hold on the first one.
+        """Assign the saved states to their pages, which are in the tree now, and end the hold on the first state.
 
-        Of the states before drafts that before the first rejected one is left for the next step.
+        Of the states before drafts, the one before the first rejected draft is kept for the next step.
         """
         resumed = lease.uses.drafted.pop(num_computed, -1) if lease.uses.drafted else lease.uses.resumed
         lease.uses.resumed = -1

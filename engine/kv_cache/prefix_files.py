@@ -1,4 +1,4 @@
-"""Prefix files: the KV of one prompt's whole pages as a file, block after block, to ship and to load elsewhere.
+"""Prefix files: store the KV of one prompt's whole pages, block after block, to load it in another process.
 
 In a model with recurrent states the state after the last page is the last block.
 """
@@ -44,10 +44,10 @@ def write_prefix(
     payload_of: Callable[[int], Buffer],
     head: bytes = b"",
 ) -> None:
-    """Write a file beside its name and rename it. Raises OSError.
+    """Write a file under a temporary name and rename it. Raises OSError.
 
     Args:
-        blocks: the pages of a prefix from the first one on, then a state in a model that has such.
+        blocks: the pages of a prefix from the first one on, then the state in a model with recurrent states.
         payload_of: returns the bytes of a block by its index.
         head: head of a session file; empty for a prefix alone.
     """
@@ -83,10 +83,10 @@ def read_prefix(file: FilePath, codec: BlockCodec, base: str, tenant: str, *, of
 
 
 def read_blocks(source: BinaryIO, codec: BlockCodec, base: str, tenant: str) -> StoredPrefix | None:
-    """Read a prefix from where its blocks begin; None if there is none of this base model, tenant and form in the file.
+    """Read a prefix from the start of its blocks; None if the file has no block of this base model, tenant and form.
 
-    Pages behind the first that is damaged or does not continue the one before are left out. In a model with recurrent
-    states all are there or none.
+    The first page that is damaged, or does not continue the page before, ends the prefix. In a model with recurrent
+    states, all pages are returned or none.
 
     Args:
         base: digest of the base model.

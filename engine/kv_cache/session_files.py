@@ -1,4 +1,4 @@
-"""Session files: a request that was paused, with the KV of its tokens behind it as in a prefix file.
+"""Session files: store a paused request, followed by the KV of its tokens as in a prefix file.
 
 magic 8 bytes, length and CRC-32 of the head 4 bytes each, head, blocks of ``prefix_files``
 """
@@ -26,7 +26,7 @@ def pack_head(head: bytes, magic: bytes = PAUSED_MAGIC) -> bytes:
 
 
 def read_head(file: FilePath) -> tuple[bytes, int] | None:
-    """Return the head of a session file, and where its blocks begin; None for another or a damaged file.
+    """Return the head of a session file and the offset of its blocks; None for another or a damaged file.
 
     Raises:
         OSError: the file cannot be read.

@@ -24,13 +24,13 @@ _DRAFTS_SHARE = 8
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """How many states a pool holds: a working one for each row, then checkpoints, those before drafts, and padding.
+    """Numbers of states in a pool: a working state for each row, then checkpoints, states before drafts, and padding.
 
     Attributes:
-        num_rows: rows, whose working states have the slots of the same numbers.
-        num_checkpoints: slots behind these.
+        num_rows: number of rows; the working state of a row has the slot of the row's number.
+        num_checkpoints: number of slots for checkpoints, which follow the working states.
         interval: tokens from one checkpoint of a long prefix to the next, a multiple of the page size.
-        num_drafts: slots behind these, for the states before the drafts of a step.
+        num_drafts: number of slots for the states before the drafts of a step, which follow the checkpoints.
     """
 
     num_rows: int
@@ -59,8 +59,9 @@ def share_budget(
     checkpoints never take more than half of what working states leave.
 
     Args:
-        sharing: whether prefixes are kept; without, there are no checkpoints.
-        most_drafts: drafts of a step, for each of which there is a state as far as these take an eighth of the rest.
+        sharing: whether prefixes are kept; if not, there are no checkpoints.
+        most_drafts: largest number of drafts of a step. There is a state for each, as far as these states take at most
+            an eighth of the rest.
     """
     run = -(-state_bytes // page_bytes)  # pages from one checkpoint to the next
     left = max(0, num_bytes - (num_rows + 1) * state_bytes)
@@ -74,7 +75,7 @@ def share_budget(
 
 
 class StateCache:
-    """Which pages have a checkpoint, and in which slot.
+    """Records which pages have a checkpoint, and in which slot.
 
     Attributes:
         interval: interval of ``StateSlots``.
@@ -177,7 +178,7 @@ class StateCache:
         Args:
             tree_pages: all pages of the tree.
             pending: reserved slots of all leases.
-            held: pages that leases hold, one for each.
+            held: pages that leases hold, one page for each lease.
             drafted: slots of states before drafts of all leases.
         """
         if sorted([*self._free_drafts, *drafted]) != list(self._drafts):

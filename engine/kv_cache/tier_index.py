@@ -1,8 +1,8 @@
-"""Tier index: which blocks a tier holds, in bytes, and which go first where it is full.
+"""Tier index: records the blocks that a tier holds and their sizes, and chooses which to evict when it is full.
 
-The order is that of the tree (``radix.tenant_eviction``): blocks of tenants that have not used the tier for a while go
-first, then those of the tenant that has the most bytes, the least recently used first. So a tenant that fills a tier
-evicts its own blocks, as long as others have no more than an equal share.
+The order of eviction is that of the tree (``radix.tenant_eviction``): first blocks of tenants that have not used the
+tier for a while, then blocks of the tenant that has the most bytes, the least recently used first. So a tenant that
+fills a tier evicts its own blocks, as long as others have no more than an equal share.
 """
 
 from __future__ import annotations

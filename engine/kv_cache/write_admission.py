@@ -1,9 +1,9 @@
 """Write admission: whether a page that no tier has is worth its write.
 
-To write a page takes a fortieth of the time of computing it. So tiers take all that is computed until that has filled
-them once. From then on they take, as long as less than one in forty of the pages was wanted again, only what is seen a
-second time: in the pool, or computed anew after it was evicted. So prompts that never come again cost next to nothing,
-and do not drive out those that do.
+Writing a page takes a fortieth of the time of computing it. So tiers accept all computed pages until they have been
+filled once. After that, while less than one page in forty is used again, they accept only pages that are seen a second
+time: in the pool, or computed again after their eviction. So prompts that never recur cost almost nothing, and do not
+evict prompts that recur.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST_SEEN = 1 << 17  # so many keys of pages that were not written are remember
 
 
 class WriteAdmission:
-    """Decides by what became of the pages offered before. Called by one thread.
+    """Decides by the later use of the pages offered before. Called by one thread.
 
     Args:
         num_pages: number of pages that the largest tier has room for.

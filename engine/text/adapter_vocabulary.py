@@ -27,8 +27,8 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
         root: folder of adapters; links below it must not lead outside of it. None for no such folder.
 
     Raises:
-        ModelError: a link does, or the files are too large.
-        OSError: they cannot be read.
+        ModelError: a link leads outside of ``root``, or the files are too large.
+        OSError: the files cannot be read.
     """
     named = [folder / name for name in _FILES]
     present = [file for file in (*named, *sorted((folder / FURTHER_TEMPLATES).glob("*.jinja"))) if file.is_file()]
@@ -50,7 +50,7 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
 
 
 def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
-    """Return what tells an adapter's tokenizer from others; "" where it is the model's, with the model's vocabulary.
+    """Return the identity of an adapter's tokenizer; "" if tokenizer and vocabulary are the model's.
 
     Args:
         files: digest of its files, "" without any.

@@ -1,7 +1,7 @@
 """``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is spelled like one behind a space.
 
-Classes of transformers that make their own steps from the configuration take this key before what ``tokenizer.json``
-says; for other classes it has no effect. Without the key the file counts.
+Tokenizer classes of transformers that build their own steps from the configuration prefer this key to
+``tokenizer.json``; for other classes it has no effect. Without the key, ``tokenizer.json`` decides.
 """
 
 from __future__ import annotations

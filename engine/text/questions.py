@@ -119,8 +119,9 @@ class QuestionTokens:
     """A question in tokens.
 
     Attributes:
-        prompt: up to the beginning of the answer.
-        endings: what may follow, label by label; of a label one for each token that may end it where ends count.
+        prompt: tokens up to the beginning of the answer.
+        endings: token lists that may follow, label by label. If the ends of labels count, a label has one ending for
+            each token that may end it.
         num_ends: endings of each label: 1 where the label's end does not count.
     """
 

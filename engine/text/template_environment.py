@@ -1,8 +1,9 @@
 """Jinja environment of chat templates: a sandbox that counts the work of a template, and folds no constants.
 
-A template is a program of the model's or an adapter's publisher. Here each loop, call, operator and output takes from a
-budget what it costs, before it is done, and what has no known cost raises ``TemplateDeferred``: such a render belongs
-in a process that can be killed. So one in the budget takes milliseconds, whatever its template is.
+A template is a program of the model's or an adapter's publisher. In this environment each loop, call, operator and
+output is charged to a budget before it runs. An operation without a known cost raises ``TemplateDeferred``: such a
+render must run in a process that can be killed. So a render within the budget takes milliseconds, whatever its template
+is.
 """
 
 from __future__ import annotations

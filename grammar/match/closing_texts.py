@@ -156,7 +156,7 @@ class ClosingTexts:
 
     @cached_property
     def items(self) -> list[list[int]]:
-        """The arrays and objects that are items of arrays in the shortest answer, where items may have to differ.
+        """The arrays and objects among the items of arrays in the shortest answer, if items may have to differ.
 
         They differ from each other, and there are as many as an array needs: whichever of them are already written, the
         others complete the array.

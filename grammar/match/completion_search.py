@@ -92,8 +92,9 @@ class CompletionSearch:
         """Interleave several walks; yield the completions of those that end."""
         texts = self._texts
         walk = self._walk(state.copy(), lexical, most)
-        # The other walk is for arrays whose values have to differ, and for other text that a walk may take for JSON,
-        # and its quotes for a string's. Any walk that reaches an end is right; the plain walk gets a head start.
+        # The plain walk can fail: values of an array may have to differ, and text outside of JSON, or a quote in it,
+        # may be taken for JSON. So other walks run too. Any walk that reaches an end is right; the plain one gets a
+        # head start.
         others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
         if texts.rests:
             others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]

@@ -140,7 +140,7 @@ class RegularEnds:
     The automaton is followed byte by byte, as a token may end in the middle of a character.
 
     Raises:
-        LanguageTooLarge: the language has too many states.
+        LanguageTooLarge: the automaton has too many states, or too long ways to an end.
     """
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:

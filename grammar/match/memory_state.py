@@ -52,7 +52,7 @@ class _Frame(NamedTuple):
     Attributes:
         outer: the array or object around it.
         is_object: whether it is an object, not an array.
-        counters: numbers of the languages that its entries may have; none for containers without a language.
+        counters: the languages that its entries may have; none for containers whose entries are not counted.
         entries: its keys, or the items of an array of distinct ones.
         is_before_entry: for an object, whether a key may come next; for an array, whether an item must come next.
         begun: position in the answer at which an item that is an array or object has begun.
@@ -452,7 +452,7 @@ _LIKELY = b"0123456789abcdefghijklmnopqrstuvwxyz"
 def _checked(lexical: int, frame: _Frame | None, entry: bytes, rivals: tuple[_Rivals, ...]) -> _Place | None:
     """Return the place within an entry; None if each end of the entry is a repetition.
 
-    A language that has no such entry is removed from the container's possible languages.
+    A language that has no such entry is removed from the possible languages of an array.
     """
     if not entry or frame is None or not frame.counters:
         return _Place(lexical, frame, entry, rivals)
