@@ -1,7 +1,7 @@
 """Allowed hosts: without keys, a request must be for a name that no web page can point at this server (DNS rebinding).
 
-A page of ``evil.example`` whose name is made to resolve to this machine is of the same origin as the server in the eyes
-of a browser, and may do whatever anybody may who reaches the port. What tells such a request is its ``Host``.
+A page of ``evil.example`` whose name is made to resolve to this machine has the same origin as the server for a
+browser, and may do everything that a client on this port may do. The ``Host`` header reveals such a request.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class AllowedHosts:
     """Middleware that refuses foreign names in ``Host`` and ``Origin`` with 403, before anything else is looked at.
 
-    On a connection to a loopback address, only loopback's own names are served; on another address, those that the
-    public DNS does not have. Probes are open to all, and so is a Unix domain socket, which no browser reaches.
+    On a connection to a loopback address, only loopback's own names are served; on another address, names that the
+    public DNS cannot have. Probes are open to all, and so is a Unix domain socket, which no browser reaches.
 
     Args:
         names: further names that are served, in lower case; ``*`` stands for all. Where there are some, keys do not
             lift the check.
-        origins: whose pages may ask this server (CORS).
+        origins: origins whose pages may send requests to this server (CORS).
     """
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, names: Collection[str], origins: Collection[str]) -> None:

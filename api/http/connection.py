@@ -31,9 +31,9 @@ class _UnreadCoding(ValueError):
 
 
 class _LastingTransport:
-    """A transport whose ``close`` is the connection's, which may first drain what the client still sends.
+    """A transport whose ``close`` is the connection's, which may first drain data that the client still sends.
 
-    What is written once it is closed is dropped: uvloop would raise until it has told of the end of the connection.
+    Writes after ``close`` are dropped: uvloop would raise until it has reported the end of the connection.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -71,24 +71,24 @@ class _UnframedCycle(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are too slow or do not end, and drains what is not read.
+    """Closes a connection whose request head is too slow or too large, and drains data that is not read.
 
-    ``Guard`` refuses a complete head that is too large; the limit here protects memory while the head arrives, and
-    while trailers do, which are dropped: what looks at headers must not find them there.
+    ``Guard`` refuses a complete head that is too large; the limit here protects memory while the head and trailers
+    arrive. Trailers are dropped, as code that reads headers must not find them there.
 
-    An answer is never that of another request: what is malformed or too slow behind requests without an answer ends the
-    connection after their answers.
+    An answer never belongs to another request: if a malformed or slow request follows requests without an answer, the
+    connection ends after their answers.
 
-    A request may be answered before its body has come: it is too large, its key is wrong. Ordinary clients send all of
-    a body before they read the answer, and a socket that is closed with unread bytes resets the connection, so that
-    they would never see it. The rest of such a body is received and dropped, within ``DRAIN_SECONDS`` and
-    ``DRAIN_BYTES``, whether the connection is to be closed after it or not.
+    A request may be answered before its body has arrived, for example if the body is too large or the key is wrong.
+    Ordinary clients send all of a body before they read the answer, and a socket that is closed with unread bytes
+    resets the connection, so that they would never see it. The rest of such a body is received and dropped, within
+    ``DRAIN_SECONDS`` and ``DRAIN_BYTES``, whether the connection is to be closed after it or not.
 
-    A client that sends no more may still wait for its answer (RFC 9112, 9.6), and looks the same as one that has left.
-    So it is sent interim responses, which every client of HTTP/1.1 passes over: to one that has left, the second of
-    them fails.
+    A client that has closed its sending side may still wait for its answer (RFC 9112, 9.6), and cannot be distinguished
+    from one that has left. So it is sent interim responses, which every client of HTTP/1.1 ignores. If the client has
+    left, the second interim response fails.
 
-    Where descriptors run out, the connection that has been idle for the longest time is closed for a new one.
+    If file descriptors run out, the connection that has been idle for the longest time is closed for a new one.
 
     Attributes:
         is_closing: whether it is to be closed once the request has been received.
@@ -191,10 +191,10 @@ class Connection(HttpToolsProtocol):
             protocol.data_received(data)
 
     def _without_upgrade(self) -> bytes:
-        """Return the head of a request to upgrade without that, for a new parser.
+        """Return the head of an upgrade request without its upgrade headers, for a new parser.
 
-        Such a request is answered in HTTP/1.1, as servers may; but the parser takes all behind its head for the other
-        protocol, the body too. Java's client asks for HTTP/2 in that way, with whatever it sends first.
+        Such a request is answered in HTTP/1.1, as the standard allows. But the parser takes all data after the head,
+        including the body, for the other protocol. Java's client asks for HTTP/2 in this way with its first request.
         """
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -338,10 +338,10 @@ class Connection(HttpToolsProtocol):
             self._drain_timer = None
 
     def _refuse(self, reply: ErrorReply | None = None) -> None:
-        """Parse nothing more and close: after a response where none is there yet, or after those of requests before.
+        """Stop parsing, and close the connection after the open responses, or after ``reply`` if there are none.
 
         Args:
-            reply: response to what is being received; None for none.
+            reply: response to the request that is being received; None for no response.
         """
         self._stop_timer()
         broken = self.cycle if self._in_body else None

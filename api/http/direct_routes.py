@@ -21,7 +21,7 @@ class DirectRoutes:
     ``send``, which every piece of a stream passes again.
 
     Args:
-        app: answers what has no direct handler, with the same errors.
+        app: answers requests without a direct handler, with the same errors.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:

@@ -4,10 +4,10 @@
     python -P -m rootgraft.api.http.gateway_process FORKS PARENT
 
 LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process. FORKS: the end of a
-``ForkServer``; such a process is no gateway but forks them for ``ForkedGateways``, with the modules imported. It has no
-options, no model and no thread.
+``ForkServer``. Such a process imports the modules and forks gateways for ``ForkedGateways``; it is not a gateway
+itself, and has no options, no model and no thread.
 
-It exits when the link closes, so it never outlives the main process, which alone handles signals.
+The process exits when the link closes, so it never outlives the main process. Only the main process handles signals.
 Exit codes: 0 when the main process has told it to end, 70 when that is gone, or a part of this one has failed.
 """
 
@@ -82,7 +82,7 @@ class _Gateway:
     """One run of a gateway.
 
     Raises:
-        ConfigError: a certificate or the file with keys cannot be used any more.
+        ConfigError: a certificate or the key file can no longer be used.
     """
 
     def __init__(

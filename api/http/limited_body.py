@@ -30,8 +30,8 @@ class LimitedBody:
 
     Args:
         room: shares of the memory for bodies, by tenant; None where this body is not kept in memory.
-        tenant: whose request it is.
-        max_body: bytes.
+        tenant: tenant of the request.
+        max_body: largest size of the body in bytes.
         seconds: seconds within which the whole body must have arrived.
     """
 

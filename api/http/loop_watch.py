@@ -1,8 +1,9 @@
 """Loop watch: ends the process whose event loop gives no sign of life, with the exit code that restarts the server.
 
-Two watch. A thread counts seconds as far as it runs itself, so that a process that was stopped does not count as hung,
-and says where the loop hangs. A timer of the kernel counts the processor time of the process: it ends native code that
-holds the interpreter's lock, which lets no thread run. systemd's watchdog hears each sign of life (``WatchdogSec``).
+There are two watches. A thread counts only seconds in which it runs itself, so that a stopped process does not count as
+hung; it logs where the loop hangs. A kernel timer counts the processor time of the process: it ends native code that
+holds the interpreter's lock, during which no thread can run. systemd's watchdog gets each sign of life
+(``WatchdogSec``).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MOST_SECONDS = 2 * _TICK_SECONDS
 
 
 class Silence:
-    """Counts the seconds in which a count stands still, as far as who looks at it runs itself.
+    """Counts the seconds in which a counter does not change, and in which the observing thread runs itself.
 
     Args:
         now: the monotonic clock's seconds.
@@ -57,7 +58,7 @@ class LoopWatch:
     """Watches the running event loop from its start to ``close``.
 
     Args:
-        ending: called before the process is ended, in the watch's thread, for some seconds at most.
+        ending: called in the watch's thread before the process is ended; may take some seconds at most.
     """
 
     def __init__(self, ending: Callable[[], None] = lambda: None) -> None:

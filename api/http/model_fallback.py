@@ -1,10 +1,10 @@
-"""ASGI middleware by which another model answers: by a rule of the models file, or where the asked one cannot.
+"""ASGI middleware that lets another model answer: by a rule of the models file, or if the requested model fails.
 
     request --> asked model --5xx before the first byte--> its fallbacks, in order --all failed--> the first error
             --> a rule's model, if one fits
 
-The answer says so in a header. A request that asks for its model strictly, or that means something in one vocabulary
-alone, is passed through.
+A header of the answer names the other model. A request that insists on its model, or whose content (such as token ids)
+is valid for one vocabulary only, is passed through.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that others may answer.
+    """A request that other models may answer.
 
     Attributes:
         state: state of the model that the request asks for.
@@ -67,7 +67,7 @@ class _Asked:
 
 
 class ModelFallback:
-    """Middleware behind the guard: requests of models with a plan go to it, all others on.
+    """Middleware after the guard. Requests of models with a fallback plan follow the plan, all others pass through.
 
     Args:
         router: router of the server's models.
@@ -209,11 +209,11 @@ async def _record(asked: _Asked, provider: Provider, caller: Caller, usage: Mapp
 
 
 class _Held:
-    """ASGI ``send`` that keeps an answer back which says that a model cannot answer.
+    """ASGI ``send`` that holds back an answer which reports that a model cannot answer.
 
     Args:
         headers: added to any other answer.
-        fails_from: status from which on every answer counts as such; 0 for those of a failed server alone.
+        fails_from: least status that counts as a failure; 0 to count only the statuses of a failed server.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str], fails_from: int = 0) -> None:

@@ -47,7 +47,8 @@ class ModelService:
         state: state of the model, which this service fills.
         num_engines: the most engine processes of all models of the server, which share the machine.
         spawn: starts the process, if there is one engine; None for ``spawn_engine``.
-        catalog: that a service has lent, which this one is to replace; None to open that of the options.
+        catalog: catalogue lent by the service that this one will replace; None to open the catalogue that the options
+            name.
 
     Attributes:
         state: state of the model.
@@ -85,11 +86,11 @@ class ModelService:
         """Load the model and let its state serve.
 
         Args:
-            found: called once its files are found.
+            found: called once the model's files are found.
 
         Raises:
             ConfigError: an option does not fit the model.
-            ModelError: it cannot be loaded.
+            ModelError: the model cannot be loaded.
             EngineDead: the engine ended while it was loading.
         """
         with naming_place(self._entry):
@@ -227,13 +228,14 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
 def engine_of(
     config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1, spawn: SpawnEngine | None = None
 ) -> EngineLike:
-    """Return the engine: one process, or a fleet of them, by Ray or not, which nothing else imports.
+    """Return the engine: one process, or a fleet, with or without Ray. Fleets are only imported here.
 
-    Of several models each has a fleet, if only of one process: one that ends is started anew, and takes no other along.
+    With several models, each has a fleet, even if of one process: a process that ends is started again, without effect
+    on the other models.
 
     Args:
         num_engines: the most engine processes of the whole server.
-        spawn: as of ``EngineClient``.
+        spawn: as in ``EngineClient``.
     """
     if options.ray_address is not None:
         from ...fleet.on_ray.ray_fleet import ray_fleet

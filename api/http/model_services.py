@@ -33,8 +33,8 @@ class ModelServices:
 
     Args:
         models: models that the server starts with; the state of the first one is ``main``.
-        main: state of the whole server.
-        read_again: returns the models anew.
+        main: state of the whole server, and of its first model.
+        read_again: reads the models file again and returns its models.
         spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Attributes:

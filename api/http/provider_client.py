@@ -63,7 +63,7 @@ class ProviderClient:
             path: one of ``PROVIDER_PATHS``.
 
         Raises:
-            ProviderFailed: nothing was sent.
+            ProviderFailed: the provider failed before any part of the answer was sent.
         """
         asked = {name: value for name, value in body.items() if name not in _NOT_SENT} | {"model": provider.model}
         if body.get("stream"):
@@ -110,11 +110,11 @@ class ProviderAnswer:
 
     Args:
         headers: further headers of the response.
-        count: called once with the usage before the end is sent, and where the client has left.
+        count: called once with the usage, before the end of the answer is sent, or when the client has left.
 
     Attributes:
-        hides_usage: the chunk with the usage is not for the client, who has not asked for it.
-        has_begun: the client was sent something.
+        hides_usage: whether to drop the chunk with the usage, for which the client has not asked.
+        has_begun: whether a part of the answer was sent to the client.
         usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens``.
     """
 

@@ -35,11 +35,11 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a server says of itself.
+    """The facts about a server that its run record publishes.
 
     Attributes:
         pid: process id of the API process.
-        started: its start, in seconds since 1970, as the system tells it.
+        started: start of the process, in seconds since 1970, as the system reports it.
         url: URL at which the server is reached.
         models: names of the base model; empty while it is being loaded.
         adapters: number of adapters that are loaded.
@@ -72,7 +72,7 @@ class RunRecord:
 
 
 class RunRecordFile:
-    """The record of this process: written when it changes, at most once a second. Fails silently: it is for people.
+    """Writes the record of this process when it changes, at most once a second. Errors are ignored.
 
     Attributes:
         started: when this process started, as ``RunRecord.started``.
@@ -135,7 +135,8 @@ def running_servers(owners: Container[int] | None = None) -> list[RunRecord]:
     """Return the records of the servers that run on this machine, the oldest first.
 
     Args:
-        owners: numbers of the users whose records count; None for all, whose records are to be shown and not believed.
+        owners: ids of the users whose records are returned; None for all users. Records of other users may be shown,
+            but must not be trusted.
     """
     found = {record.pid: record for path in _paths() for record in _read(path, owners)}
     return sorted(found.values(), key=lambda record: record.started)

@@ -2,10 +2,10 @@
 
 The port answers from the start: /health and /ready return 503 until the model is loaded. After the first SIGTERM or
 SIGINT running requests may finish within ``--shutdown-timeout``; the second one cuts them off, and one that comes while
-engine and stores are being closed ends the process without waiting for them. SIGHUP has the models of a models file
-read again; without such a file it is a terminal's end, and as a first SIGTERM. The exit code is 0 if every request was
-finished, 1 if answers were cut off, and 70 when the engine ends or hangs or the event loop does, so that a supervisor
-restarts the server.
+engine and stores are being closed ends the process without waiting for them. SIGHUP makes the server read its models
+file again. Without such a file, SIGHUP means that the terminal has closed, and acts like a first SIGTERM. The exit code
+is 0 if every request was finished, 1 if answers were cut off, and 70 when the engine ends or hangs or the event loop
+does, so that a supervisor restarts the server.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: 
 
     Args:
         models: at least one model; options of the whole server are the same in all of them.
-        read_again: returns the models of a models file anew, at SIGHUP.
+        read_again: at SIGHUP, reads the models file again and returns its models.
         spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Raises:
@@ -143,7 +143,7 @@ class _Service:
         """Load, serve, drain and close. Returns the exit code.
 
         Args:
-            limits: closed when the event loop has ended, and with it the limit on the time that closing takes.
+            limits: exit stack that holds the limit on the time of closing; it is closed after the event loop has ended.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)

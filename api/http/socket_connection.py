@@ -22,9 +22,9 @@ def may_be_socket(url: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket connection that is not read while what was written to it waits to be sent.
+    """A WebSocket connection that is not read while written data waits to be sent.
 
-    Otherwise a client could have the server answer pings, or errors, into a buffer without end.
+    Otherwise a client could make the server fill a buffer without limit with answers to pings, or with errors.
     """
 
     def pause_writing(self) -> None:

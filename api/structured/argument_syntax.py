@@ -1,4 +1,4 @@
-"""Argument syntax: arguments of a call between JSON and the style of a model family, both ways.
+"""Argument syntax: converts arguments of a call between JSON and the style of a model family, both ways.
 
 Readers turn a model's text into JSON piece by piece; the text follows the grammar of its style, but may be cut off
 anywhere.
@@ -36,10 +36,10 @@ class ArgumentReader(Protocol):
     """Reads the arguments of one call."""
 
     def read(self, text: str) -> tuple[str, int, bool]:
-        """Take the new text, with what earlier calls left of it.
+        """Read the new text, after the rest of the text that earlier calls left.
 
         Returns:
-            JSON for it, the characters that were used, and whether the arguments are complete.
+            JSON for the text, the number of characters used, and whether the arguments are complete.
         """
 
 

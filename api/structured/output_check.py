@@ -3,9 +3,10 @@
 A defect of the grammar engine then ends in ``error``, never in ``stop``. Very long strings (patterns, formats) and
 documents nested beyond the parser's depth are not validated, which bounds the time.
 
-A schema is a client's program, and one of 1 kB may name itself twice at each of its levels. So the value of a reference
-is computed once for each part of the answer, and keywords are counted: what takes more than a few milliseconds, or has
-no known cost, is validated in a process with a deadline. Past that the answer is as the grammar has made it.
+A schema is a client's program: a schema of 1 kB may refer to itself twice at each of its levels. So each reference is
+evaluated once for each part of the answer, and keywords are counted. A validation that takes more than a few
+milliseconds, or has no known cost, runs in a process with a deadline. After the deadline the answer is returned without
+validation.
 """
 
 from __future__ import annotations

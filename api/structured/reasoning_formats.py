@@ -27,11 +27,11 @@ class ReasoningFormat:
     Attributes:
         name: value of ``--reasoning-parser``, vLLM's.
         start: mark before the thought, from the model or at the end of the prompt.
-        end: mark after it.
-        implicit: an answer begins inside the thought, with or without the start mark.
+        end: mark after the thought.
+        implicit: whether an answer begins inside the thought, with or without the start mark.
         lead: text before the content of an answer, which is part of neither.
-        in_messages: thoughts are messages of their own; the end mark ends with the header of the next message, as every
-            prompt does.
+        in_messages: whether thoughts are messages of their own. Then the end mark ends with the header of the next
+            message, as every prompt does.
     """
 
     name: str
@@ -76,7 +76,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtPlan:
-    """How to tell the thoughts from the answers of one request.
+    """How to separate the thoughts from the answers of one request.
 
     Attributes:
         is_open: whether the prompt ends inside the thought.
@@ -106,7 +106,7 @@ def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | 
 
     Raises:
         TemplateStopped: the template takes too long.
-        TemplateDeferred: as ``ChatTemplates.render``.
+        TemplateDeferred: as for ``ChatTemplates.render``.
     """
     if parser != "auto":
         return FORMATS.get(parser)
@@ -137,7 +137,7 @@ def plan_thought(
     output_format: OutputFormat | None,
     shown: bool,
 ) -> ThoughtPlan | None:
-    """Return how to tell thoughts from answers; None where the prompt leaves no room for a thought.
+    """Return how to separate thoughts from answers; None if the prompt leaves no room for a thought.
 
     Args:
         prompt: the conversation as the chat template renders it.

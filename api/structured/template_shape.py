@@ -1,7 +1,7 @@
-"""Shapes of conversations that a chat template takes as they are, and the others said in another way.
+"""Shapes of conversations: which ones a chat template accepts, and how to rewrite the others.
 
 Templates refuse, drop or move what their authors did not expect: a second system message, one behind a user's, roles
-that do not alternate. Each is probed once; what a template takes is never changed.
+that do not alternate. Each case is probed once. A conversation that the template accepts is never changed.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ _SAID = "said"
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """What a chat template takes as it is.
+    """The shapes of conversations that a chat template accepts unchanged.
 
     Attributes:
-        system: instructions in front of the conversation.
-        several_systems: more than one message of them there.
-        late_systems: instructions behind the first message of a user, where they stand.
+        system: instructions before the conversation.
+        several_systems: more than one message of instructions before the conversation.
+        late_systems: instructions after the first user message, at their place.
         without_user: a conversation without a user's message.
         repeated_users: two messages of a user in a row.
-        repeated_assistants: two of the assistant in a row.
+        repeated_assistants: two messages of the assistant in a row.
         assistant_first: a conversation that the assistant begins.
-        user_after_results: a user's message right behind results of calls.
-        calls_without_content: calls in a message that has no key ``content``; where not, its text is empty.
-        texts: texts as strings; where not, as lists of parts, as templates of models with images want them.
+        user_after_results: a user's message directly after results of calls.
+        calls_without_content: calls in a message without the key ``content``; if not accepted, the message gets an
+            empty text.
+        texts: texts as strings; if not accepted, texts are lists of parts, as templates of models with images want
+            them.
     """
 
     system: bool = True
@@ -158,10 +160,11 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
 
 
 def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages in a shape that the template takes.
+    """Return the messages in a shape that the template accepts.
 
-    Instructions in front are joined. Later ones stay where they are, so that what is in front of them stays cached, as
-    marked text of the user's turn beside them. Turns in a row are joined, missing ones are empty.
+    Instructions before the conversation are joined. Later instructions become marked text of the adjacent user turn, so
+    that the messages before them stay cached. Turns of one role in a row are joined, and missing turns are added as
+    empty ones.
     """
     if shape == ANY_SHAPE:
         return list(messages)
@@ -206,7 +209,7 @@ def _said(message: Message) -> Message:
 def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
     """Return the messages with turns that alternate as far as the template wants it.
 
-    What is ``_SAID`` joins the user's turn before it, or else the one behind it.
+    A message marked ``_SAID`` is joined to the user's turn before it, or else to the turn after it.
     """
     joined = {
         role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may

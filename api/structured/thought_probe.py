@@ -1,7 +1,8 @@
 """Thought probe: derives the marks around a thought from what a chat template renders of one.
 
-A template renders an answer with a thought and one without. What stands between the turn's header and the thought is
-the start mark, what stands between thought and answer the end mark; what the answer alone has before it is neither.
+A template renders an answer with a thought and one without. The text between the turn's header and the thought is the
+start mark, and the text between thought and answer is the end mark. Text that also precedes an answer without a thought
+belongs to neither mark.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _marks(header: str, plain: str, before: str, between: str) -> ProbedThought 
     """Return the marks.
 
     Args:
-        header: text up to where the model begins to write.
+        header: text up to the point at which the model begins to write.
         plain: text up to an answer without a thought.
         before: text up to a thought.
         between: text between a thought and its answer.

@@ -32,8 +32,8 @@ class Dialect:
         format: its tool call format.
         by_template: whether the chat template renders tools and their results; if not, ``for_dialect`` writes them into
             the messages as text.
-        calls_by_template: whether it renders calls.
-        arguments_as_text: whether it takes the arguments of calls as JSON text, not as objects.
+        calls_by_template: whether the chat template renders calls.
+        arguments_as_text: whether the chat template wants the arguments of calls as JSON text, not as objects.
         shape: shape of conversations that the template takes as they are.
         defaults: variables of the template, for requests that do not set them.
     """
@@ -79,8 +79,8 @@ def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     """Detect the tool call format by rendering a probe call.
 
-    What is no format of ``FORMATS`` is derived from the calls that the template renders (`tool_probe`). A template that
-    drops tools, or shows no format, gets the generic dialect: the system message describes the tools and the call
+    A format that is not in ``FORMATS`` is derived from the calls that the template renders (`tool_probe`). A template
+    that drops tools, or shows no format, gets the generic dialect: the system message describes the tools and the call
     format in plain text.
     """
     possible = formats_of(parser)

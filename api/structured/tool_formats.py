@@ -63,13 +63,13 @@ class ToolFormat:
         after_name: text between the name (or the number) and the arguments, in which ``{name}`` stands for the name.
         after_arguments: text after the arguments.
         arguments_key: the key beside ``name`` where a call is a JSON object.
-        separator: between calls after one opening; None if each call has its own opening.
+        separator: text between calls after one opening; None if each call has its own opening.
         between: text between calls that have their own openings.
         closing: text after the last call of an opening.
-        only_at_start: a call is at the begin of the answer; the trigger later in a text opens none.
-        single: there is at most one call.
+        only_at_start: whether calls can only begin the answer; a trigger later in the text opens no call.
+        single: whether there is at most one call.
         ids: the shape of the ids of calls.
-        id_begin: text between the name and what the model writes of the id.
+        id_begin: text between the name and the part of the id that the model writes.
         id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
         content_opening: text before an answer without calls.
         content_closing: text after such an answer, no part of it; without a ``content_opening``, what calls begin with

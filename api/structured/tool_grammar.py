@@ -47,7 +47,7 @@ def tool_output_format(
     """Return the output format of an answer with tools; None for free text.
 
     Args:
-        tools: those that cannot be called are passed over; errors name a tool by its place among all.
+        tools: the tools; those that cannot be called are ignored. Errors name a tool by its place among all.
         choice: ``tool_choice``, checked by ``check_tools``.
         form: the model's tool call format.
         requested: output format of answers without calls.

@@ -1,8 +1,9 @@
 """Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
 
-Each side writes a byte every quarter of a second and counts its own quarters without one of the other's: a machine that
-stands still, or is busy, makes nobody silent. Nor does a rank that computes: native code may hold the interpreter, for
-long where many processes share the processors. While a rank imports its libraries it may be silent for longer.
+Each side writes a byte every quarter of a second, and counts its own quarters without a byte of the other side. So a
+machine that is suspended or busy makes no rank count as silent. A rank that computes does not count as silent either:
+native code may hold the interpreter, even for long if many processes share the processors. A rank that imports its
+libraries may be silent for longer.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class _Silence:
     """Periods for which a process has given no sign of life and has used no processor time.
 
     Attributes:
-        periods: so many.
+        periods: number of periods.
     """
 
     def __init__(self, process: int) -> None:

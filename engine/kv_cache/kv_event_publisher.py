@@ -1,4 +1,4 @@
-"""KV event publisher: sends batches of KV events over ZMQ, and past ones to those who ask, in vLLM's frames.
+"""KV event publisher: sends batches of KV events over ZMQ, and past batches on request, in vLLM's frames.
 
 PUB      topic, number of the batch (8 bytes, big-endian), msgpack of [seconds since 1970, events, 0]
 ROUTER   question: number of the first batch; answer: number and batch each, then -1 and nothing

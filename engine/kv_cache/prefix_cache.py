@@ -423,7 +423,7 @@ class PrefixCache:
     def export_state(
         self, scheme: BlockScheme, path: Path, tokens: array[int], keys: list[bytes] | None = None
     ) -> tuple[BlockId, int] | None:
-        """Return the last recurrent state of a prefix in the tree: its name, and its slot, valid until the next call.
+        """Return name and slot of a prefix's last recurrent state in the tree. The slot is valid until the next call.
 
         Returns None if there is no such state. Arguments as in ``export``.
         """

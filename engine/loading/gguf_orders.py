@@ -20,7 +20,7 @@ def row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
     """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it.
 
     Args:
-        joined: matrices of delta nets are stored in two tensors.
+        joined: whether the matrices of delta nets are stored in two tensors.
     """
     if BY_NAME[config.family].permuted_gguf:
         heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}

@@ -50,9 +50,10 @@ def load_latent(
 
     Args:
         table: cosines and sines of the rotary embedding; None for a layer without one (Kimi Linear).
-        interleaved: it pairs neighbouring dimensions.
+        interleaved: whether the rotary embedding pairs neighbouring dimensions.
         query_scale: factors of queries by position, or None.
-        shares_index: the layer sees what the index of an earlier one has chosen, if the model has one.
+        shares_index: whether the layer attends to the tokens that the index of an earlier layer has chosen, in a model
+            with an index.
         ranks: ranks that each have the heads of ``config``, and add their results up; None where one rank has all
             heads.
 

@@ -1,4 +1,4 @@
-"""Cuts of quantised matrices: some rows or some columns of what a checkpoint stores, whose numbers stay as they are.
+"""Cuts of quantised matrices: selects rows or columns of a checkpoint's matrix without changing its numbers.
 
 Rows are cut anywhere. Columns are cut between blocks; a group of inputs with one scale that is cut becomes several
 groups with that scale, of a size that divides it and the cuts.
@@ -26,9 +26,9 @@ class RowPieces:
     """The rows of a matrix in pieces, each of which is read when it is asked for.
 
     Args:
-        read: returns rows [n, ...] from a first one to before another.
+        read: returns the rows [n, ...] from a first row to before a last one.
         count: number of all rows.
-        step: rows of a piece.
+        step: number of rows of a piece.
     """
 
     def __init__(self, read: Callable[[int, int], Tensor], count: int, step: int) -> None:
@@ -82,7 +82,7 @@ def cut_blocks(pieces: Iterable[Tensor], cut: MatrixCut, block: tuple[int, int])
 
     Args:
         pieces: rows [n, bytes of a row].
-        block: values and bytes of a block.
+        block: number of values and number of bytes of a block.
     """
     values, size = block
     if cut.dim == 0:

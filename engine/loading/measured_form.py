@@ -1,8 +1,8 @@
 """Measured choice between two forms of blocks with the same bits: as stored, or widened to the model's type.
 
-As stored they are a quarter or half as much to read, but must be widened in every product, which some machines hide
-and others do not. Where memory has room both are kept, and a measurement says how many rows the blocks are faster for.
-Where it has not, both are measured at the numbers of rows that steps have, and one is kept.
+Stored blocks take a quarter or half of the bytes to read, but must be widened in every product; some machines hide this
+work, others do not. If memory has room, both forms are kept, and a measurement determines up to how many rows the
+blocks are faster. If not, both are measured with the numbers of rows that steps have, and the faster one is kept.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StoredBlocks(NamedTuple):
 
 
 def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
-    """Return what the blocks of a checkpoint are, of those with a kernel; None where there are none.
+    """Return the type of a checkpoint's blocks, among types with a kernel; None if it has no such blocks.
 
     Args:
         matrices: type, values of a row, and bytes of each.
@@ -156,8 +156,8 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
     """Measure whether blocks are clearly faster with activations of 8 bits than in their two other forms together.
 
     In the geometric mean of ``DYNAMIC_ROWS``, each against the faster one of blocks and of the widened form. Once in a
-    process for each format. What is hardly faster is not chosen: it rounds more, and a form that one start takes and
-    the next one does not would change answers.
+    process for each format. A form that is hardly faster is not chosen: it rounds more, and if the choice varied
+    between starts, answers would change.
 
     Args:
         form: form of the blocks, not arranged; ``pack_blocks`` takes it with ``dynamic``.
@@ -181,7 +181,7 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
 def most_rows(speeds: Sequence[float]) -> int:
     """Return the number of ``FEW_ROWS`` up to which blocks are faster as a whole, 0 for none.
 
-    By the product of the speeds up to there, so that one that was disturbed decides little.
+    The product of the speeds up to this number decides, so that one disturbed measurement has little weight.
     """
     products = list(accumulate(speeds, operator.mul))
     best = max(products)
@@ -227,8 +227,8 @@ def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) ->
 def least_times(measures: Sequence[Callable[[], float]], rounds: int) -> tuple[float, ...]:
     """Return the least time of each measure, taken in turn: so many rounds, and more up to ``MOST_ROUNDS``.
 
-    A time counts when a second one confirms it: other programs lengthen times, each by another amount, so that the
-    lesser of two says little on a busy machine.
+    A time counts if a second one confirms it. Other programs lengthen times by varying amounts, so on a busy machine
+    the lesser of two times is not reliable.
     """
     times = [[measure() for measure in measures] for _ in range(rounds)]
     while len(times) < MOST_ROUNDS and not all(map(_is_confirmed, zip(*times, strict=True))):

@@ -347,9 +347,9 @@ class Floats:
     """A matrix of small floating point numbers, or of indices into a table, with scales.
 
     Attributes:
-        codes: rows [n, K] uint8, a number in each byte.
+        codes: returns rows [n, K] uint8, a number in each byte.
         decode: rows [n, K] in fp32.
-        meaning: what the bytes are, without rows; None where kernels of a GPU have no form for it.
+        meaning: meaning of the bytes, without rows; None if GPU kernels have no form for it.
         kept_as: the type of blocks that native kernels of a CPU read and that has the same numbers, None for none.
         kept: rows in such blocks.
     """

@@ -1,7 +1,7 @@
-"""Shards: what each tensor-parallel rank has of a model, and the tensors of a checkpoint as that rank reads them.
+"""Shards: the part of a model on each tensor-parallel rank, and the tensors of a checkpoint as the rank reads them.
 
 Output projections are split by their inputs, and their results are added up. Embedding and norms are whole on each
-rank. ``rank_splits`` says what is split, and how.
+rank. ``rank_splits`` defines which tensors are split, and how.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _WEIGHT, _BIAS = ".weight", ".bias"
 
 
 def check_split(config: ModelConfig, size: int) -> None:
-    """Check that so many ranks can compute a model.
+    """Check that a number of ranks can compute a model.
 
     Raises:
-        ConfigError: it has a part that is not split, or a number that the ranks do not divide.
+        ConfigError: the model has a part that cannot be split, or a size that the number of ranks does not divide.
     """
     option = f"--tensor-parallel-size {size}"
     parts = {
@@ -112,7 +112,7 @@ def _advice(config: ModelConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a rank has of a model that ``check_split`` has passed.
+    """The part of a model on one rank; ``check_split`` has passed the model.
 
     Attributes:
         whole: the model.

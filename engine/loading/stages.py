@@ -1,6 +1,6 @@
 """Stages: the layers that each pipeline-parallel rank has of a model, and a checkpoint's tensors as it reads them.
 
-The last rank has the embedding and the first layers, rank 0 the last layers and the head: what is computed goes one
+The last rank has the embedding and the first layers, and rank 0 has the last layers and the head: hidden states go one
 way, to the rank that draws.
 """
 
@@ -23,10 +23,10 @@ LAYERS = "model.layers."
 
 
 def check_stages(config: ModelConfig, size: int) -> None:
-    """Check that so many ranks can have layers of a model each.
+    """Check that each of a number of ranks can have layers of a model.
 
     Raises:
-        ConfigError: there are fewer layers, or layers that read more than the residual stream of those before.
+        ConfigError: there are fewer layers than ranks, or layers read more of earlier layers than the residual stream.
     """
     option = f"--pipeline-parallel-size {size}"
     if size > config.num_layers:
@@ -48,7 +48,7 @@ class Stage:
 
     Attributes:
         ranks: the group, of which this process is one.
-        width: ranks that have the same layers, a shard of them each.
+        width: number of ranks that have the same layers, each a shard of them.
         config: the model with these layers alone.
         first: the first of them in the whole model.
     """

@@ -90,9 +90,9 @@ def choose_weight_form(
     A GGUF file has blocks, and so have folders of GPTQ, AWQ and compressed-tensors with integers of four or eight bits.
 
     Args:
-        checkpoint: what will be loaded.
+        checkpoint: the checkpoint that will be loaded.
         measure: the speeds of both forms of blocks.
-        available: bytes of memory, of which both forms may take half; None for enough.
+        available: bytes of memory, of which both forms together may take half; None if there is enough.
 
     Raises:
         ConfigError: no kernel computes the form.
@@ -148,7 +148,7 @@ def _takes_dynamic(block_type: BlockType, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a checkpoint's blocks are.
+    """The type and size of a checkpoint's blocks.
 
     Attributes:
         num_values: number of values of all tensors.
@@ -284,7 +284,7 @@ class WeightReader:
     def packed(self, *names: str, bias: Tensor | None = None) -> AnyLinear:
         """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError.
 
-        On a CPU those that are kept in different forms are products of their own.
+        On a CPU, matrices that are kept in different forms become separate products.
         """
         alike = [list(run) for _, run in groupby(names, self._kept_as)]
         if len(alike) == 1:

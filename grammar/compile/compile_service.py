@@ -1,12 +1,12 @@
 """Compile service: compiles grammars in killable worker processes and caches them within a byte budget.
 
 No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a worker process with
-limits on processor time and memory; a worker that exceeds either is killed and replaced. What a machine does to a
-worker (no time for it, a kill when memory is short) is no limit of the grammar's: the compile goes on, or is tried
-again, and fails at last in a way that may be asked for again. Workers yield the cores to the engine, unless that leaves
-them none. A tenant gets as many of the workers, and of the places in the queue before them, as it leaves to others.
-Results and errors are cached by content; beyond the limit the tenant that has the most loses first. Requests for a
-grammar that is being compiled share one future.
+limits on processor time and memory; a worker that exceeds either is killed and replaced. If the machine gives a worker
+no time, or kills it when memory is short, this does not count against the grammar: the compile continues or is tried
+again, and if it fails in the end, the client may ask again. Workers yield the cores to the engine, unless that leaves
+them none. A tenant may use at most as many workers and places in the queue as it leaves free for others. Results and
+errors are cached by content; beyond the limit, entries of the tenant with the most bytes are evicted first. Requests
+for a grammar that is being compiled share one future.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger("rootgraft.grammar")
 
 ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
-# Seconds after which a compile that took too much processor time may be tried again: beside other work the same
-# takes up to twice as much.
+# Seconds after which a compile that took too much processor time may be tried again: beside other work, the same
+# compile takes up to twice as much processor time.
 RETRY_SECONDS = 60.0
 # Workers that may die, one after the other, over one grammar.
 MOST_TRIES = 2
@@ -153,7 +153,7 @@ class CompileService:
         """Return a future of the compiled grammar, of a `GrammarError`, or of `CompileUnavailable`.
 
         Args:
-            tenant: whose share of workers and queue it uses; "" where there is one.
+            tenant: tenant whose share of workers and queue the compile uses; "" if there is only one tenant.
 
         Raises:
             CompileQueueFull: if too many compiles of the tenant's, or in all, are pending.

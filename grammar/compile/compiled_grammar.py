@@ -22,8 +22,8 @@ from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
-# An answer that has met a limit gets ten times the work for one mask, some 150 ms. The limit on the lexer's states
-# stays, as they take memory; a lexer that is built again begins without any.
+# After an answer has met a limit, one of its masks may take ten times the work, some 150 ms. The limit on the lexer's
+# states is unchanged, as states take memory; a lexer that is built again begins without states.
 _LARGER_LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
     step_max_items=5_000_000,
@@ -39,7 +39,8 @@ class CompiledGrammar:
     Attributes:
         artifact: artifact from which the grammar was loaded.
         error: why the backend cannot follow the grammar; None for what `compiler.lower` returns.
-        has_failed: whether the backend failed along an answer; its lexer may then fail for all other answers too.
+        has_failed: whether the backend has failed while it followed an answer; its lexer may then fail for all other
+            answers too.
     """
 
     def __init__(self, artifact: GrammarArtifact, vocabulary: Vocabulary) -> None:
