@@ -1,7 +1,7 @@
 """Large bodies: what is proportional to a request's body runs on another thread where that body is large.
 
-The event loop serves others meanwhile: validation and checks of schemas call Python for each object, between which the
-interpreter's lock changes hands.
+The event loop serves other requests meanwhile: validation and schema checks call Python for each object, and the
+interpreter's lock can change threads between these calls.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _LOOPBACK = "lo"
 
 
 class Ranks(Protocol):
-    """The processes that compute one model together, as one of them sees it.
+    """The processes that compute one model together, from the view of one of them.
 
     Attributes:
         rank: this one, from 0 on; rank 0 draws the tokens.

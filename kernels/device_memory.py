@@ -31,7 +31,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def on_device(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a call returns.
+    """Run a call and return its result.
 
     Raises:
         DeviceMemoryError: raised in place of an out-of-memory error. It refers to no frame of the call, so that the

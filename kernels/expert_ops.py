@@ -9,8 +9,8 @@ theirs:
     y       = expert_linear(y, down, routing.experts)                  -> [T, k, H]
     out     = sum_experts(y, routing.weights, shared, gate)            -> [T, H]
 
-or, where the weights are those of the experts' inputs (Llama 4), ``expert_activation(y, kind, routing.weights)`` and a
-plain sum.
+or, if the weights apply to the experts' inputs (Llama 4), ``expert_activation(y, kind, routing.weights)`` and a plain
+sum.
 
 ``expert_linear`` groups tokens by expert, so that an expert's weight is read once for all of its tokens, and not at all
 without any. On the native path a token's bits depend neither on other tokens nor on threads; on a CUDA device no call

@@ -59,7 +59,7 @@ def rope_store_latent(
 
 
 def latent_queries(q: Tensor, weights: ExpertWeights) -> Tensor:
-    """Each head's first D dimensions times its weight [L, D], and its others behind them.
+    """Return each head's first D dimensions times the head's weight [L, D], followed by the head's other dimensions.
 
     Args:
         q: [T, H * (D + R)].

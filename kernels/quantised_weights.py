@@ -131,7 +131,7 @@ def _kernels() -> QuantisedKernels:
 
 
 def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
-    """Return whether products with blocks of a type take x as it is alone: those with zero points or a table do.
+    """Return whether products with blocks of a type need unquantised x: true for blocks with zero points or a table.
 
     K-quants and blocks of 5 bits take x in 8 bits too, but not in 15.
 

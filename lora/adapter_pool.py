@@ -2,9 +2,9 @@
 
     disk ---- background ----> host cache ---- install ----> slot
 
-The engine's thread calls every method, and none of them reads a file. Background threads do: some for new adapters, of
-which a tenant gets as many as it leaves to others, and one for evicted adapters that a slot waits for, so that a slot
-does not wait behind a thousand new loads. ``poll`` takes over their results once a step.
+The engine's thread calls every method, and none of them reads a file. Background threads read files: several for new
+adapters, of which a tenant may use at most as many as it leaves free, and one for evicted adapters, so that a slot does
+not wait for a thousand new loads. ``poll`` takes over their results once a step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Load:
 class AdapterPool:
     """Names, versions, memory and slots of all adapters.
 
-    Loads of one name end in the order in which they were asked for, those of different names as their files come.
+    Loads of one name end in the order of the requests; loads of different names end as their files arrive.
 
     Args:
         reader: reader of adapters for this base model.
@@ -158,7 +158,7 @@ class AdapterPool:
             check: check of the adapter, run on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
             public: the name that counts against the limit; "" for the name itself.
-            tenant: whose share of the loads it uses.
+            tenant: tenant whose share of the loads it uses.
 
         Raises:
             AdapterError: the name is invalid.
@@ -173,7 +173,7 @@ class AdapterPool:
 
         Args:
             tokenizer: identity of the tokenizer of all parts.
-            tenant: whose share of the loads, and of the sums, it uses.
+            tenant: tenant whose share of the loads, and of the sums, it uses.
 
         Raises:
             AdapterLimit: too many adapters are being loaded, in all or for the tenant.

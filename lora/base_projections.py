@@ -42,7 +42,7 @@ _RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".m
 
 
 def in_tower(name: str, towers: tuple[str, ...]) -> bool:
-    """Return whether a module or tensor belongs to one of a model's modules that bear on no text.
+    """Return whether a module or tensor belongs to a part of a model that does not process text.
 
     Args:
         towers: modules beside a multimodal model's language model, and, by names with a dot such as

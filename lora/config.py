@@ -109,7 +109,7 @@ class AdapterConfig:
         rank: rank of the modules that ``ranks`` does not name.
         alpha: alpha of the modules that ``alphas`` does not name.
         ranks: pattern of module names -> rank; the first that matches counts.
-        alphas: the same for alpha.
+        alphas: alpha of modules by pattern, as in ``ranks``.
         rslora: the factor is alpha / sqrt(rank), not alpha / rank.
         dora: weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
         lora_bias: B has a bias.
@@ -121,12 +121,12 @@ class AdapterConfig:
         layers: indices of the layers that may be adapted, None for all.
         saved: ends of names of modules whose whole weights come with the adapter (``modules_to_save``).
         token_indices: end of the name of an embedding or head, and the tokens whose rows do.
-        bias: whose biases do: of no module, of all, or of those with LoRA.
+        bias: which biases are trained: of no module, of all modules, or of the modules with LoRA.
         ties_weights: whether the adapter's head is its embedding, where the base model's head is the base model's
             embedding.
-        base: name of the base model that it was trained on, as far as the config tells; only errors tell it.
-        peft_version: of the program that wrote it, "" where the config does not tell; it decides how stacked experts
-            are stored.
+        base: name of the base model that the adapter was trained on, if the config has it; used in error messages only.
+        peft_version: version of PEFT that wrote the config, "" if the config does not have it; it determines how
+            stacked experts are stored.
     """
 
     rank: int

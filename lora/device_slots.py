@@ -12,7 +12,8 @@ closed to new sequences and goes to the waiting adapter when its sequences end. 
 Adapters that bring an embedding or a head take far more memory than others: no more than ``max_own`` of them are in
 slots at a time. When there are so many, one more takes a slot of theirs, by the same rules.
 
-A load may take long, and its slot is nobody's meanwhile: a tenant's loads take as many slots as they leave to others.
+A load may take long, and its slot cannot be used meanwhile. So a tenant's loads may take at most as many slots as they
+leave free for others.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class SlotPool:
         The caller asks again in a later step; the request, or the position in the queue, is kept meanwhile.
 
         Args:
-            tenant: whose share of the loads it uses.
+            tenant: tenant whose share of the loads it uses.
         """
         index = self._request(adapter, tenant)
         if index == WAIT:
@@ -169,7 +170,7 @@ class SlotPool:
                 self._give(index, heir, self._waits[heir].tenant)
 
     def prefetch(self, adapter: int, tenant: str = "") -> None:
-        """Load an adapter for a sequence that cannot run yet: as ``acquire``, but nothing is held.
+        """Load an adapter for a sequence that cannot run yet, as ``acquire`` does, but hold no slot.
 
         Call in each step while the sequence waits for something else, or its position in the queue is lost.
         """

@@ -67,7 +67,7 @@ class LoraStep:
     def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
         """Return ``act(gate) * up`` of y [T, 2 * I], the projection of ``x``, and the adapters' part of it: [T, I].
 
-        The projection is one that they change; y is undefined then.
+        The adapters must change this projection; y is undefined then.
         """
         return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
 

@@ -50,7 +50,7 @@ class AdapterVersion:
     Attributes:
         load_id: id of this load, which is never reused.
         digest: identity of the content; versions with equal digests share KV.
-        path: its folder.
+        path: folder of the adapter.
         trusted: whether the path may lead outside the folder of adapters.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
@@ -84,8 +84,8 @@ class AdapterVersion:
 class AdapterRegistry:
     """The only writer of names and versions. Every operation except iteration takes constant time.
 
-    A weighted sum loses its name with the version of any of its parts, and where there are too many: the one that was
-    used longest ago, of the tenant that has the most.
+    A weighted sum loses its name when the version of one of its parts is dropped. If there are too many sums, the least
+    recently used sum of the tenant with the most sums loses its name.
 
     Args:
         max_adapters: limit of names, of which those with one public name are one.
@@ -170,7 +170,7 @@ class AdapterRegistry:
 
         Args:
             tokenizer: identity of the tokenizer of all parts.
-            tenant: whose request has named it.
+            tenant: tenant whose request has named the adapter.
 
         Raises:
             AdapterLimit: a part has been replaced or unloaded.

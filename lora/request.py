@@ -11,7 +11,7 @@ class LoRARequest:
     """An adapter of a request: loaded under its name when it is first asked for.
 
     Attributes:
-        lora_name: its name here.
+        lora_name: name of the adapter in this ``LLM``.
         lora_int_id: vLLM's number of it, which is not read.
         lora_path: a folder in PEFT's format, or a source as ``LLM.load_adapter`` takes it; "" for one that is loaded.
         lora_local_path: the name of ``lora_path`` in older versions of vLLM.

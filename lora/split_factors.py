@@ -2,7 +2,7 @@
 
 A product that is split by outputs has A whole and its rows of B. One that is split by inputs has its columns of A and B
 whole: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum of the base model's products is that of the
-adapter too. The gain of DoRA multiplies each part of such a sum; what is added to it, rank 0 adds.
+adapter too. The gain of DoRA multiplies each part of such a sum. Terms outside of the sum are added by rank 0.
 """
 
 from __future__ import annotations

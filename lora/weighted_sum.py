@@ -1,4 +1,4 @@
-"""Weighted sum of adapters, as one adapter whose factors are those of all of them, side by side.
+"""Weighted sum of adapters: one adapter whose factors are the factors of all parts, side by side.
 
 Its change of a weight is ``sum_i w_i s_i B_i A_i``: PEFT's ``add_weighted_adapter(combination_type="cat")``.
 """

@@ -114,7 +114,7 @@ class ModelBackend(Protocol):
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
         """Return the log-probabilities of each choice's tokens as the next text, from ``first_difference`` on.
 
-        The choices are read as a tree of endings behind what they have in common, which is computed once.
+        The choices are read as a tree of endings after their common beginning, which is computed once.
         """
 
     def warm(self, prompt: Prompt, pin: int) -> Report:

@@ -43,7 +43,7 @@ class HttpBackend:
     Args:
         url: address of the server, with or without ``/v1``.
         model: None for the first that the server lists.
-        timeout: seconds for which the server may say nothing while a call waits for it.
+        timeout: longest time in seconds without data from the server while a call waits for it.
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None, timeout: float) -> None:

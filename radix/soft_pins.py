@@ -1,11 +1,13 @@
-"""Soft pins: paths that eviction takes last, those of live sessions and those pinned by request.
+"""Soft pins: paths of live sessions and paths pinned by request, which are evicted last.
 
-A pin ends at a node and counts there and at every node above it, as a lease's lock does. It locks nothing: if nothing
-else is left, pinned pages are evicted like all others, from the end, and the pin shrinks to what remains::
+A pin ends at a node and counts there and at every node above it, as a lease's lock does. A pin locks no page. If no
+other page is left, pinned pages are evicted like all others, from the end of the path, and the pin shrinks to the
+rest::
 
     rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the least recently used
 
-A session's pages go last among those of its tenant, pinned ones last among those of all (``radix.tenant_eviction``).
+A session's pages are evicted last among the pages of its tenant; pages pinned by request are evicted last of all
+(``radix.tenant_eviction``).
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ class TenantShare:
     """The pages of one tenant in the tree.
 
     Attributes:
-        num_pages: its pages, leased ones included.
+        num_pages: number of the tenant's pages, leased ones included.
         used: when it last found or entered a page.
-        leaves: its leaves that are evictable and not pinned.
+        leaves: leaves of the tenant that are evictable and not pinned.
         entry: its entry in the order of tenants; None without such leaves.
         least, most: numbers of pages between which the entry stays valid.
     """

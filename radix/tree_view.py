@@ -18,8 +18,8 @@ MOST_SIBLINGS = 512
 def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
     """Return up to ``most`` nodes, each after its parent: the paths to ``ends``, then the most recently used.
 
-    A node is used whenever one below it is, so a best-first walk from the root visits nodes by last use. Of a node with
-    more than ``MOST_SIBLINGS`` children the others are left out, and so is the root, which holds no tokens.
+    A node is used whenever one below it is, so a best-first walk from the root visits nodes by last use. If a node has
+    more than ``MOST_SIBLINGS`` children, the others are left out. The root, which holds no tokens, is left out too.
 
     Args:
         ends: nodes at which leases end.

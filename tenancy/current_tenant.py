@@ -1,7 +1,7 @@
 """Current tenant: whose request this task or thread works for, as a context variable.
 
-The server sets it once, where it knows the key, so that no call on the way to a shared bound has to pass it on, and
-none can leave it out. Tasks inherit it; a thread gets it by ``contextvars.copy_context().run``.
+The server sets the tenant once, where it knows the key. So no call on the way to a shared bound has to pass the tenant
+on, and no call can omit it. Tasks inherit it; a thread gets it by ``contextvars.copy_context().run``.
 """
 
 from __future__ import annotations

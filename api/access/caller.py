@@ -15,7 +15,8 @@ class GenerationFacts:
     """Facts about a generation that has ended, for the access log, in the log's order. None is not logged.
 
     Attributes:
-        finished: sequences by the reason for their end. Where it is set, two others are logged as null as well.
+        finished: number of sequences by the reason for their end. If it is set, two other fields are logged even if
+            they are None.
     """
 
     first_token_seconds: float | None = None

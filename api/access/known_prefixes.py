@@ -6,7 +6,7 @@ A prompt is marked at lengths that grow by a quarter, with a chained hash of all
     |--------|-----|----|------ ... ---------------|
      known    known  new                            what lies behind the first new mark must be computed
 
-Adapters, salts and tenants are not told apart: what one of them has sent counts as known for all. The error is on the
+Adapters, salts and tenants are not distinguished: a prompt of one of them counts as known for all. The error is on the
 side of too little work.
 """
 

@@ -36,10 +36,10 @@ class Load:
     """Sequences and prompt tokens that one HTTP request adds to the queue.
 
     Attributes:
-        is_short: none of its prompts is so long that it would let others pass.
+        is_short: whether all its prompts are short, so that none of them lets others pass.
         is_known: the engine may have the beginning of a prompt in its cache, for which it goes before others.
-        may_be_deferred: it has a grammar or an adapter, which the engine may have to compile or to load first.
-        is_strict: it is to be refused if its first token cannot come within the target of its priority class.
+        may_be_deferred: whether it has a grammar or an adapter, which the engine may have to compile or to load first.
+        is_strict: whether to refuse it if its first token cannot come within the target of its priority class.
         longest: the work of its longest prompt.
     """
 
@@ -254,7 +254,7 @@ class QueueLimits:
         Args:
             load: the load of its request, as it joined.
             work: the work of the sequence, as it joined.
-            begun: it has a token.
+            begun: whether it has a token.
         """
         self._change(load, work, -1)
         name = load.tenant, load.priority

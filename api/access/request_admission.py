@@ -26,8 +26,8 @@ class Demand:
         priority: the priority class of its sequences.
         prompts: for each prompt, its tokens, the number of its answers, and the largest number of tokens of an answer.
         marks: the beginnings of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
-        may_be_deferred: they have a grammar or an adapter.
-        is_strict: it is to be refused if its first token cannot come in time.
+        may_be_deferred: whether the sequences have a grammar or an adapter.
+        is_strict: whether to refuse the request if its first token cannot come in time.
     """
 
     priority: Priority

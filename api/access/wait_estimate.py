@@ -78,7 +78,7 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the engine says of itself in its statistics; the defaults are those of an engine of which nothing is known.
+    """The engine's capacity, from its statistics. The defaults stand for an engine about which nothing is known.
 
     Attributes:
         rows: sequences that can run at once; 0 while unknown.
@@ -133,7 +133,7 @@ class Capacity:
         return work.new / self.tokens_per_second + work.pairs / self.pairs_per_second
 
     def row_seconds(self, behind: float, hold: float, left: Sequence[float]) -> float:
-        """Return the seconds until so many rows have been given back.
+        """Return the seconds until a number of rows has been released.
 
         Args:
             behind: rows that must be, above 0.
@@ -154,8 +154,8 @@ class Capacity:
 class AnswerMeter:
     """Length and speed of the answers that ended last: lower bounds of both.
 
-    Of the last few and of the last many the smaller figure counts, so that answers which become shorter or faster are
-    believed at once, and those that become longer or slower once there are many.
+    The smaller of two figures counts: the mean over the last few answers and over the last many. So shorter or faster
+    answers have an effect at once, and longer or slower ones only once there are many.
     """
 
     def __init__(self) -> None:

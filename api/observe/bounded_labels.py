@@ -25,7 +25,8 @@ class BoundedLabels:
         """Return the label of a value.
 
         Args:
-            living: values that may have a series; where all places are taken, those of others are given up. None: all.
+            living: values that may have a series. If all places are taken, the series of other values are removed.
+                None: all.
         """
         if value in self._values:
             return value

@@ -48,7 +48,7 @@ class RequestObserver:
     Args:
         metrics: metrics for latencies, lengths and ends.
         requests: the admitted ones, by prompt.
-        ticket: their places in the queue and tokens of the key.
+        ticket: holds the requests' places in the queue, and the tokens of the key's limit.
         usage: sum of their tokens, written here alone.
     """
 

@@ -165,7 +165,7 @@ def read_ledger(path: Path, since: str | None = None, until: str | None = None) 
     """Return the rows of a ledger between two days, ends included. A server may be writing to it.
 
     Raises:
-        ConfigError: there is no such file, or it is no ledger.
+        ConfigError: the file does not exist, or is not a ledger.
     """
     try:
         path.open("rb").close()

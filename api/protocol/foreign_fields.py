@@ -21,10 +21,10 @@ class ForeignField:
     """A field that the routes' own protocols do not have.
 
     Attributes:
-        by: who sends it.
+        by: server or client whose field it is.
         inert: why it changes no answer; empty if it may.
         refuse: for a refused field, what the client can do instead; empty if the field is accepted.
-        same: values of a refused field that ask for nothing.
+        same: values of a refused field that have no effect and are accepted.
         mapped: for an accepted field, its effect; such a field is a field of the model too.
     """
 

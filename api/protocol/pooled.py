@@ -74,7 +74,7 @@ class EmbeddingRequest(InputFields):
     """OpenAI's fields; ``normalize`` and ``prompt_name`` are extensions.
 
     Attributes:
-        dimensions: the first so many values, which have length 1 again.
+        dimensions: number of leading values to return, scaled to length 1 again.
         normalize: whether embeddings have length 1, in place of what the checkpoint says.
         prompt_name: name of the checkpoint's prompt that is put before each text, in place of the default prompt.
     """
@@ -90,7 +90,7 @@ class ClassifyRequest(InputFields):
 
 
 class PoolingRequest(InputFields):
-    """vLLM's fields; ``normalize`` as of ``EmbeddingRequest``.
+    """vLLM's fields; ``normalize`` as in ``EmbeddingRequest``.
 
     Attributes:
         task: ``embed``, or ``classify`` for probabilities of classes; by default what the model has.
@@ -171,7 +171,7 @@ class RerankRequest(PooledFields):
     """Cohere's and Jina's fields; ``instruction`` is an extension.
 
     Attributes:
-        top_n: the best so many alone.
+        top_n: number of best documents to return.
         instruction: text that says what makes a document relevant, for models that are asked in words.
     """
 

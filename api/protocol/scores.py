@@ -46,10 +46,10 @@ class ScoreRequest(StrictModel):
 
     Attributes:
         items: one prompt each: the query, then the item. Texts or token ids, as the query.
-        label_token_ids: tokens whose probabilities behind the prompt are returned.
+        label_token_ids: tokens whose probabilities after the prompt are returned.
         labels: candidates in place of ``label_token_ids``: texts or token ids, each of any number of tokens.
         apply_softmax: shares among the labels, which sum to 1, in place of probabilities in the whole vocabulary.
-        item_first: the item stands before the query.
+        item_first: whether the item is put before the query.
         logprobs: return the logprob of each label's tokens too.
     """
 

@@ -66,7 +66,8 @@ class Conversation:
         """Translate all items to chat messages, this response's instructions first.
 
         Raises:
-            RequestError: an output is of no call before it, or of one that has its output; there is no message.
+            RequestError: an output belongs to no earlier call, or to a call that already has an output; or there is no
+                message.
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
         calls, left_out = ToolCallIds(), set[str | None]()

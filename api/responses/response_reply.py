@@ -264,7 +264,7 @@ async def response_events(
 async def write_in_background(
     reply: ResponseReply, deltas: Deltas, changed: Callable[[ResponseReply], None], writer: EventWriter
 ) -> None:
-    """Make a response while nobody need wait for it, and write its events.
+    """Make a response in the background, and write its events.
 
     Args:
         changed: called when it begins and when it has ended, each time before the event that tells so.

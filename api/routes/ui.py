@@ -22,7 +22,8 @@ router = APIRouter(tags=["operation"])
 async def ui_state(state: State, models: Models, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
     """A snapshot of the engine at most half a second old, points of the curves after ``since``, the last requests.
 
-    Without a snapshot in time, as in a long step, ``engine`` is null, ``waiting`` says why, and all else is told.
+    If no snapshot arrives in time, for example during a long step, ``engine`` is null and ``waiting`` has the reason;
+    all other fields are set.
 
     Raises:
         CapacityError: the model is being loaded.

@@ -130,7 +130,7 @@ class AppCalls:
 
     @asynccontextmanager
     async def open(self, context: Any, method: str, path: str, body: Any = None) -> AsyncIterator[RouteAnswer]:
-        """Begin a request, and end it with the block: what it generates is aborted then, as when a client leaves.
+        """Begin a request, and end it with the block: its generation is then aborted, as when a client leaves.
 
         Args:
             context: the context of the gRPC call, for its metadata and deadline; None for the server's own requests.

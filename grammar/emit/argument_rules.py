@@ -38,13 +38,13 @@ class ArgumentGrammar(NamedTuple):
     """The grammar of a call's arguments.
 
     Attributes:
-        start: its expression.
+        start: expression of the arguments.
         rules: bodies by name, to be added to the grammar around it.
         grammars: Lark grammars by name, of values that are JSON.
         texts: short texts of its parts, for closing within the budget.
         ends: texts that complete the arguments from the middle, or the beginning, of a parameter's value.
         entries: languages of the containers whose entries are remembered, in the order of their numbers.
-        has_memory: some repetition is left to a memory of what was written.
+        has_memory: whether a memory of the written values, not the grammar, excludes some repetitions.
     """
 
     start: str

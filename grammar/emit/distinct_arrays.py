@@ -16,10 +16,10 @@ MAX_DISTINCT = 64
 
 
 def check_distinct(rules: LarkRules, root: Conj) -> None:
-    """Check that arrays of remembered items may stand where they do.
+    """Check that arrays of remembered items are possible at their places.
 
-    Where another array is possible at the same place, and the text tells them apart too late, the items of both are
-    kept apart, which is recorded as a narrowing.
+    If another array is possible at the same place, and the text distinguishes the two too late, the items of both must
+    be distinct, which is recorded as a narrowing.
 
     Raises:
         GrammarError: if a memory of the items could come to an end that the other array does not have.

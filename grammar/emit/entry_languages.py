@@ -1,8 +1,9 @@
 """Entry languages: what the distinct entries of a container may be, the items of an array or the keys of an object.
 
 A grammar without a memory cannot say that two values differ. So where the values are too many to list, the grammar
-permits repeats, and the matcher remembers what was written (`match/memory_state.py`). It needs to know the language of
-the entries too: of those that are few with a common beginning, the last one must not be used up by its beginning.
+permits repeats, and the matcher remembers what was written (`match/memory_state.py`). The matcher also needs the
+language of the entries: if few entries have a common beginning, it must not accept that beginning after all of them are
+used.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class EntryLanguage:
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
         has_containers: arrays or objects are possible.
-        has_limited: some arrays or objects cannot always be made longer: a container may use up what they can be.
+        has_limited: whether some arrays or objects have limited size, so that a container may use up all their values.
         of_keys: the entries are the keys of an object, and not the items of an array.
     """
 

@@ -37,14 +37,14 @@ class GrammarArtifact:
         num_bytes: estimated size in memory.
         open_ended: answers are free text that may end anywhere, with structured parts in it: never closed early for
             the budget, and not complete merely because they could end.
-        search_failed: a search for the shortest answer found none.
+        search_failed: whether a search for the shortest answer found none.
         is_slow: some masks take long.
         lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
         strings: automata of the string rules in `source`, by number.
         options: all answers, if these are texts of a list.
         language: the automaton of all answers, if these are what an expression matches and it is not too large.
         entries: languages of the containers whose entries are remembered, by number, beginning with 1.
-        has_memory: keys or items are kept apart by a memory of what was written.
+        has_memory: whether a memory of the written values keeps keys or items distinct.
         scalars: groups of short scalars; where one of a group is a value, each of the others could be.
         containers: groups of short arrays and objects; where one is a value, each other of its group could be.
     """

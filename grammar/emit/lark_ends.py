@@ -51,7 +51,7 @@ def lark_ends(
     spell: Callable[[str], str] = str,
     cheap: Callable[[RegexNode], str] = shortest,
 ) -> LarkEnds:
-    """Return the ends of a grammar; none of one that is not read here, for which a search has to do without.
+    """Return the ends of a grammar; no ends for a grammar that this module cannot read.
 
     Args:
         text: the grammar.

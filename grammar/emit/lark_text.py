@@ -18,8 +18,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-# The first so many times of a repeat are written out, each as a part of its own, while a grammar has fewer copies than
-# the second limit: repeats of repeats would double them with every few characters.
+# A repeat is written out up to the first limit, each copy as a part of its own, while the grammar has fewer copies than
+# the second limit: nested repeats would double the copies with every few characters.
 _MOST_REPEATS = 20
 _MOST_COPIES = 1_000
 # Kind and text of a token, and the least and most counts of a repeat; -1 for no limit.

@@ -46,7 +46,7 @@ class LarkGrammar:
         detour: the longest property or value that may be begun though there is a shorter one, or none is needed.
         strings: the automata of its string rules, in the order of their numbers.
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
-        has_memory: some repetition is left to a memory of what was written.
+        has_memory: whether a memory of the written values, not the grammar, excludes some repetitions.
         scalars: groups of short scalars; where one of a group is a value, each of the others could be.
         containers: groups of short arrays and objects; where one is a value, each other of its group could be.
     """

@@ -50,7 +50,7 @@ def structural_tag_grammar(
         vocabulary: names its special tokens.
         with_string_rules: strings that are too large for the lexer become rules, as in `to_lark`, if no other part of
             the tag can be taken for one.
-        with_memory: keys and items are kept apart by a memory of what was written, on the same condition.
+        with_memory: whether a memory of the written values keeps keys and items distinct, on the same condition.
 
     Raises:
         GrammarError: the tag is refused; the message has a pointer into the tag.
@@ -112,7 +112,7 @@ class _TagTexts:
         properties: short properties of all schemas.
         values: short values of all schemas.
         optional: short properties of all schemas that may be begun though none is needed.
-        scalars: groups of short scalars that may stand for one another.
+        scalars: groups of short scalars that may replace one another.
         containers: groups of short arrays and objects; where one is a value, each other of its group could be.
         texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: texts that end a tag and all tags around it.

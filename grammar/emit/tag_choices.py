@@ -1,4 +1,4 @@
-"""Choices of a structural tag: whether at most one of its parts is under way wherever a JSON string begins.
+"""Choices of a structural tag: checks that at most one of its parts is possible wherever a JSON string begins.
 
 A string rule follows a string alone (`string_rules`), so nothing else may be possible there: of several options the
 texts must differ before one of them comes to a string, and free text may not stand where JSON may.
@@ -30,8 +30,9 @@ def is_unambiguous(form: Any, *, by_brackets: bool = False) -> bool:
     """Return whether string rules can be told apart from all else in a format of structural tags.
 
     Args:
-        by_brackets: only brackets must be told apart, the first of JSON from those in other text. Arguments in another
-            style than JSON's are let pass as one text, and text without an end at the end of all.
+        by_brackets: whether only brackets must be distinguishable: the first bracket of JSON from brackets in other
+            text. Arguments in another style than JSON's are let pass as one text, and text without an end at the end of
+            all.
     """
     try:
         _Begins(by_brackets=by_brackets).of(form, is_last=True)
@@ -47,10 +48,10 @@ class _Begins:
         self._by_brackets = by_brackets
 
     def of(self, form: Any, *, is_last: bool) -> list[Any]:
-        """Return what a format can begin with.
+        """Return the texts with which a format can begin.
 
         Args:
-            is_last: nothing comes after it.
+            is_last: whether nothing comes after it.
         """
         kind = form.get("type") if isinstance(form, dict) else None
         if kind == "json_schema":

@@ -85,7 +85,8 @@ def parse_nodes(pattern: str, *, wide: bool) -> RegexNode:
 
     Args:
         pattern: the pattern in ECMA-262 syntax.
-        wide: classes hold the characters that any validator counts in; otherwise those that all of them do.
+        wide: whether classes have the characters that at least one validator includes; otherwise only characters that
+            all validators include.
 
     Raises:
         RegexError: the pattern cannot be parsed or is not supported.

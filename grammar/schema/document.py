@@ -59,7 +59,7 @@ class SchemaNode:
     Attributes:
         schema: the object (booleans are never nodes), without keywords that its draft passes over.
         pointer: JSON Pointer from the root of the document.
-        scope: its own, or that of the resource around it.
+        scope: the subschema's own scope, or the scope of the resource around it.
     """
 
     schema: dict[str, Any]

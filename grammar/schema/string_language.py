@@ -76,7 +76,7 @@ def has_string(
 
 @sized_cache(4 << 20, lambda found, strings: strings.num_bytes + 100 * len(found))
 def short_strings(strings: Strings) -> tuple[str, ...]:
-    """Return some of the shortest strings that patterns admit, of up to two lengths; none where that is hard to find.
+    """Return some of the shortest strings that patterns admit, of up to two lengths; none if they are hard to find.
 
     Of characters that are alike to the patterns, a few are taken.
     """

@@ -1,7 +1,7 @@
 """Alternatives of every subschema and of every conjunction of subschemas, computed on demand and memoised.
 
-The algebra beneath `analysis`: products, pruning, recursion, and the record of what was narrowed. How one subschema's
-keywords become alternatives is left to the subclass.
+The algebra beneath `analysis`: products, pruning, recursion, and the record of narrowings. How one subschema's keywords
+become alternatives is left to the subclass.
 """
 
 from __future__ import annotations

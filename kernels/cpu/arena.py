@@ -49,8 +49,8 @@ class ReusedMemory:
     """Allocator of large tensors that live for a step, such as logits; thread-safe.
 
     The C library maps memory of more than 32 MiB anew each time, and the operating system zeroes its pages as they are
-    written: the logits of 256 rows of 49,152 tokens took 52 ms that way, and take 31. Here a block goes to the next
-    tensor once the last one in it has gone.
+    written: the logits of 256 rows of 49,152 tokens took 52 ms that way, and take 31. Here a block is reused for the
+    next tensor once the last tensor in it is freed.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def find_compiler() -> str:
     """Return the path of the system's C++ compiler.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is no compiler.
     """
     for name in ("g++", "c++"):
         if path := shutil.which(name):
@@ -80,7 +80,7 @@ def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str
     Args:
         cache: folder of compiled libraries, made where missing.
         target: the compiler's flags for a CPU: this one, or a lesser instruction set.
-        compiler: its path; found where None.
+        compiler: path of the compiler; None to search for one.
 
     Raises:
         BuildError: no compiler, or it fails.

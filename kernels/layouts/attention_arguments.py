@@ -31,7 +31,7 @@ class RopeParams:
         cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
             embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
         q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
-        k_norm: the same for key heads.
+        k_norm: norm of key heads, as ``q_norm``.
         eps: epsilon of these norms.
         offset: added to their weights.
         norm: kind of the norm.
@@ -67,8 +67,8 @@ class AttentionParams:
         soft_cap: bound of the scores, or None.
         sinks: [Hq] fp32, a score of each head that is in every softmax and has no value, or None.
         chunk: keys of a chunk: a token sees those of its own chunk, from a multiple of ``chunk`` on; None for all.
-        value_dim: values are the first so many dimensions of the keys, and the cache of V is that of K (latent
-            attention); None for values of their own.
+        value_dim: number of leading dimensions of the keys that are also the values, so that K and V share one cache
+            (latent attention); None for values of their own.
     """
 
     scale: float
@@ -81,10 +81,10 @@ class AttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class LatentParams:
-    """What a layer of latent attention does to queries and to what it stores of a token.
+    """Parameters with which a layer of latent attention transforms queries and the stored vectors of a token.
 
-    A query head has ``plain_dim`` dimensions and then rotated ones. Of a token a latent vector of L dimensions is
-    stored, RMS normed, and behind it a rotated key that all heads share.
+    A query head has ``plain_dim`` dimensions and then rotated ones. For each token the cache holds an RMS-normed latent
+    vector of L dimensions, followed by a rotated key that all heads share.
 
     Attributes:
         num_heads: H.
@@ -186,7 +186,7 @@ class LongRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LongRows:
-    """Rows with many new tokens, and what is left of the step.
+    """The rows with many new tokens, and the rest of the step.
 
     Attributes:
         rows: these, by numbers on the host.

@@ -43,7 +43,7 @@ class RouterParams:
         factors: [E] fp32, of the weights of each expert, or None.
         groups: number of groups, of as many adjacent experts each.
         top_groups: groups of which a token may choose experts.
-        best_of_group: a group's score is the sum of so many of its largest.
+        best_of_group: number of a group's largest scores whose sum is the score of the group.
     """
 
     top_k: int

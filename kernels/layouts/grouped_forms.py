@@ -19,7 +19,7 @@ from torch import Tensor
 class NumberForm(IntEnum):
     """What the bits of a number mean.
 
-    INT4, INT5, INT6: unsigned integers of so many bits.
+    INT4, INT5, INT6: unsigned integers of 4, 5 or 6 bits.
     INT8: signed integers, or unsigned ones where there are zero points.
     E4M3, E2M1: floating point numbers of 8 bits and of 4 (OCP).
     TABLE: indices of 4 bits into a table of 16 values (NF4, FP4 of bitsandbytes).

@@ -1,13 +1,12 @@
 """Forms of paged KV: the model's type, 8 bits in the order of a CPU's products, and rows of 8 bits for a GPU.
 
-The type of a cache tells its form. In rows of 8 bits a key or value of a token and head is D bytes and one scale in
-fp32: its largest magnitude divided by that of the byte's type. The cache of a layer has shape [num_pages, Hkv,
+The type of a cache determines its form. In rows of 8 bits a key or value of a token and head is D bytes and one scale
+in fp32: its largest magnitude divided by that of the byte's type. The cache of a layer has shape [num_pages, Hkv,
 page_size, D + 4], but the shape only gives the size: a KV head of a page holds page_size rows of D bytes first, then
 page_size scales. The CPU's order is that of ``int8_kv_layout``.
 
-With static scales, those of a checkpoint, every token of a KV head has the same one, whatever its magnitude is: numbers
-beyond the byte's range become its ends. They are stored with each token nevertheless, so all that read a cache read it
-alike.
+With static scales from a checkpoint, all tokens of a KV head have the same scale: numbers beyond the byte's range are
+clamped to it. They are stored with each token nevertheless, so all that read a cache read it alike.
 """
 
 from __future__ import annotations

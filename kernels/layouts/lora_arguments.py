@@ -223,7 +223,7 @@ class ShrunkInputs:
     Attributes:
         sums: [most, S, R] fp32, in parts.
         parts: [N] int32, how many parts each tile has.
-        wait: lets what is launched later wait for it; called before it is read, and once.
+        wait: makes later launches wait for the result; called once, before the result is read.
     """
 
     sums: Tensor

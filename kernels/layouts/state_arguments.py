@@ -139,7 +139,7 @@ class GatedNormParams:
         weight: [W].
         eps: epsilon of the norm.
         num_groups: a divisor of W.
-        is_norm_first: the gate is a factor of the norm's result, not of what it norms.
+        is_norm_first: whether the gate multiplies the result of the norm, not its input.
         activation: activation function of the gate.
     """
 

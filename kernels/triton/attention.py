@@ -93,7 +93,7 @@ def most_splits(programs: int, max_context: int, sms: int) -> int:
 def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value_dim: int | None = None) -> bool:
     """Return whether the kernels support this: heads of 16, 32 ... 256 dimensions, pages of a power of two.
 
-    With ``value_dim`` latent keys of up to 512 dimensions that are values too, and 64 behind them.
+    With ``value_dim``: latent keys of up to 512 dimensions that are also the values, followed by 64 rotated ones.
     """
     page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
     if value_dim is None:

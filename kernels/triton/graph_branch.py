@@ -28,7 +28,7 @@ def start_beside(start: Callable[[], None]) -> Callable[[], None]:
     and not be freed before they are waited for.
 
     Returns:
-        Lets what is launched later wait for them, on the device. A capture ends only if that was called.
+        Makes later launches wait for them, on the device. A capture ends only if that was called.
     """
     side = getattr(_thread, "stream", None)
     if side is None:

@@ -59,7 +59,7 @@ _MANY = TileConfig(64, 128, 8, 2)
 def small_float(codes, IS_FOUR_BITS: tl.constexpr):
     """Values of E2M1 or E4M3, divided by a constant: uint8 -> half precision, exact.
 
-    Shifted, their bits are those of a number in half precision with another bias of the exponent.
+    After a shift, their bits are a number in half precision with another exponent bias.
     """
     wide = codes.to(tl.uint16)
     sign = (wide & 8) << 12 if IS_FOUR_BITS else (wide & 128) << 8

@@ -57,8 +57,8 @@ def _store_bytes(
 ):  # fmt: skip
     """Write heads of keys and values in 8 bits, with a scale of each, where ``is_key`` and ``is_value`` [H] say so.
 
-    ``page_head`` is the head's page among all pages of a head each. STATIC: scales are those of ``kv_head`` in
-    ``static``, and numbers end where the byte's range does. A NaN makes the scale NaN.
+    ``page_head`` is the head's page among all pages of a head each. STATIC: scales are read from ``static`` for
+    ``kv_head``, and numbers are clamped to the byte's range. A NaN makes the scale NaN.
     """
     exact = tl.where(inside, result.to(tl.float32), 0.0)
     LARGEST: tl.constexpr = 127.0 if KV == INT8_KV else 448.0

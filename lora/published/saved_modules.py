@@ -64,7 +64,7 @@ class SavedModules:
 
     Attributes:
         embedding: rows of the embedding, None for the base model's.
-        head: the same of the head.
+        head: weight of the head, likewise.
         norms: norms by the base model's name for them.
         score: [classes, H], a classification head.
     """
