@@ -48,7 +48,7 @@ class ModelEntry:
         place: position of the entry in the models file, for errors; "" for a model that is in no models file.
         options: option names and values, not checked yet.
         digest: required digest of the base model's content; None accepts any content.
-        plan: who answers in its place.
+        plan: models that answer in its place.
     """
 
     place: str = ""

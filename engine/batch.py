@@ -25,10 +25,10 @@ class RowStart:
         tokens: all tokens so far, int32: ``num_prompt`` of the prompt, then the generated ones.
         stop_ids: tokens that end the sequence (the model's end tokens unless ignored, and ``params.stop_token_ids``),
             banned while fewer than ``params.min_tokens`` are generated.
-        seed: the seed of its draws, always set.
+        seed: seed of the row's draws, always set.
         slot: the slot of its adapter, -1 for the base model.
         adapted_from: position of the first token that the adapter reads.
-        is_long: its tokens are rotated as in sequences beyond the switch of the rotary embedding.
+        is_long: whether its tokens are rotated as in sequences longer than the switch of the rotary embedding.
         state: slot of the recurrent state before its first token to compute, -1 for that of an empty sequence.
         vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
     """

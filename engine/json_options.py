@@ -36,7 +36,7 @@ class SpeculativeConfig:
         method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
             draft_model: as auto, and a draft model; eagle3: as auto, and a head that reads the model's hidden states;
             mtp: as auto, and the MTP module of the model's own checkpoint.
-            A ``model`` makes draft_model of auto, and a head that it names is one all the same.
+            If ``model`` is set, auto means draft_model; if the model is a head, it is used as one.
         num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
         model: the draft model, as ``--model``; None for none, and for mtp.
         quantization: of the draft model, head or module; None for ``--quantization``, and beside a bfloat16 model

@@ -166,7 +166,8 @@ def gemma_text(value: Any) -> str:
 def argument_types(schema: Any) -> dict[str, frozenset[str]]:
     """Return the types that each listed parameter of a function may take at most; unlisted ones may take all.
 
-    Found from keywords alone, so the grammar and the reader of its answers agree on it whatever else the schema says.
+    The types follow from keywords alone, so the grammar and the reader of its answers agree on them, whatever else the
+    schema says.
     """
     listed = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(listed, Mapping):

@@ -82,7 +82,7 @@ class Capacity:
 
     Attributes:
         rows: sequences that can run at once; 0 while unknown.
-        usable: those of them that there are pages for.
+        usable: number of these rows for which there are pages.
         running: sequences that have a row.
         deferred, deferred_tokens: sequences that wait for a grammar or an adapter, and tokens of their prompts.
         tokens_per_second, pairs_per_second: most that are computed of prompts.

@@ -21,7 +21,7 @@ class EngineMultiplexer:
     """Takes an engine's frames and hands each client its own. Belongs to the engine's event loop.
 
     Args:
-        engine: whose ``on_frame`` and ``on_death`` are taken.
+        engine: the engine; the multiplexer sets its ``on_frame`` and ``on_death``.
     """
 
     def __init__(self, engine: SequenceEngine) -> None:

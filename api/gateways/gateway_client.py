@@ -26,10 +26,10 @@ class GatewayClient:
     To ``AsyncEngine`` it is the engine.
 
     Args:
-        link: whose callbacks it takes.
+        link: connection to the main process; this object sets its callbacks.
 
     Attributes:
-        on_frame, on_death: as of ``EngineClient``; the engine counts as dead once the main process is gone.
+        on_frame, on_death: as in ``EngineClient``; the engine counts as dead once the main process is gone.
         settings: settings of the server, which the main process sends first.
         model: facts about the model that the gateway needs, once the model is loaded.
         draining: set when the server takes no new requests any more.

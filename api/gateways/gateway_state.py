@@ -136,7 +136,7 @@ class GatewayLimits(ServerLimits):
 
 
 class GatewayState(ServerState):
-    """State of the routes that a gateway answers itself: those that generate.
+    """State of the routes that a gateway answers itself, which are the routes that generate.
 
     Args:
         client: connection to the main process.

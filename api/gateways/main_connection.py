@@ -43,17 +43,17 @@ logger = logging.getLogger("rootgraft.gateways")
 
 
 class MainTicket:
-    """What a gateway's request holds that the main process has admitted, and what is known of its use.
+    """The resources held by a gateway's request that the main process has admitted, and its known usage.
 
     Args:
         ticket: places in the queue, and tokens of the key.
         demand: the demand of the request.
-        key: its name.
+        key: name of the key.
         model: name of the model under which the usage is counted.
         adapter: None for the base model.
 
     Attributes:
-        num_generated: tokens of the answers, as far as the gateway has told.
+        num_generated: number of tokens of the answers that the gateway has reported.
     """
 
     def __init__(self, ticket: QueueTicket, demand: Demand, key: str, model: str, adapter: str | None) -> None:

@@ -1,7 +1,7 @@
-"""Main spawn: starts gateway processes, forked from one that has imported what they need.
+"""Main spawn: starts gateway processes by forking a process that has imported their modules.
 
-A gateway imports for a second or two of a core. Forked, it serves in a fraction of that, and the one that takes the
-place of a lost gateway keeps neither the others nor the engines from the processor meanwhile.
+A gateway imports for a second or two of a core. A forked gateway serves in a fraction of that time. So the replacement
+of a lost gateway does not take processor time from the other gateways and the engines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Main supervisor: starts the gateways of a server, and another one in the place of each that ends or hangs.
+"""Main supervisor: starts the gateways of a server, and replaces each gateway that ends or hangs.
 
 clients --> one listening socket --> gateway-1, gateway-2: HTTP, templates, tokens, streams
                                           |  link, and HTTP for what is no generation
@@ -113,7 +113,7 @@ class GatewaySupervisor:
     async def serve(self, model: LoadedModel, engine: EngineMultiplexer) -> None:
         """Let the gateways serve a model, which is loaded, and wait until all that take connections already do.
 
-        Those that are started from now on take none before they serve.
+        Gateways that are started from now on accept no connection before they serve.
         """
         self._model = model.pack(), engine
         listening = tuple(self._gateways.values())

@@ -1,4 +1,4 @@
-"""Relayed metrics: what a gateway observes of its requests, for the metrics of the main process.
+"""Relayed metrics: sends a gateway's observations of its requests to the metrics of the main process.
 
     gateway: RelayedMetrics --a list of observations, a few times a second--> main process: observe_relayed --> Metrics
 
@@ -79,7 +79,7 @@ class RelayedMetrics(Metrics):
 
 
 def observe_relayed(metrics: Metrics, observed: Sequence[list[Any]], loaded: Container[str]) -> None:
-    """Add what a gateway has observed.
+    """Add a gateway's observations.
 
     Args:
         loaded: names of the adapters that are loaded now.

@@ -62,10 +62,10 @@ class ModelEngine:
     async def open_tokenizers(
         self, config: EngineConfig, async_engine: AsyncEngine, adapters: Iterable[AdapterInfo] = ()
     ) -> None:
-        """Let adapters have tokenizers of their own, and load those of the adapters of the start.
+        """Let adapters have tokenizers of their own, and load the tokenizers of adapters loaded at the start.
 
         Raises:
-            ConfigError: one of them cannot be used.
+            ConfigError: a tokenizer cannot be used.
         """
         self.tokenizers = tokenizers = AdapterTokenizers(async_engine.served, config)
         for info in adapters:
@@ -94,7 +94,7 @@ class ModelEngine:
 
         Raises:
             CapacityError: the model is being loaded.
-            UnknownModel: it was removed.
+            UnknownModel: the model was removed.
             HTTPError: the server is shutting down; the client should connect anew, where its successor may answer.
             EngineDead: the engine is gone.
         """

@@ -45,7 +45,7 @@ class OllamaReply(ReplyEnd):
 
     Args:
         model: model name in the answer.
-        is_chat: it is one of ``/api/chat``; otherwise of ``/api/generate``.
+        is_chat: whether the answer is for ``/api/chat``; otherwise it is for ``/api/generate``.
         facts: facts about the request, with the seconds that its adapter took to load.
         output_format: the output format of the answer; its tool calls become a field.
         num_logprobs: top logprobs at each position; None for no logprobs.

@@ -29,7 +29,7 @@ class OllamaOptions(StrictModel):
 
     Attributes:
         num_predict: most tokens of the answer; 0 and below for as many as fit.
-        repeat_last_n: how many last tokens penalties look at: all (-1), or none (0).
+        repeat_last_n: number of last tokens to which penalties apply: all (-1), or none (0).
     """
 
     ignored: ClassVar[frozenset[str]] = _LOADING | {"mirostat_eta", "mirostat_tau"}
@@ -178,7 +178,7 @@ class OllamaGenerateRequest(OllamaFields):
     """Body of ``/api/generate``. An empty prompt: the client wants the model to be loaded.
 
     Attributes:
-        raw: the prompt is text for the model as it is, without a chat template.
+        raw: whether the prompt is given to the model unchanged, without a chat template.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {

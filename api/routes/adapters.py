@@ -37,7 +37,7 @@ def check_base_model(
         fields: names of the request's fields for base model and adapter.
 
     Raises:
-        RequestError: one of the two is wrong.
+        RequestError: the base model is unknown, or the name belongs to another base model.
     """
     if models.is_single:
         return

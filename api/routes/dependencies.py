@@ -104,10 +104,10 @@ def shown_path(info: AdapterInfo, remote: RemoteAdapters | None = None, *, to_al
 
 
 class _StrictRequest(Request):
-    """Request whose body is parsed strictly, and may be read again without fields that nobody knows.
+    """Request whose body is parsed strictly, and may be read again without its unknown fields.
 
     Attributes:
-        is_ignoring: fields that nobody knows are to be dropped.
+        is_ignoring: whether to drop unknown fields.
         ignored: the fields that were dropped from the body.
     """
 
@@ -282,9 +282,9 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
     """Return the body as a model.
 
     Raises:
-        RequestValidationError: it is empty, no JSON, or not valid.
-        HTTPException: it cannot be read.
-        Exception: there is no memory for it.
+        RequestValidationError: the body is empty, not JSON, or not valid.
+        HTTPException: the body cannot be read.
+        Exception: there is no memory for the body.
     """
     try:
         if not await request.body():

@@ -1,7 +1,8 @@
 """``/v1/responses`` over WebSocket, as ``responses.connect()`` of OpenAI's SDK speaks it.
 
 The client sends ``response.create`` with the fields of ``POST /v1/responses``, and gets the events of its stream.
-Requests with one ``stream_id`` are a lane: they are answered one after another, those of other lanes meanwhile.
+Requests with one ``stream_id`` are a lane. Requests of one lane are answered one after another, different lanes in
+parallel.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class BadMessage(Exception):
 class SocketChannel:
     """Messages of one accepted connection.
 
-    A client that does not read pauses whatever answers it, and is disconnected after ``send_seconds``. What is sent to
-    a client that is gone is dropped: those who send are cancelled then.
+    A client that does not read pauses whatever answers it, and is disconnected after ``send_seconds``. Data for a
+    client that is gone is dropped, and the senders are cancelled.
 
     Attributes:
         gone: set once nothing more can be sent.

@@ -16,7 +16,7 @@ class StreamAnswer:
         request_id: id that the client has given the request.
 
     Attributes:
-        is_kept: whether a next turn may go on from it: it has ended, or the client has cancelled it.
+        is_kept: whether a next turn may continue from this answer: it has ended, or the client has cancelled it.
     """
 
     def __init__(self, request_id: str) -> None:

@@ -58,7 +58,7 @@ class FetchedAdapter:
 
     Attributes:
         folder: folder with the adapter's two files, which is kept until it is released.
-        origin: its source, pinned to what it was found to be.
+        origin: its source, pinned to the version found there.
     """
 
     folder: Path
@@ -142,9 +142,9 @@ class AdapterFetcher:
         """Fetch an adapter, and wait for it.
 
         Raises:
-            AdapterNotFound: there is none, or it may not be read.
-            RequestError: it is not allowed, too large, no adapter, or damaged.
-            AdapterUnavailable: its source does not answer, time is up, or the cache is full or cannot be written.
+            AdapterNotFound: the adapter does not exist, or may not be read.
+            RequestError: the source is not allowed, or its content is too large, damaged or not an adapter.
+            AdapterUnavailable: the source does not answer, time is up, or the cache is full or cannot be written.
         """
         return self.begin(source, trusted=trusted).result.result()
 

@@ -19,9 +19,9 @@ class CachedAdapter:
     """Content in a cache of adapters.
 
     Attributes:
-        name: a source that had it, or ``sha256:DIGEST`` where none is known.
+        name: a source that had the adapter, or ``sha256:DIGEST`` if no source is known.
         digest: SHA-256 of its content.
-        path: its folder.
+        path: folder of the adapter.
         size: bytes on disk.
         used: last use, in seconds since 1970.
         is_loaded: whether a server has it.

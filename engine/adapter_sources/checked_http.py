@@ -1,7 +1,7 @@
 """Checked HTTP: requests that connect to allowed addresses alone, and follow redirects only where they may lead.
 
-The address is checked when the socket to it is made, for the very address that is connected to, so that a name cannot
-stand for another one between check and use. Through a proxy of the environment's (``HTTPS_PROXY``) it is the proxy that
+The address is checked when its socket is made, and exactly this address is connected to, so that a name cannot resolve
+to another address between check and use. Through a proxy of the environment's (``HTTPS_PROXY``) it is the proxy that
 looks names up and connects; addresses in URLs are checked all the same. No cookies, no other credentials.
 """
 

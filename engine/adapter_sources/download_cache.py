@@ -40,7 +40,7 @@ class CacheFull(AdapterUnavailable):
 
     Args:
         message: the error.
-        missing: bytes that are lacking when all that nobody uses is evicted.
+        missing: bytes that are missing after all unused content is evicted.
     """
 
     def __init__(self, message: str, missing: int) -> None:

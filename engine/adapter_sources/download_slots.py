@@ -13,7 +13,8 @@ class DownloadSlots:
 
     Args:
         most: downloads at a time.
-        reserved: slots of these that downloads for requests leave free, for those of the operator and of admins.
+        reserved: number of these slots that downloads for requests leave free for downloads of the operator and of
+            admins.
     """
 
     def __init__(self, most: int, reserved: int) -> None:

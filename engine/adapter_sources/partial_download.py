@@ -90,8 +90,8 @@ async def download_file(
     """Download a file into a folder, from where an earlier download broke off, and check it.
 
     Raises:
-        RequestError: it is too large, or no part of an adapter.
-        SourceChanged: it became another file meanwhile, or what is here of it is damaged.
+        RequestError: the file is too large, or not a part of an adapter.
+        SourceChanged: the file has changed at its source meanwhile, or the downloaded part is damaged.
         TransferBroken: the source broke off again and again.
     """
     path = folder / file.name

@@ -28,7 +28,7 @@ class RemoteFile:
     """One file of an adapter at its source.
 
     Attributes:
-        name: its name on this machine.
+        name: name of the file on this machine.
         address: address by which the source's client reads the file.
         size: bytes; None if the source does not say.
         validator: ETag or the like, which another content does not have; empty if the source gives none.
@@ -94,7 +94,7 @@ class SourceClient(Protocol):
         """Return the adapter's files.
 
         Raises:
-            AdapterNotFound, RequestError: there is none, or none that may be read.
+            AdapterNotFound, RequestError: the file does not exist, or may not be read.
             TransferBroken: the source does not answer.
         """
 

@@ -25,7 +25,7 @@ class SourcePolicy:
         entries: words of ``--adapter-sources``; see ``docs/guide/adapter-sources.md``.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: an entry is not a source.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ def parse_source(text: str, param: str | None = None) -> AdapterSource:
         param: the request's field, for errors.
 
     Raises:
-        RequestError: it is neither, or has parts that are not allowed.
+        RequestError: the text is neither of these, or has parts that are not allowed.
     """
     if len(text) > MOST_CHARACTERS:
         raise RequestError(f"An adapter's source has at most {MOST_CHARACTERS} characters.", param=param)

@@ -173,7 +173,7 @@ class CpuGraphs:
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         """Write the residual stream before the first layer to the buffer that the recorded passes update.
 
-        Write the other inputs of layers too.
+        The other inputs of layers are written to their buffers too.
         """
         residual = self._residual[: len(inputs.token_ids)]
         residual.copy_(self._model.embed(inputs))

@@ -1,7 +1,7 @@
-"""Pages of the KV of several ranks, as those see them who keep KV elsewhere: the ranks' parts, one after another.
+"""Pages of several ranks' KV, for stores outside of the pool: a page is the parts of all ranks, one after another.
 
-Rank 0 asks the others for their parts, on a link of its own beside the steps. So a page that is kept elsewhere has the
-parts of all ranks or is not there at all, and its form names what each rank has.
+Rank 0 asks the others for their parts, on a link of its own beside the steps. So a stored page has the parts of all
+ranks, or does not exist, and its form names the part of each rank.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PagesOfRanks(Protocol):
     """The other ranks as ``RankPages`` needs them.
 
     Attributes:
-        num_sent: messages so far.
-        page_links: their links for pages by rank.
+        num_sent: number of messages sent so far.
+        page_links: links for pages, by rank.
     """
 
     @property
@@ -46,8 +46,8 @@ class RankPages:
     """The pages of all ranks, on rank 0 (``kv_cache.make_tiers.KvPages``). Its methods may be called on any thread.
 
     Args:
-        own: rank 0's.
-        others: whose pools have been made.
+        own: pages of rank 0.
+        others: the other ranks, whose pools have been made.
 
     Raises:
         EngineDead: another rank is gone.

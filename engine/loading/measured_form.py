@@ -123,7 +123,7 @@ def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
 
 @cache
 def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
-    """Measure both forms of a weight, in turn, the least of five times each; once in a process.
+    """Measure both forms of a weight in turn, each five times; the least time counts. Once in a process.
 
     Args:
         dtype: type of activations.

@@ -244,7 +244,7 @@ class SafetensorsFolder:
         return found
 
     def check_scales(self) -> None:
-        """Read what quantised matrices have beside their numbers, a few hundredths of the files.
+        """Read the scales and zero points of quantised matrices, a few hundredths of the files.
 
         Raises:
             ModelError: no matrix can have such a scale, zero point or index; raised before memory is taken for one.
@@ -619,10 +619,10 @@ class GgufWeights:
 
 
 def _nvfp4_factors(file: GgufFile) -> dict[str, tuple[float, ...]]:
-    """Return the factors of the matrices in NVFP4: one, or one of each expert; 1 where the file has none.
+    """Return the factors of the matrices in NVFP4: one for a matrix or one for each expert; 1 if the file has none.
 
     Raises:
-        ModelError: they are not so many finite numbers in fp32.
+        ModelError: the number of factors is wrong, or a factor is not finite in fp32.
     """
     found: dict[str, tuple[float, ...]] = {}
     for name, tensor in file.tensors.items():

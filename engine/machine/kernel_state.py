@@ -18,7 +18,7 @@ class KernelState:
     Attributes:
         status: fitting, the package's library of this CPU's level; built for this CPU; compiled at the next start;
             portable, the package's of a lesser level; or missing, so that plain torch computes.
-        compiler: its version; empty where there is none.
+        compiler: version of the compiler; empty without a compiler.
         cache: folder of compiled libraries.
         is_writable: whether libraries can be put there.
         instruction_set: instruction set of a library that is there.

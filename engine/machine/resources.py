@@ -23,7 +23,7 @@ class Cores:
 
     Attributes:
         machine: number of processors of the whole machine, counting hardware threads.
-        physical: cores of it, None where the system does not tell.
+        physical: number of physical cores of the machine, None if the system does not report it.
         affinity: number of processors that this process may run on.
         quota: processor seconds a second that its cgroups allow; None without a limit.
         socket: numbers of the processors of the affinity in one socket, that with the most cores.
@@ -113,7 +113,7 @@ def kv_pool_bytes(found: Memory, utilization: float) -> int:
 def check_room(num_bytes: int) -> None:
     """Raise OSError if the system would not give this process so much address space.
 
-    For libraries that end the process where they find no memory, as those in Rust do.
+    For libraries that end the process if they find no memory, as Rust libraries do.
     """
     mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 

@@ -39,8 +39,8 @@ class TorchProbe:
     """torch, as it can be imported here.
 
     Attributes:
-        fault: the last line of the import's error; empty if there was none.
-        version: its own.
+        fault: last line of the import's error; empty if the import succeeded.
+        version: version of torch.
         cuda: version of CUDA that it was built for; empty for a build without.
         devices: name, bytes of memory and compute capability of each usable GPU.
         warnings: what torch warns about CUDA.

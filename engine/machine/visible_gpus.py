@@ -13,7 +13,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Return the GPUs that CUDA shows this process, each as ``CUDA_VISIBLE_DEVICES`` names it.
 
     Args:
-        devices: folder of the device files, which count where the variable is not set.
+        devices: folder of the device files, which are listed if the variable is not set.
     """
     named = os.environ.get(VARIABLE)
     if named is None:

@@ -13,12 +13,13 @@ class LoadAdapter:
     """Load an adapter under a name. ``id`` is the client's, unique among its unanswered calls.
 
     Attributes:
-        path: its folder, below the folder of adapters unless it is trusted, as that of a downloaded adapter.
+        path: folder of the adapter. It must lie below the folder of adapters unless it is trusted, like the folder of a
+            downloaded adapter.
         replace: whether the name may be in use; later sequences then get the new version.
         num_tokens: number of tokens of the tokenizer in the folder: an embedding of the adapter's own must have a row
             for each; 0 without a tokenizer.
         of: the name that it is a version of, with which it counts as one name; "" for ``name``.
-        tenant: whose share of the loads it uses.
+        tenant: tenant whose share of the loads it uses.
     """
 
     id: int

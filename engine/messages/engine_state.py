@@ -33,7 +33,8 @@ class Ready:
 class Heartbeat:
     """Gauges and counters, sent between two steps, at least twice a second while steps are short.
 
-    One is also sent before a step that computes what ``waiting`` has named: what it names last no step has computed.
+    A heartbeat is also sent before a step that computes a sequence named in ``waiting``. So no step has computed the
+    sequences that the last heartbeat names.
 
     Attributes:
         stats: name -> number, names as in ``EngineStats``.

@@ -32,9 +32,9 @@ class ReadKv:
 
     Attributes:
         id: id of the answers.
-        path, tokens, first: as of ``FetchKv``; without a path those of the prompt of ``follows``.
-        follows: a sequence here whose prompt is being computed: its pages are sent as they are completed, until its
-            first token is drawn or it ends. 0 for what is there now.
+        path, tokens, first: as in ``FetchKv``; without a path, the pages of the prompt of ``follows``.
+        follows: id of a sequence on this replica whose prompt is being computed: its pages are sent as they are
+            completed, until its first token is drawn or it ends. 0 to read only pages that are cached now.
     """
 
     id: int

@@ -28,7 +28,7 @@ class Submit:
         grammar: kind and content of the output's ``GrammarSpec``, None for free text.
         adapter: name of an adapter, None for the base model.
         salt: separates its KV from that of other salts of the same ``cache_tenant``.
-        tenant: whose share of the engine it uses.
+        tenant: tenant whose share of the engine the sequence uses.
         cache_tenant: the tenant that may share its KV; "" is a tenant like any other.
         priority: its priority class in the queue.
         session: name of the tenant's session whose call it is; "" for none.

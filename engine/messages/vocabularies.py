@@ -37,7 +37,7 @@ class PrepareGrammar:
     """Compile a grammar ahead of sequences that may come. Not answered, and ignored where many wait to be compiled.
 
     Attributes:
-        tenant: whose share of the compiles it uses.
+        tenant: tenant whose share of the compiles it uses.
     """
 
     kind: str

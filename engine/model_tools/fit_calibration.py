@@ -20,7 +20,7 @@ _ROUNDS = 100
 
 @dataclass(frozen=True, slots=True)
 class CalibrationScores:
-    """How well probabilities fit what was right.
+    """The quality of probabilities, measured against the right answers.
 
     Attributes:
         brier: mean over examples of the squared distance between probabilities and the right label (Brier, 1950).
@@ -47,9 +47,9 @@ class CalibrationFit:
     """A fit over all examples.
 
     Attributes:
-        temperature, bias: as of ``Calibration``.
-        before: of the model's own probabilities.
-        after: of examples that were left out of the fit, in turn: five parts of them.
+        temperature, bias: as in ``Calibration``.
+        before: quality of the model's own probabilities.
+        after: quality after calibration, in five-fold cross-validation: on examples that were left out of the fit.
     """
 
     temperature: float

@@ -55,17 +55,17 @@ class WeightPlan:
         stored: each way in which weights are stored, and its share of them, largest first.
         stored_bytes: bytes of all tensors in the files.
         memory_bytes: bytes of the weights in memory.
-        room_bytes: bytes that weights may take here.
-        computed: how products are computed.
-        device: where, and by which kernels.
+        room_bytes: bytes that weights may take on this machine.
+        computed: arithmetic of the products.
+        device: device of the computation, and its kernels.
         ranks: number of ranks that compute the model together.
         kv_token_bytes: bytes of KV of each token.
         kv_tokens: largest number of tokens that the KV pool holds; on a GPU, steps take memory from the same room.
         sums: number of sums of hidden states in each step, over the ranks that have the same layers; none for one rank.
-        stages: parts of the layers, which compute a token one after another.
-        h200_milliseconds: what a step of one token takes on as many H200: reads of weights, and sums at the least and
-            the most. Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink. Both are figures of
-            others.
+        stages: number of parts of the layers, which compute a token one after another.
+        h200_milliseconds: estimated time of a step of one token on as many H200 GPUs: reads of weights, with the least
+            and the largest time for sums. Reads at the memory's 4.8 TB/s; 10 to 15 microseconds for a sum over NVLink.
+            Both figures are published ones, not measured here.
     """
 
     shape: str

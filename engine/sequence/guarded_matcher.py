@@ -44,7 +44,7 @@ class GuardedMatcher:
     def replay_ahead(self, thread: ThreadPoolExecutor, tokens: Sequence[int], remaining: int) -> None:
         """Begin to advance by tokens that another engine drew, ``remaining`` being left before the first of them.
 
-        The matcher fails if the grammar refuses one. What plans the end within the budget is left as if all masks had
+        The matcher fails if the grammar refuses one. The plan for an end within the budget is then as if all masks had
         been filled, so later masks are the same.
         """
         self._ahead = thread.submit(self._replay, self._own(), tokens, remaining)

@@ -20,7 +20,7 @@ class MaskJob:
         matcher: filling advances it by the drafts.
         drafts: the row's drafts.
         remaining: tokens that the sequence may still generate.
-        num_early: of the next tokens, how many come before ``min_tokens``: at these the answer must not end unless the
+        num_early: number of next tokens that come before ``min_tokens``: the answer must not end at these unless the
             grammar allows nothing else.
         scored: logprobs are requested, so the model is run even where the mask allows a single token.
         vocabulary: vocabulary of the matcher, as in ``Submit``.

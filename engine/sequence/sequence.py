@@ -33,8 +33,8 @@ class SequenceSpec:
         adapted_from: position of the first token that the adapter reads.
         vocabulary: vocabulary of its matcher, as in ``Submit``.
         vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
-        tenant: whose share of the engine it uses.
-        session: the session whose call it is, "" for none.
+        tenant: tenant whose share of the engine it uses.
+        session: session to which this call belongs, "" for none.
         session_seconds: how long it is kept after this call; 0 releases its KV.
         pins: beginnings of its prompt that are to be pinned: (tokens, seconds), 0 for not at all.
         pooled_from: position of the first token whose hidden state is pooled with those of all later ones; ``ENDLESS``

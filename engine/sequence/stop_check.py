@@ -19,7 +19,7 @@ class StopCheck(NamedTuple):
         num_accepted: accepted drafts.
         failed: the step gave no valid token, or the grammar refused the one it gave.
         reason: why the sequence ends; None if it goes on.
-        stop_token: the one that ended it.
+        stop_token: the token that ended it.
         is_limited: a structured output is complete as its tokens are used up, but could have gone on.
     """
 

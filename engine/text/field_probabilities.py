@@ -1,10 +1,10 @@
 """Field probabilities: of what a model chose in each place of a JSON answer, of all that the schema allowed there.
 
-The text of the answer is read byte by byte. The probability of a byte, given those before it, is the share of allowed
-tokens that agree with the drawn text up to and with it, of those that agree up to it and do not end before it; that of
-a field is the product over its bytes. So a token that closes one value and begins the next is divided between them, and
-tokens that spell the same text otherwise count for it. Where a text is spelled in one way only, this is the product of
-the tokens' probabilities. Spaces between fields are no choice and count nowhere.
+The text of the answer is read byte by byte. Consider the allowed tokens that agree with the drawn text up to a byte and
+do not end before it. The probability of the byte is the share of these tokens that agree with it too. The probability
+of a field is the product over its bytes. So a token that closes one value and begins the next is divided between them,
+and tokens that spell the same text otherwise count for it. Where a text is spelled in one way only, this is the product
+of the tokens' probabilities. Spaces between fields are no choice and count nowhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _END = b"\xff"
 
 @dataclass(frozen=True, slots=True)
 class FieldProbability:
-    """The probability of what was drawn in one place of a JSON answer, of all that the schema allowed there.
+    """The probability of the value drawn at one place of a JSON answer, among all values that the schema allowed there.
 
     Attributes:
         path: JSON Pointer into the answer.

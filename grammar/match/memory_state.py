@@ -53,7 +53,7 @@ class _Frame(NamedTuple):
         outer: the array or object around it.
         is_object: whether it is an object, not an array.
         counters: the languages that its entries may have; none for containers whose entries are not counted.
-        entries: its keys, or the items of an array of distinct ones.
+        entries: its keys, or the items of an array of distinct items.
         is_before_entry: for an object, whether a key may come next; for an array, whether an item must come next.
         begun: position in the answer at which an item that is an array or object has begun.
         is_watched: whether it, or a container around it, is an array of distinct items.

@@ -1,8 +1,8 @@
 """String automaton: a deterministic automaton of the strings that some expressions admit, beside a length counter.
 
 The expressions alone are made deterministic (Glushkov's positions, then subsets of them), repeats written out. The
-length is not part of a state: it is counted beside it, and `can_finish` says for each state and length whether the
-string can still end well. So the number of states is that of the expressions, not multiplied by the length.
+length is not part of a state but counted separately. For each state and length, `can_finish` tells whether the string
+can still match. So the number of states does not grow with the length.
 """
 
 from __future__ import annotations
@@ -178,12 +178,12 @@ class StringAutomaton:
                         yield chr(code) + rest
 
     def shortest_strings(self, most: int, longest: int, chars_of_a_class: int) -> list[str]:
-        """Return up to `most` of the shortest strings, of the least length and the next one that there is.
+        """Return up to `most` of the shortest strings, of the two least lengths that occur.
 
         Args:
             most: number of strings.
-            longest: characters of a string.
-            chars_of_a_class: characters of a class that are tried, the first of its intervals.
+            longest: largest number of characters of a string.
+            chars_of_a_class: number of characters of a class that are tried, the first ones of its intervals.
         """
         chars: dict[int, list[str]] = {}
         for first, last, number in self.classes.intervals():
@@ -282,7 +282,7 @@ class _Positions:
     Attributes:
         chars: the set of each position.
         follow: the positions that may come after each, as bits.
-        covers: positions from which nothing can be matched that cannot from this one, too.
+        covers: positions from which every match is also possible from this position.
     """
 
     def __init__(self) -> None:

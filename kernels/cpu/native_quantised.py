@@ -157,7 +157,7 @@ class QuantisedKernels:
         """Pack pieces of a weight's rows into their panels; False once ``pack`` finds a factor that is not finite.
 
         Args:
-            kind: the last argument of ``pack``, after the sizes.
+            kind: argument of ``pack`` after the sizes.
         """
         settings = (shape[1], kind, self._library.num_threads)
         return not any(

@@ -23,7 +23,7 @@ centred: layer norm of each head, by a weight of its own, [H, D].
 
 @dataclass(frozen=True, slots=True)
 class RopeParams:
-    """What a layer does to q and k before attention.
+    """Parameters of a layer's operations on q and k before attention.
 
     Attributes:
         num_heads: Hq.
@@ -33,12 +33,12 @@ class RopeParams:
         q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
         k_norm: norm of key heads, as ``q_norm``.
         eps: epsilon of these norms.
-        offset: added to their weights.
+        offset: number added to the weights of the norms.
         norm: kind of the norm.
-        is_normed_last: the norms come after the rotation. Not with "projection".
-        is_interleaved: dimension 2 i is paired with 2 i + 1 instead.
+        is_normed_last: whether the norms come after the rotation. Not with "projection".
+        is_interleaved: whether dimension 2 i is paired with 2 i + 1 instead.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
-        has_v_norm: values have the RMS norm of each head, without a weight.
+        has_v_norm: whether values get the RMS norm of each head, without a weight.
         kv_scales: static scales of keys and values; used by caches of their form, without effect on others. None for
             scales of each token.
     """

@@ -80,11 +80,13 @@ class Format(IntEnum):
     SUPER_GRID: the same as SUPER_3_BITS, ``(d * s) * t[q]``, t the six values of GGUF's IQ2_XXS, IQ2_XS and IQ2_S.
     FIVE_BITS: as NIBBLES, with q of 5 bits (GGUF's Q5_1).
     SYMMETRIC_5_BITS: the same, ``d * (q - 16)`` (GGUF's Q5_0).
-    NIBBLE_ROWS and the others that end in ROWS: those of the same names, arranged for products of few rows by AMX.
+    NIBBLE_ROWS and the other formats that end in ROWS: the formats without ROWS, arranged for products of few rows by
+    AMX.
 
-    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32, for 5 bits and super-blocks to 8;
-    or the weight's numbers are rounded to its type, as those with zero points or a table always are. For CHANNELS x has
-    8 bits with outliers kept apart. See ``kernels.quantised_weights``.
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32; for 5 bits and super-blocks, to 8
+    bits. Alternatively x is not quantised, and the weight's numbers are rounded to the type of x; formats with zero
+    points or a table always do this. For CHANNELS x has 8 bits with outliers kept apart. See
+    ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0

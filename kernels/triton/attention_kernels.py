@@ -140,10 +140,10 @@ def _attend_keys(
 ):  # fmt: skip
     """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
 
-    ``largest`` and ``total`` are the largest score, and the sum of weights relative to it, of what has no value: sinks.
-    ``first`` is the least position of its queries; keys from ``unseen`` on are in all their windows. With UNMASKED,
-    blocks that all of them see whole come first and need no mask; then those at the near edge of the window and at the
-    diagonal. With ALIGNED, blocks begin at multiples of their size, and keys before ``begin`` are left out.
+    ``largest`` and ``total`` are the largest score of the sinks, which have no value, and the sum of weights relative
+    to it. ``first`` is the least position of its queries; keys from ``unseen`` on are in all their windows. With
+    UNMASKED, blocks that all of them see whole come first and need no mask; then those at the near edge of the window
+    and at the diagonal. With ALIGNED, blocks begin at multiples of their size, and keys before ``begin`` are left out.
     """
     low = begin
     if ALIGNED:
@@ -290,10 +290,11 @@ def _merge_if_last(
     out, partial_values, partial_weight, arrived, row, head, token, inside, own, more, heads, width, splits, slots,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Count a result of each vector, of head ``head`` of row ``row``; where it was its last, merge all of them.
+    """Count one result of each vector of head ``head`` in row ``row``; after the last result, merge all of them.
 
-    A vector has ``own`` results over its row's own keys, from slot 0 on, and ``more`` over what the row shares, from
-    slot ``splits`` on. They are merged in this order, whichever program comes last, and the counter is 0 again.
+    A vector has ``own`` results over its row's own keys, from slot 0 on, and ``more`` results over keys shared with
+    other rows, from slot ``splits`` on. Results are merged in this order, whichever program comes last. Then the
+    counter is reset to 0.
     """
     tl.debug_barrier()  # what all threads have stored is there before it is counted
     counter = arrived + row * heads + head

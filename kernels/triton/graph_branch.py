@@ -22,7 +22,7 @@ def branching(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def start_beside(start: Callable[[], None]) -> Callable[[], None]:
-    """Start launches beside those that follow, where a pass is captured; elsewhere in turn, as a stream costs the host.
+    """Run launches parallel to the following ones in a captured pass; elsewhere in turn, as streams cost time.
 
     They begin once all that was launched before has ended. What they read and write must be allocated before this call,
     and not be freed before they are waited for.

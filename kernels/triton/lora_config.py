@@ -36,8 +36,8 @@ class ShrinkConfig:
     """Launch shape of ``A x``.
 
     Attributes:
-        ranks: rows of A of a program.
-        inputs: columns of A in one iteration of its loop.
+        ranks: number of rows of A in one program.
+        inputs: number of columns of A in one iteration of the program's loop.
         most_splits: most parts of the inputs, each summed by its own programs; a power of two.
         num_warps: number of warps of a program.
         num_stages: iterations whose loads are in flight together.
