@@ -87,7 +87,7 @@ class MainTicket:
 
 
 class MainConnection:
-    """One gateway and what it has open in the main process. Belongs to the event loop of the main process.
+    """One gateway, and its open sequences, calls and tickets. Belongs to the event loop of the main process.
 
     Args:
         name: unique, also among those that are gone.

@@ -48,7 +48,7 @@ _ROUNDED, _SCALED = "activations rounded to 8 bits too", "sums scaled in fp32"
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """What ``rootgraft doctor MODEL`` and ``rootgraft serve --dry-run`` tell, of each rank where there are several.
+    """The facts that ``rootgraft doctor MODEL`` and ``rootgraft serve --dry-run`` print, by rank if there are several.
 
     Attributes:
         shape: family, layers and sizes in a few words.

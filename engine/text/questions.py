@@ -9,8 +9,9 @@ A question is the end of the user's last turn::
     B: support
     Answer with the letter of one option only.
 
-Options get letters, or two letters each where there are more than 26; levels get digits. No label begins another one
-then. With ``Labels.VALUES`` the options' own texts are the labels, as for an adapter that was trained to answer so.
+Options get letters, or two letters each if there are more than 26; levels get digits. So no label is the beginning of
+another one. With ``Labels.VALUES`` the options' own texts are the labels, as for an adapter that was trained to answer
+so.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ class QuestionTokens:
 class QuestionEncoder:
     """Encodes the prompts and labels of questions about one input.
 
-    What all prompts begin with is encoded once, if the tokens of the first whole prompt are those of its two parts: the
-    parts meet before the word "Question:" in all of them.
+    The common beginning of all prompts is encoded once, if the tokens of the first whole prompt equal the tokens of its
+    two parts. The parts meet before the word "Question:" in all prompts.
 
     Args:
         end_tokens: tokens that end an answer.

@@ -51,7 +51,7 @@ def default_cache() -> Path:
 
 
 def library_path(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | None = None) -> Path:
-    """Return where the library of these sources, compiler and CPU is in the cache, once it is built.
+    """Return the path in the cache of the library for these sources, compiler and CPU, whether built or not.
 
     Raises:
         BuildError: no compiler, or it does not run.
@@ -72,14 +72,14 @@ def is_compiled(cache: Path, target: tuple[str, ...] = NATIVE) -> bool:
 
 
 def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | None = None) -> Path:
-    """Return the library in the cache folder, compiled into there where it is missing, with one line on stderr.
+    """Return the library in the cache folder; compile it if it is missing, with one line on stderr.
 
-    Processes may do this concurrently: one compiles, the others wait for it. It ends by a rename, so that a process
-    which is killed leaves no half of a library.
+    Processes may do this concurrently: one compiles, the others wait for it. The compile ends with a rename, so that a
+    killed process leaves no incomplete library.
 
     Args:
         cache: folder of compiled libraries, made where missing.
-        target: the compiler's flags for a CPU: this one, or a lesser instruction set.
+        target: the compiler's flags for a CPU: for this CPU, or for a lesser instruction set.
         compiler: path of the compiler; None to search for one.
 
     Raises:
@@ -105,13 +105,13 @@ def find_or_compile(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str
 
 
 def load_library(cache: Path, arch: str = "native", compiler: str | None = None) -> ctypes.CDLL:
-    """Load the library of one of the compiler's targets, as ``find_or_compile`` has it in the cache folder.
+    """Load the library for one of the compiler's targets; ``find_or_compile`` finds or makes it.
 
     Args:
         arch: the compiler's ``-march``.
 
     Raises:
-        BuildError: as ``find_or_compile``, or the library does not load.
+        BuildError: as for ``find_or_compile``, or the library does not load.
     """
     return open_library(find_or_compile(cache, (f"-march={arch}",), compiler))
 
@@ -170,11 +170,11 @@ def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run all commands, as many at a time as this process has cores; whatever ends the wait for them ends them too.
+    """Run all commands, as many at a time as this process has cores; if the wait ends early, they are killed.
 
     Raises:
         BuildError: a command fails; the message has the first error's output.
-        subprocess.TimeoutExpired: they take longer than ``_TIMEOUT`` in all.
+        subprocess.TimeoutExpired: the commands take longer than ``_TIMEOUT`` in all.
     """
     deadline = time.monotonic() + _TIMEOUT
     waiting = commands[::-1]

@@ -103,7 +103,7 @@ class NativeLibrary:
         handle: the library, as ``build.load_library`` returns it.
 
     Attributes:
-        handle: the same.
+        handle: the loaded library.
         instruction_set: the library's target, for messages.
         arena: memory of packed weights.
         num_threads: threads of an op, the calling thread included. The thread pool is the library's own; torch's

@@ -54,12 +54,12 @@ class Kernels(ElementwiseKernels):
     indices are checked inside, so that no call reads or writes outside its tensors.
 
     Attributes:
-        experts: its ops on experts.
-        latent: its op of latent attention's keys.
-        lora: its LoRA op.
-        quantised: its ops on quantised weights.
-        sampling: its ops on logits.
-        states: its ops on recurrent states.
+        experts: ops on experts.
+        latent: op on the keys of latent attention.
+        lora: LoRA op.
+        quantised: ops on quantised weights.
+        sampling: ops on logits.
+        states: ops on recurrent states.
     """
 
     def __init__(self, library: NativeLibrary) -> None:

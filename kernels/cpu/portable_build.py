@@ -2,9 +2,9 @@
 
     python -m rootgraft.kernels.cpu.portable_build [--all | --native] [--cache FOLDER]
 
-compiles them: for this CPU's own level, as where the package is installed, or for all levels, as for a wheel or a
-container image. Where none fits the CPU, the library for this very CPU is compiled at the first start; ``--native``
-compiles that one now, into the cache, where each start looks first.
+compiles them: for this CPU's own level, as when the package is installed, or for all levels, as for a wheel or a
+container image. If no level fits the CPU, a library for exactly this CPU is compiled at the first start. ``--native``
+compiles it now, into the cache, where each start looks first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CpuLevel(NamedTuple):
 
     Attributes:
         target: the compiler's flags for it.
-        needs: flags of /proc/cpuinfo that a CPU must have to run its library.
+        needs: flags in /proc/cpuinfo that a CPU must have to run the level's library.
     """
 
     target: tuple[str, ...]
@@ -71,7 +71,7 @@ _FEATURES = frozenset[str]().union(*(level.needs for level in LEVELS.values()))
 
 
 def held_level() -> str | None:
-    """Return the level that the environment holds this CPU down to, None if it does not.
+    """Return the level to which the environment limits this CPU, None for no limit.
 
     Raises:
         BuildError: ``LEVEL_VARIABLE`` names no level.
@@ -103,7 +103,7 @@ def build_portable(folder: Path, cache: Path, levels: Sequence[str]) -> list[Pat
     """Compile the libraries of these levels into the folder, and return them.
 
     Args:
-        cache: folder of compiled libraries, from which those that are there are copied.
+        cache: folder of compiled libraries; libraries that are there are copied instead of compiled.
 
     Raises:
         BuildError: no compiler, or it fails.
@@ -132,10 +132,10 @@ def find_portable(folder: Path | None = None, cpuinfo: Path | None = None) -> Pa
 def load_best(cache: Path) -> ctypes.CDLL:
     """Load the library of this very CPU if it is in the cache; else the package's of its level; else compile that one.
 
-    Where it cannot be compiled, a library of a lesser level is loaded.
+    If it cannot be compiled, a library of a lesser level is loaded.
 
     Raises:
-        BuildError: none can be loaded or built; says what to install.
+        BuildError: no library can be loaded or built; the message says what to install.
     """
     target = target_of_this_cpu()
     fitting = None if is_compiled(cache, target) else find_fitting()

@@ -63,10 +63,11 @@ class AttentionParams:
     """How a layer scores keys: ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``.
 
     Attributes:
-        window: sliding window, the keys that a token sees with itself included; None for all.
+        window: size of the sliding window: the number of keys that a token sees, its own included; None for all.
         soft_cap: bound of the scores, or None.
-        sinks: [Hq] fp32, a score of each head that is in every softmax and has no value, or None.
-        chunk: keys of a chunk: a token sees those of its own chunk, from a multiple of ``chunk`` on; None for all.
+        sinks: [Hq] fp32, for each head a score that is added to every softmax and has no value, or None.
+        chunk: number of keys of a chunk. Chunks begin at multiples of ``chunk``, and a token sees only the keys of its
+            own chunk; None for all keys.
         value_dim: number of leading dimensions of the keys that are also the values, so that K and V share one cache
             (latent attention); None for values of their own.
     """
@@ -159,7 +160,7 @@ class PagedBatch:
     Attributes:
         page_table: [R, P] int32, the pages of each row in order.
         query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
-        context_len: [R] int32, tokens of each row with KV, those of this step included.
+        context_len: [R] int32, number of tokens of each row that have KV, including the tokens of this step.
         max_query: the longest row's number of tokens, or a bound of it.
         max_context: the largest of ``context_len``, or a bound of it.
         shared: prefixes that GPU kernels read once for several rows, from ``find_shared_prefixes``, or None.
@@ -189,9 +190,9 @@ class LongRows:
     """The rows with many new tokens, and the rest of the step.
 
     Attributes:
-        rows: these, by numbers on the host.
+        rows: these rows, by number, on the host.
         others: the other rows; None for none.
-        tokens: [N] int64, the tokens of the step that are theirs; None for none.
+        tokens: [N] int64, the tokens of the other rows; None without other rows.
     """
 
     rows: tuple[LongRow, ...]

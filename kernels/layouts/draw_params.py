@@ -23,7 +23,7 @@ COLUMNS: Final = {
 
 
 class DrawParams(NamedTuple):
-    """Of n rows, [n, 1] each but the noise.
+    """Parameters of the draws of n rows. Each tensor but the noise is [n, 1].
 
     Attributes:
         temperature: float32; 0 for the likeliest token.

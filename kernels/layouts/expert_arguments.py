@@ -28,21 +28,21 @@ ExpertActivation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 
 @dataclass(frozen=True, slots=True)
 class RouterParams:
-    """How a layer makes top-k experts and their weights of router logits.
+    """How a layer derives the top-k experts and their weights from router logits.
 
-    Experts are chosen by their scores plus a correction, among those of the best groups; their weights are their scores
-    alone.
+    Experts are chosen by their scores plus a correction, among the experts of the best groups. Their weights are their
+    scores without the correction.
 
     Attributes:
-        top_k: experts of a token.
-        scores: over all experts together, or one by one. (A softmax over the chosen logits alone, as in Granite and
-            gpt-oss, is "softmax" with ``renormalises``.)
-        renormalises: weights are divided by their sum.
+        top_k: number of experts of a token.
+        scores: function that turns logits into scores: over all experts together, or for each expert alone. (A softmax
+            over the chosen logits alone, as in Granite and gpt-oss, is "softmax" with ``renormalises``.)
+        renormalises: whether weights are divided by their sum.
         scale: factor of the weights.
         correction: [E] fp32, added to the scores by which experts are chosen, or None.
-        factors: [E] fp32, of the weights of each expert, or None.
+        factors: [E] fp32, factor of the weights of each expert, or None.
         groups: number of groups, of as many adjacent experts each.
-        top_groups: groups of which a token may choose experts.
+        top_groups: number of groups from which a token may choose experts.
         best_of_group: number of a group's largest scores whose sum is the score of the group.
     """
 

@@ -2,7 +2,7 @@
 
     w[n, k] = factor[n] * scale[n, g] * (number[n, k] - zero[n, g]) + minimum[n, g]        g = k // group
 
-All of it but the numbers may be left out. A checkpoint's own order of inputs is a permutation of x.
+All terms but the numbers are optional. If a checkpoint has its own order of inputs, x is permuted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class NumberForm(IntEnum):
-    """What the bits of a number mean.
+    """The meaning of the bits of a number.
 
     INT4, INT5, INT6: unsigned integers of 4, 5 or 6 bits.
     INT8: signed integers, or unsigned ones where there are zero points.
@@ -62,7 +62,7 @@ _BITS: Final = {
 class Scales(IntEnum):
     """How the scales of groups are stored.
 
-    NONE: there are none, all is said by the factors of rows.
+    NONE: groups have no scales; only rows have factors.
     FLOATS: scales in half precision, bfloat16 or fp32.
     E8M0: exponents of powers of two, in a byte (MXFP4).
     E4M3: floating point numbers of 8 bits (NVFP4).
@@ -77,7 +77,7 @@ class Scales(IntEnum):
 
 
 class Offsets(IntEnum):
-    """What is subtracted from numbers, or added to their products with a scale.
+    """The offset that is subtracted from numbers, or added to their products with a scale.
 
     MIDDLE: the middle of the range of an unsigned integer is 0.
     ZERO_POINTS: an unsigned integer of 8 bits for each group.
@@ -99,11 +99,11 @@ LEAST_CHUNK: Final = 32
 
 
 class GroupForm(NamedTuple):
-    """What a kernel must know of a weight when it is compiled.
+    """The properties of a weight that a kernel needs at compile time.
 
     Attributes:
-        group: inputs that share a scale; 0 for all of a row.
-        chunk: inputs that are stored side by side for all rows, and multiplied at once.
+        group: number of inputs that share a scale; 0 for a whole row.
+        chunk: number of inputs that are stored side by side for all rows, and multiplied at once.
     """
 
     numbers: NumberForm
@@ -164,7 +164,7 @@ class GroupedPart:
         super_offsets: [K / 256, N], or None.
         factors: [N] fp32, or None.
         table: [16] fp32, or None.
-        permutation: [K] int64, the input of x that each stored one is; None where they are in order.
+        permutation: [K] int64, for each stored input its index in x; None if inputs are in order.
     """
 
     form: GroupForm

@@ -57,7 +57,7 @@ def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor, static: Ten
     """Quantise keys of tokens into their cells: page and cell [T], k [T, Hkv, D] of any floating type.
 
     Args:
-        static: [Hkv] fp32, scales in place of those of each token.
+        static: [Hkv] fp32, scales used in place of a scale for each token.
     """
     numbers, scales = _rounded(k, static)
     data, known = _parts(cache)
@@ -85,7 +85,7 @@ def _parts(pages: Tensor) -> tuple[Tensor, Tensor]:
 def by_static(x: Tensor, static: Tensor) -> tuple[Tensor, Tensor]:
     """Divide x [T, Hkv, D] fp32 by static scales [Hkv]; returns also the scales [T, Hkv] to store.
 
-    A vector with a number that is not finite has a scale that is not finite either, and zeros.
+    For a vector with a number that is not finite, the scale is not finite either, and the result is zeros.
     """
     most = x.abs().amax(-1)
     known = torch.where(most.isfinite(), static, most)

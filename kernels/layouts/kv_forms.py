@@ -6,7 +6,7 @@ page_size, D + 4], but the shape only gives the size: a KV head of a page holds 
 page_size scales. The CPU's order is that of ``int8_kv_layout``.
 
 With static scales from a checkpoint, all tokens of a KV head have the same scale: numbers beyond the byte's range are
-clamped to it. They are stored with each token nevertheless, so all that read a cache read it alike.
+clamped to it. Static scales are stored with each token nevertheless, so that all code reads a cache in the same way.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def store(
     """Write keys and values of tokens to their cells: page and cell [T], k and v [T, Hkv, D] of any floating type.
 
     Args:
-        scales: static ones, which have no effect where they are made for other numbers.
+        scales: static scales; without effect if they were made for another form of numbers.
     """
     of_k, of_v = (None, None) if (known := static_of(k_cache, scales)) is None else known
     if is_rows(k_cache):

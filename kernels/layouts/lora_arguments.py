@@ -90,8 +90,8 @@ class SlotTable:
     """The factors of all slots for one projection.
 
     Args:
-        sizes: columns of each module, at most three modules.
-        width: K, the inputs; for an embedding the number of tokens of the vocabulary.
+        sizes: number of columns of each module, for at most three modules.
+        width: K, the number of inputs; for an embedding the number of tokens of the vocabulary.
         num_slots: slots, all empty at first.
         dtype: type of the factors and of x.
         device: device of the factors.
@@ -127,7 +127,7 @@ class SlotTable:
     def reserve(self, total_rank: int) -> None:
         """Make every later launch wide enough for this total rank of all modules.
 
-        For launches captured in a CUDA graph and replayed with other adapters in the slots.
+        This is needed for launches that are captured in a CUDA graph and replayed with other adapters in the slots.
         """
         self._reserved = max(self._reserved, total_rank)
 
@@ -218,11 +218,11 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class ShrunkInputs:
-    """``scale * A x`` of a projection, whose computation others may run beside.
+    """The result ``scale * A x`` of a projection, which may still be computed beside other launches.
 
     Attributes:
-        sums: [most, S, R] fp32, in parts.
-        parts: [N] int32, how many parts each tile has.
+        sums: [most, S, R] fp32, the result as parts to be added up.
+        parts: [N] int32, number of parts of each tile.
         wait: makes later launches wait for the result; called once, before the result is read.
     """
 
