@@ -95,7 +95,7 @@ def check_parts(parts: Sequence[WeightedPart], field: str = "model") -> None:
         field: the request's field, for errors.
 
     Raises:
-        RequestError: there are too many, one is there twice, or a weight is out of bounds.
+        RequestError: there are too many parts, an adapter occurs twice, or a weight is out of bounds.
     """
     if len(parts) > MAX_PARTS:
         raise RequestError(

@@ -103,7 +103,8 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I].
 
     Args:
-        weights: [T, k] fp32, factors of ``gate_up``, or None. A product without bias makes them those of its inputs.
+        weights: [T, k] fp32, factors of ``gate_up``, or None. If the product has no bias, a factor of its result is a
+            factor of its input.
     """
     if on_triton(gate_up.device):
         from .triton import expert_routing as gpu

@@ -136,10 +136,10 @@ class Capacity:
         """Return the seconds until a number of rows has been released.
 
         Args:
-            behind: rows that must be, above 0.
+            behind: number of rows that must be released, above 0.
             hold: seconds that each sequence before keeps its row.
-            left: seconds that the sequences with a token keep theirs. Others that run keep theirs for ``hold``; rows
-                that there are no pages for may be used as soon as one is given back.
+            left: seconds for which the sequences with a token still keep their rows. Other running sequences keep
+                theirs for ``hold``. Rows without pages may be used as soon as a row is released.
         """
         begun = sorted(left)
         computing = max(0, round(self.running) - len(begun))

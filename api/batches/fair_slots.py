@@ -16,7 +16,7 @@ class OwnerTurns:
     """A number of turns of each owner. Belongs to one event loop.
 
     Args:
-        count: the turns.
+        count: number of turns of each owner.
     """
 
     def __init__(self, count: int) -> None:

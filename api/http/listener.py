@@ -67,7 +67,7 @@ def private_socket() -> Iterator[tuple[socket.socket, str]]:
     """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path.
 
     Raises:
-        ConfigError: there is no place for it.
+        ConfigError: no folder is suitable for the socket.
     """
     with tempfile.TemporaryDirectory(prefix="rootgraft_main-") as folder, socket.socket(socket.AF_UNIX) as sock:
         path = os.path.join(folder, "main.sock")

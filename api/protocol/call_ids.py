@@ -29,11 +29,11 @@ class CallPlace(NamedTuple):
 
 
 class ToolCallIds:
-    """The calls of a conversation, in the order in which it has them.
+    """The calls of a conversation, in their order.
 
-    A turn of the assistant ends with a result or a message of somebody else. A later turn may use an id again: results
-    are of the latest call of their id. Calls of one turn that share an id, as some servers make them, get as many
-    results, in their order. Calls without an id, as old clients send them, take unknown ids in their order.
+    A turn of the assistant ends with a result or with another role's message. A later turn may use an id again: a
+    result belongs to the latest call with its id. If calls of one turn share an id, as with some servers, their results
+    are assigned in order. Calls without an id, which old clients send, are assigned results with unknown ids in order.
     """
 
     def __init__(self) -> None:

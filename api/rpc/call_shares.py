@@ -24,7 +24,7 @@ class CallShares(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio ha
     """Counts open calls by tenant. Belongs to one event loop.
 
     Args:
-        keys: returns the server's.
+        keys: returns the server's keys.
 
     Attributes:
         calls: open calls, counted by tenant.

@@ -36,9 +36,9 @@ def load_by(
     shard: Shard | None = None,
     stage: Stage | None = None,
 ) -> Model:
-    """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto``: ours if it has the model.
+    """Load a model by an implementation: ``rootgraft``, ``transformers``, or ``auto`` (rootgraft if it has the model).
 
-    The other arguments are those of ``load_model``.
+    The other arguments are as in ``load_model``.
 
     Raises:
         ModelError: the implementation does not have the model, or the library is not installed.

@@ -123,7 +123,7 @@ def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:
     """Return the conjunction of the whole schema, or of a part of it, explored.
 
     Raises:
-        GrammarError: nothing satisfies it, or only what is too long.
+        GrammarError: no text satisfies it, or only texts that are too long.
     """
     if root is None:
         root = frozenset((2 * rules.analysis.document.root,))

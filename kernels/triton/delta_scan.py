@@ -89,8 +89,9 @@ def _delta_short(
 def _inverse(lower, turned, CHUNK: tl.constexpr):
     """The inverse of 1 + ``lower``, strictly lower triangular; ``turned`` is its transpose.
 
-    Of each block on the diagonal by elimination of one row after the other; a series of powers of the whole would add
-    and subtract numbers far larger than the result where keys are alike. Of two blocks that series has two members.
+    Each block on the diagonal is inverted by elimination, one row after the other. A power series of the whole matrix
+    would add and subtract numbers far larger than the result if keys are alike. For two blocks, the series has two
+    terms.
     """
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     is_block = row // _SOLVED == column // _SOLVED
