@@ -24,7 +24,7 @@ class KvGroup:
     """The files of one base model, adapter, salt and tenant.
 
     Attributes:
-        tenant: name of the tenant; None if the files are encrypted. Then all fields but ``folder`` are unknown.
+        tenant: name of the tenant; None if the files are encrypted, as are then ``base``, ``adapter`` and ``salt``.
         folder: name of the folder that stands for the tenant.
         pages: number of files.
         prompts: number of files of a first page.
