@@ -13,9 +13,11 @@ from .engine.offline import vllm_modules
 
 if TYPE_CHECKING:
     from .engine.errors import EngineError
+    from .engine.offline.async_llm import AsyncLLM
+    from .engine.offline.async_llm import AsyncLLM as AsyncLLMEngine
     from .engine.offline.inputs import PromptType, TextPrompt, TokensPrompt
     from .engine.offline.llm import LLM
-    from .engine.offline.llm_engine import EngineArgs, LLMEngine
+    from .engine.offline.llm_engine import AsyncEngineArgs, EngineArgs, LLMEngine
     from .engine.offline.pooling_params import PoolingParams
     from .engine.offline.request_output import CompletionOutput, RequestOutput
     from .engine.offline.sampling_params import SamplingParams
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -66,6 +71,9 @@ _MODULES = {
         ),
         ".outputs",
     ),
+    "AsyncEngineArgs": ".engine.offline.llm_engine",
+    "AsyncLLM": ".engine.offline.async_llm",
+    "AsyncLLMEngine": ".engine.offline.async_llm",
     "CompletionOutput": ".engine.offline.request_output",
     "EngineArgs": ".engine.offline.llm_engine",
     "EngineError": ".engine.errors",

@@ -102,6 +102,7 @@ class OfflineBackend:
             output = yield from call.read()
         [answer], [usage] = output.outputs, output.usage
         stop = stop_string(answer.stop_reason, params.stop)
+        assert answer.finish_reason is not None
         return Completion(answer.text, answer.finish_reason, _report(usage), stop, usage.shortest)
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:

@@ -25,8 +25,12 @@ class EngineArgs:
         self.__dict__.update({"model": model} | options)
 
     @staticmethod
-    def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
-        """Add the options of ``LLM`` to a parser; those that are not given are no attributes of what it returns."""
+    def add_cli_args(parser: ArgumentParser, async_args_only: bool = False) -> ArgumentParser:
+        """Add the options of ``LLM`` to a parser; those that are not given are no attributes of what it returns.
+
+        Args:
+            async_args_only: vLLM's, without effect.
+        """
         group = parser.add_argument_group("options of the engine")
         for name in engine_option_names():
             flags = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
@@ -37,6 +41,10 @@ class EngineArgs:
     def from_cli_args(cls, args: Namespace) -> EngineArgs:
         """Take the options of ``add_cli_args`` from what a parser returned."""
         return cls(**{name: value for name, value in vars(args).items() if name in engine_option_names()})
+
+
+AsyncEngineArgs = EngineArgs
+"""The same for ``AsyncLLM.from_engine_args``; in vLLM it has options of its own, which have no effect here."""
 
 
 def _value(text: str) -> Any:

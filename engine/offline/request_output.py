@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ class CompletionOutput:
         token_ids: without the end token, which has no text and no score.
         logprobs: scores at each of ``token_ids``, None if not asked for.
         cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not asked for.
-        finish_reason: ``"stop"``, ``"length"`` or ``"abort"``.
+        finish_reason: ``"stop"``, ``"length"`` or ``"abort"``; None while the answer goes on.
         field_probabilities: of the choices that a JSON Schema left, None if not asked for.
         stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
             ``budget`` where a structured answer is whole but was cut short by ``max_tokens``.
@@ -47,7 +47,7 @@ class CompletionOutput:
     token_ids: list[int]
     logprobs: list[PositionScores] | None
     cumulative_logprob: float | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
     lora_request: LoRARequest | None = None
     field_probabilities: list[FieldProbability] | None = None
@@ -58,7 +58,7 @@ class CompletionOutput:
     weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
-        return True
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RequestOutput:
         prompt: the text, None if it was given as token ids.
         prompt_logprobs: scores of the prompt's tokens (None for the first token and before ``logprob_start_len``);
             None if not asked for.
-        usage: of each answer, in the order of ``outputs``.
+        usage: of each answer that has ended, in their order.
         request_id: a number that no other request of this LLM has, as text.
         num_cached_tokens: tokens of the prompt whose KV the first answer found in the prefix cache.
         metrics: None where the engine has measured nothing.
@@ -152,12 +152,13 @@ class OutputBuilder:
     def is_complete(self) -> bool:
         return all(output.finish is not None for output in self._outputs)
 
-    def add(self, delta: TextDelta) -> None:
-        """Add a piece of one of the answers, with what it says of the answer's fields."""
+    def add(self, delta: TextDelta) -> TextDelta:
+        """Add a piece of one of the answers. Returns it with what it says of the answer's fields."""
         if self._readers is not None:
             reader = self._readers[delta.index]
             delta = replace(delta, allowed=(), fields=tuple(f for each in delta.allowed for f in reader.push(each)))
         self._outputs[delta.index].add(delta)
+        return delta
 
     @property
     def pooled(self) -> bytes:
@@ -166,19 +167,40 @@ class OutputBuilder:
 
     def build(self) -> RequestOutput:
         """Return the output, once ``is_complete``."""
-        # They are the same for every sequence.
-        prompt_logprobs = self._outputs[0].prompt_logprobs
-        unscored = len(self._tokens) - len(prompt_logprobs)
-        scores: list[PositionScores | None] = [*[None] * unscored, *_scores(prompt_logprobs)]
+        # The scores of the prompt are the same for every sequence.
+        scores = self._prompt_scores(self._outputs[0].prompt_logprobs)
+        return self._request_output(dict(enumerate(self._outputs)), scores)
+
+    def build_part(self, new: Mapping[int, SequenceOutput], *, only_new: bool) -> RequestOutput:
+        """Return the output of an unfinished request, or its last one: of the answers that have something new.
+
+        Args:
+            new: what is new, by the answer's index.
+            only_new: texts, tokens and scores hold what is new alone.
+        """
+        parts = new if only_new else {index: self._outputs[index] for index in new}
+        of_prompt = next((part.prompt_logprobs for part in parts.values() if part.prompt_logprobs), [])
+        scores = None if only_new and not of_prompt else self._prompt_scores(of_prompt)
+        return self._request_output({index: parts[index] for index in sorted(parts)}, scores)
+
+    def _prompt_scores(self, scored: Sequence[TokenLogprob]) -> list[PositionScores | None] | None:
+        if not self._with_prompt_logprobs:
+            return None
+        return [*[None] * (len(self._tokens) - len(scored)), *_scores(scored)]
+
+    def _request_output(
+        self, parts: Mapping[int, SequenceOutput], prompt_scores: list[PositionScores | None] | None
+    ) -> RequestOutput:
         usage = [output.finish.usage for output in self._outputs if output.finish is not None]
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self._tokens.tolist(),
-            prompt_logprobs=scores if self._with_prompt_logprobs else None,
-            outputs=[self._completion(index, output) for index, output in enumerate(self._outputs)],
+            prompt_logprobs=prompt_scores,
+            outputs=[self._completion(index, part) for index, part in parts.items()],
             usage=usage,
             request_id=self._request_id,
-            num_cached_tokens=usage[0].cached,
+            finished=self.is_complete,
+            num_cached_tokens=usage[0].cached if usage else 0,
             metrics=self._metrics(self._outputs[0]),
             lora_request=self._lora_request,
         )
@@ -198,18 +220,20 @@ class OutputBuilder:
             first_token_latency=stats.queued + stats.prefill,
         )
 
-    def _completion(self, index: int, output: SequenceOutput) -> CompletionOutput:
-        assert output.finish is not None
+    def _completion(self, index: int, part: SequenceOutput) -> CompletionOutput:
+        """Return an answer whose texts, tokens and scores are those of ``part``."""
+        whole = self._outputs[index]
+        finish = whole.finish
         return CompletionOutput(
             index=index,
-            text=output.text,
-            token_ids=output.tokens,
-            logprobs=list(_scores(output.logprobs)) if self._with_logprobs else None,
-            cumulative_logprob=sum(entry.logprob for entry in output.logprobs) if self._with_logprobs else None,
-            finish_reason=output.finish.reason.value,
-            stop_reason=output.finish.told_stop_reason,
+            text=part.text,
+            token_ids=part.tokens.copy(),
+            logprobs=list(_scores(part.logprobs)) if self._with_logprobs else None,
+            cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if self._with_logprobs else None,
+            finish_reason=None if finish is None else finish.reason.value,
+            stop_reason=None if finish is None else finish.told_stop_reason,
             lora_request=self._lora_request,
-            field_probabilities=None if self._readers is None else output.fields,
+            field_probabilities=None if self._readers is None else part.fields.copy(),
         )
 
 

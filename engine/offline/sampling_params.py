@@ -21,7 +21,7 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class RequestOutputKind(Enum):
-    """Which outputs of an unfinished request vLLM returns; ours are whole."""
+    """Which outputs ``AsyncLLM`` yields: all so far each time, what is new, or one at the end. ``LLM`` has the last."""
 
     CUMULATIVE = 0
     DELTA = 1

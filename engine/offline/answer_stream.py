@@ -1,0 +1,87 @@
+"""Answer stream: the outputs of one request of ``AsyncLLM``, from the engine's loop to the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from ..serving.output_processor import OutputProcessor, SequenceOutput, TextDelta
+from .request_output import OutputBuilder, RequestOutput
+from .sampling_params import RequestOutputKind
+
+
+class AnswerStream:
+    """The ``DeltaReceiver`` of a request: its deltas come on the engine's loop, and are read on the caller's.
+
+    A reader that is slower than the engine gets the deltas since its last output as one output.
+
+    Args:
+        kind: which outputs the reader wants.
+
+    Attributes:
+        running: output processors of the sequences that have not ended, by id. The engine's loop writes it.
+        is_aborted: whether the request is to end as soon as it has begun. The engine's loop writes it.
+    """
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self.running: dict[int, OutputProcessor] = {}
+        self.is_aborted = False
+        self._kind = kind
+        self._deltas: deque[TextDelta] = deque()
+        self._new: dict[int, SequenceOutput] = {}  # by the answer's index, since the last output
+        self._error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._arrival = asyncio.Event()
+        self._is_waking = False
+
+    def add(self, delta: TextDelta) -> None:
+        """Take a delta. On the engine's loop."""
+        self._deltas.append(delta)
+        if delta.finish is not None or self._kind is not RequestOutputKind.FINAL_ONLY:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error, the first one if there are several. On the engine's loop."""
+        self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_waking:
+            self._is_waking = True
+            # The reader's loop is closed: nobody reads.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        # Before the deltas are read: one that comes later wakes the reader again.
+        self._is_waking = False
+        self._arrival.set()
+
+    async def outputs(self, builder: OutputBuilder) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs that the reader wants; the last one is ``finished``.
+
+        Raises:
+            EngineError: the engine refuses the request, or is gone; after the deltas that came before.
+        """
+        while not builder.is_complete:
+            await self._arrival.wait()
+            self._arrival.clear()
+            error = self._error
+            self._read(builder)
+            if self._kind is RequestOutputKind.FINAL_ONLY:
+                if builder.is_complete:
+                    yield builder.build()
+            # A prompt's scores alone are no output: they come with the first token, whole.
+            elif any(part.tokens or part.text or part.finish for part in self._new.values()):
+                new, self._new = self._new, {}
+                yield builder.build_part(new, only_new=self._kind is RequestOutputKind.DELTA)
+            if error is not None and not builder.is_complete:
+                raise error
+
+    def _read(self, builder: OutputBuilder) -> None:
+        """Give the deltas that have come to the builder, and gather what is new of each answer."""
+        while self._deltas:
+            delta = builder.add(self._deltas.popleft())
+            self._new.setdefault(delta.index, SequenceOutput()).add(delta)

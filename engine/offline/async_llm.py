@@ -1,0 +1,249 @@
+"""``AsyncLLM`` in vLLM's form: an engine in a process of its own, whose requests are asynchronous generators."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from ...lora.request import LoRARequest
+from ..checkpoint.config_overrides import resolve_served_model
+from ..errors import EngineDead, RequestError, UnknownModel
+from ..serving.request import TextRequest
+from ..text.tokenizer import Tokenizer
+from ..types import Priority
+from .answer_stream import AnswerStream
+from .inputs import PromptType
+from .llm import NotOffered
+from .offline_engine import read_config
+from .process_engine import ProcessEngine
+from .request_inputs import CallOptions, Input, RequestMaker
+from .request_output import OutputBuilder, RequestOutput
+from .sampling_params import RequestOutputKind, SamplingParams
+from .tokenizer_face import TokenizerFace
+from .vllm_table import check_values, peer_names
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What scripts read of ``AsyncLLM.model_config``: the model's path or name, and its length in tokens."""
+
+    model: str
+    max_model_len: int
+
+
+class AsyncLLM:
+    """A model in a process of its own. Any number of generators of any number of event loops may run at once.
+
+    Nothing that takes long happens on the caller's event loop: prompts are encoded on a thread, and the engine's
+    messages are read on another one. The constructor blocks until the model is loaded, and ``shutdown`` until it is
+    gone.
+
+    Args:
+        model: as of ``LLM``.
+        options: as of ``LLM``.
+
+    Attributes:
+        model_config: the model's path or name and its length, as ``get_model_config`` returns it.
+
+    Raises:
+        ModelError: the model does not exist or is not supported exactly.
+        ConfigError: options that do not exist, are out of bounds or contradict each other.
+        EngineDead: the engine has ended while it was loading.
+
+    >>> engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_model_len=2048))
+    >>> async for output in engine.generate("Is the sea salty?", SamplingParams(max_tokens=8), "0"):
+    ...     print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = read_config(model, options)
+        files = resolve_served_model(config)
+        self.tokenizer = Tokenizer.load(
+            files.path,
+            tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
+            chat_template=config.chat_template,
+        )
+        self._requests = RequestMaker.of(config, files.path)
+        self._engine = ProcessEngine(config, files.path, self.tokenizer)
+        self._end = weakref.finalize(self, self._engine.close)
+        self._streams: dict[str, AnswerStream] = {}
+        self._lora_names: dict[int, str] = {}
+        self.model_config = ModelConfig(config.model or files.name, self._engine.max_model_len)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: object, *_: Any, **__: Any) -> Self:
+        """Make the engine of ``AsyncEngineArgs``. vLLM's further arguments have no effect. Raises as the constructor."""
+        return cls(**vars(engine_args))
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        **others: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt. A generator that is left, closed or cancelled ends its request.
+
+        Args:
+            prompt: of any form of ``LLM.generate``, one.
+            sampling_params: its ``output_kind`` says whether outputs hold all so far, what is new, or come once.
+            request_id: of the outputs, and of ``abort``; no running request has it.
+            lora_request: an adapter, which is loaded first if need be.
+            priority: below 0 the request is served before others, above 0 after them.
+            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+
+        Yields:
+            Outputs with the answers of which there is something new; the last one is ``finished``.
+
+        Raises:
+            ValueError: the prompt or a parameter is out of bounds, or there is no such adapter.
+            EngineDead: the engine is gone, before or during the request.
+        """
+        try:
+            check_values("AsyncLLM.generate", others)
+            if request_id in self._streams:
+                raise RequestError(f"request_id {request_id!r} is in use.", param="request_id")
+            self._engine.check()
+            kind = getattr(sampling_params, "output_kind", RequestOutputKind.CUMULATIVE)
+            stream = self._streams[request_id] = AnswerStream(RequestOutputKind(kind))
+            try:
+                read = partial(self._read, prompt, sampling_params, lora_request, _priority(priority))
+                given, request, builder = await self._on_thread(read, lora_request)
+                self._engine.start(request, stream, given.adapter.model.served)
+                async with aclosing(stream.outputs(builder)) as outputs:
+                    async for output in outputs:
+                        yield replace(output, request_id=request_id)
+            finally:
+                del self._streams[request_id]
+                self._engine.stop(stream)
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+
+    def _read(
+        self, prompt: PromptType, params: SamplingParams, lora_request: LoRARequest | None, priority: Priority
+    ) -> tuple[Input, TextRequest, OutputBuilder]:
+        """Read and check a request. Raises RequestError."""
+        [given] = self._engine.adapters.inputs([prompt], lora_request=lora_request)
+        if lora_request is not None:
+            self._lora_names[lora_request.lora_int_id] = lora_request.lora_name
+        request = replace(self._requests.request(given, params, CallOptions()), priority=priority)
+        request = given.adapter.model.limits.check(request)
+        return given, request, self._requests.builder(given, request)
+
+    async def _on_thread(self, call: Any, lora_request: LoRARequest | None) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._engine.prompts[lora_request is not None], call
+        )
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests: the last output of each has the reason ``abort``. Ids that do not run are left aside."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if (stream := self._streams.get(name)) is not None:
+                self._engine.abort(stream)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter for later requests. Returns True. Raises ValueError if it cannot be loaded."""
+        self._engine.check()
+        try:
+            await self._on_thread(partial(self._engine.adapters.name_of, lora_request), lora_request)
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        self._lora_names[lora_request.lora_int_id] = lora_request.lora_name
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Unload the adapter of a ``lora_int_id``; running requests keep it. Returns False if none is loaded."""
+        self._engine.check()
+        if lora_id not in await self.list_loras():
+            return False
+        try:
+            await self._engine.unload(self._lora_names.pop(lora_id))
+        except UnknownModel:
+            return False
+        return True
+
+    async def list_loras(self) -> set[int]:
+        """Return the ``lora_int_id`` of each adapter that a ``LoRARequest`` has brought."""
+        return {number for number, name in self._lora_names.items() if self._engine.has_adapter(name)}
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Return True. It has no effect: an adapter that left the device for others comes back when it is asked for.
+
+        Raises:
+            ValueError: no adapter has the number.
+        """
+        if lora_id not in await self.list_loras():
+            raise ValueError(f"lora_id {lora_id!r} is of no loaded adapter: load it with add_lora.")
+        return True
+
+    async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Remove all cached KV that no running request uses, of all tiers. Returns True. Arguments are vLLM's."""
+        await self._engine.reset_cache()
+        return True
+
+    async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> TokenizerFace:
+        """Return the model's tokenizer, or that of an adapter which brings its own."""
+        read = partial(self._engine.adapters.texts_of, lora_request)
+        return TokenizerFace((await self._on_thread(read, lora_request)).served.tokenizer)
+
+    async def get_model_config(self) -> ModelConfig:
+        """Return ``model_config``."""
+        return self.model_config
+
+    @property
+    def is_running(self) -> bool:
+        return self._engine.death is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> EngineDead:
+        """What requests raise now that the engine is gone."""
+        return self._engine.death or EngineDead("The engine is not running.")
+
+    async def check_health(self) -> None:
+        """Raise EngineDead if the engine is gone, or hangs."""
+        self._engine.check()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine's process. Requests that run raise EngineDead. Twice is as once; ``timeout`` is vLLM's."""
+        self._end()
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a method of vLLM's ``AsyncLLM`` in words that say what to do, as ``vllm_classes.toml`` has them."""
+        row = peer_names("AsyncLLM").get(name)
+        if row is None or row.status == "done":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if row.status == "inert":
+            return _without_effect
+        raise NotOffered(f"AsyncLLM.{name} is not there: {row.words}.")
+
+
+AsyncLLMEngine = AsyncLLM
+"""Its name in vLLM's older versions."""
+
+
+async def _without_effect(*_: Any, **__: Any) -> None:
+    """Do nothing, as a method of vLLM's that is not needed."""
+
+
+def _priority(number: int) -> Priority:
+    """Return the class of a number of vLLM's, of which the lowest is first. Raises RequestError."""
+    if type(number) is not int:
+        raise RequestError(f"priority must be a whole number, not {number!r}.", param="priority")
+    return Priority.INTERACTIVE if number == 0 else Priority.REALTIME if number < 0 else Priority.BATCH
