@@ -40,7 +40,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     )
 )
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
-# Those of api/observe/metric_tables.py.
+# Those of engine/metric_tables.py.
 METRICS_PREFIXES = ("rootgraft:", "vllm:")
 MOST_REPLICAS = 16
 """Engine processes of a server."""

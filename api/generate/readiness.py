@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...engine.metric_tables import kv_usage
 from ...engine.types import Priority
 from ..access.overload import Load
 from ..errors import Rejection
-from ..observe.engine_collector import kv_usage
 from .model_router import ModelRouter
 from .server_state import ServerState
 

@@ -25,13 +25,13 @@ from ...engine import process_memory
 from ...engine.config import EngineConfig
 from ...engine.end_limit import EndLimit
 from ...engine.errors import ConfigError
+from ...engine.metric_tables import kv_usage
 from ...engine.sandbox.program_pool import POOL
 from ...engine.serving.engine_spawn import SpawnEngine
 from ..config import ServerConfig
 from ..gateways.main_supervisor import GatewaySupervisor
 from ..generate.server_state import ServerState
 from ..models_file import ModelEntry, ServedModel
-from ..observe.engine_collector import kv_usage
 from ..observe.log import set_up_log
 from .app import create_app
 from .http_server import HttpServer

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ...engine.types import Priority
-from .engine_facts import EngineFacts
-from .metric_tables import (
+from ...engine.metric_tables import (
     COUNTERS,
     GAUGES,
     KV_TIER_COUNTERS,
@@ -19,15 +17,14 @@ from .metric_tables import (
     TIERS,
     VLLM_PREFIX,
     ZERO_COUNTERS,
+    accepted_by_position,
     full_name,
+    kv_usage,
 )
+from ...engine.types import Priority
+from .engine_facts import EngineFacts
 
 LABELS = ("model_name", "engine")
-
-
-def kv_usage(stats: Mapping[str, float]) -> float:
-    """Return the share of the KV pool that running sequences hold, 0 to 1, from a heartbeat's statistics."""
-    return 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
 
 
 ByEngine = Mapping[str, float | Mapping[str, float]]
@@ -106,13 +103,13 @@ class EngineCollector:
         yield self._gauge("expected_queue_seconds", text, {self._engine: waits}, "priority")
 
     def _accepted_by_position(self, engines: Mapping[str, Mapping[str, float]]) -> Metric:
-        values = {name: self._accepted(stats) for name, stats in engines.items()}
+        most = self._facts.max_drafts
+        values = {
+            name: {str(position): float(count) for position, count in enumerate(accepted_by_position(stats, most))}
+            for name, stats in engines.items()
+        }
         text = "Drafts accepted, by their position in a draft."
         return self._counter("spec_decode_num_accepted_tokens_per_pos", text, values, "position")
-
-    def _accepted(self, stats: Mapping[str, float]) -> dict[str, float]:
-        runs = [stats.get(f"accepted_runs_{length}", 0.0) for length in range(self._facts.max_drafts + 1)]
-        return {str(position): sum(runs[position + 1 :]) for position in range(self._facts.max_drafts)}
 
     def _infos(self) -> Iterator[Metric]:
         """Yield vLLM's metrics whose labels are their content, ``MODEL_INFOS``; they have no ``model_name``."""

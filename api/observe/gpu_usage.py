@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .metric_tables import OWN_PREFIX
+from ...engine.metric_tables import OWN_PREFIX
 
 ANSWER_SECONDS = 1.0
 """In which a device has to answer a probe."""

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Sample
 
-from .metric_tables import MODEL_INFOS
+from ...engine.metric_tables import MODEL_INFOS
 from .metrics import Metrics
 
 

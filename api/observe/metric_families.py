@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from ...engine.bucket_counts import BucketCounts
+from ...engine.metric_tables import full_name
 from .engine_collector import LABELS
-from .metric_tables import full_name
 
 
-class Histogram:
-    """Histogram for values of every token, several times as fast as the library's. Belongs to one event loop."""
+class ObservedHistogram(BucketCounts):
+    """Histogram of the registry, for values of every token. Belongs to one event loop."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
+        super().__init__(bounds)
         self._name = name
         self._text = text
-        self._bounds = (*bounds, math.inf)
         self._labels = labels
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    @property
-    def total(self) -> tuple[int, float]:
-        """Number and sum of the values."""
-        return sum(self._counts), self._sum
 
     def collect(self) -> Iterator[Metric]:
         """Return the family, as a collector of the registry."""
         histogram = HistogramMetricFamily(self._name, self._text, labels=LABELS)
-        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
-        histogram.add_metric(self._labels, list(buckets), self._sum)
+        buckets = [(floatToGoString(bound), count) for bound, count in self.up_to]
+        histogram.add_metric(self._labels, buckets, self._sum)
         yield histogram
 
 
@@ -61,8 +48,8 @@ class MetricFamilies:
         """Return a counter with further labels of these names."""
         return Counter(full_name(name, self.prefix), text, (*LABELS, *labels), registry=self.registry)
 
-    def histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+    def histogram(self, name: str, text: str, bounds: Sequence[float]) -> ObservedHistogram:
         """Return a histogram with these upper bounds of its buckets."""
-        histogram = Histogram(full_name(name, self.prefix), text, bounds, self.labels)
+        histogram = ObservedHistogram(full_name(name, self.prefix), text, bounds, self.labels)
         self.registry.register(histogram)
         return histogram

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from ...grammar.spec import GrammarKind
-from ..errors import Rejection
-from .bounded_labels import BoundedLabels
-from .engine_collector import EngineCollector
-from .engine_facts import EngineFacts
-from .history import History
-from .metric_families import MetricFamilies
-from .metric_tables import (
+from ...engine.metric_tables import (
     ENGINE_HISTOGRAMS,
     FAST_SECONDS_BETWEEN,
     FAST_SECONDS_IN_ALL,
@@ -31,8 +24,16 @@ from .metric_tables import (
     SEQUENCE_HISTOGRAMS,
     VLLM_PREFIX,
     VLLM_REJECTIONS,
+    sequence_values,
     token_buckets,
 )
+from ...grammar.spec import GrammarKind
+from ..errors import Rejection
+from .bounded_labels import BoundedLabels
+from .engine_collector import EngineCollector
+from .engine_facts import EngineFacts
+from .history import History
+from .metric_families import MetricFamilies
 from .replica_collector import GatewayCollector, ReplicaCollector
 from .token_usage import TokenCounts
 
@@ -109,23 +110,7 @@ class SequenceHistograms:
 
     def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
         """Add a sequence that has ended by itself, as ``Metrics.observe_end``."""
-        self.observe(e2e_request_latency_seconds=seconds, request_generation_tokens=usage.completion)
-        if stats is None:
-            return
-        later = usage.completion - 1
-        self.observe(
-            request_queue_time_seconds=stats.queued,
-            request_prefill_time_seconds=stats.prefill,
-            request_decode_time_seconds=stats.decode,
-            request_inference_time_seconds=stats.prefill + stats.decode,
-            request_time_per_output_token_seconds=stats.decode / later if later > 0 else 0.0,
-            request_num_preemptions=stats.preemptions,
-            request_prefill_kv_computed_tokens=usage.prompt - usage.cached,
-            request_batch_size=stats.batch_size,
-            request_kv_pages=stats.kv_pages,
-        )
-        if later > 0 and stats.decode > 0:
-            self.observe(request_tokens_per_second=later / stats.decode)
+        self.observe(**sequence_values(seconds, usage, stats))
 
     @property
     def ended(self) -> tuple[int, float]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...engine.metric_tables import OWN_PREFIX
 from ...engine.serving.replica_status import FleetStatus
-from .metric_tables import OWN_PREFIX
 from .replica_view import GatewaysStatus
 
 _STATES = ("serving", "starting", "draining")

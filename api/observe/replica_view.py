@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...engine.metric_tables import kv_usage
 from ...engine.serving.replica_status import FleetStatus, ReplicaStatus
-from .engine_collector import kv_usage
 
 
 @dataclass(frozen=True, slots=True)

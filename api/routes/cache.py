@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ...engine.errors import CapacityError, RequestError
+from ...engine.metric_tables import KV_TIER_COUNTERS, KV_TIER_GAUGES, KV_TIERS
 from ...engine.serving.engine_like import EngineLike
 from ..errors import HTTPError
 from ..generate.server_state import ServerState
-from ..observe.metric_tables import KV_TIER_COUNTERS, KV_TIER_GAUGES, KV_TIERS
 from ..protocol.session_bodies import ExportSessionRequest, ReleaseSessionRequest
 from .dependencies import CallerOf, JsonRoute, State
 

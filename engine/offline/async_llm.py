@@ -30,7 +30,7 @@ from .vllm_table import check_values, peer_names
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class AsyncModelConfig:
     """What scripts read of ``AsyncLLM.model_config``: the model's path or name, and its length in tokens."""
 
     model: str
@@ -74,11 +74,11 @@ class AsyncLLM:
         self._end = weakref.finalize(self, self._engine.close)
         self._streams: dict[str, AnswerStream] = {}
         self._lora_names: dict[int, str] = {}
-        self.model_config = ModelConfig(config.model or files.name, self._engine.max_model_len)
+        self.model_config = AsyncModelConfig(config.model or files.name, self._engine.max_model_len)
 
     @classmethod
     def from_engine_args(cls, engine_args: object, *_: Any, **__: Any) -> Self:
-        """Make the engine of ``AsyncEngineArgs``. vLLM's further arguments have no effect. Raises as the constructor."""
+        """Make the engine of ``AsyncEngineArgs``; vLLM's further arguments have no effect. Raises as the class."""
         return cls(**vars(engine_args))
 
     async def generate(
@@ -140,9 +140,7 @@ class AsyncLLM:
         return given, request, self._requests.builder(given, request)
 
     async def _on_thread(self, call: Any, lora_request: LoRARequest | None) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._engine.prompts[lora_request is not None], call
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._engine.prompts[lora_request is not None], call)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests: the last output of each has the reason ``abort``. Ids that do not run are left aside."""
@@ -195,7 +193,7 @@ class AsyncLLM:
         read = partial(self._engine.adapters.texts_of, lora_request)
         return TokenizerFace((await self._on_thread(read, lora_request)).served.tokenizer)
 
-    async def get_model_config(self) -> ModelConfig:
+    async def get_model_config(self) -> AsyncModelConfig:
         """Return ``model_config``."""
         return self.model_config
 

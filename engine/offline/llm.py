@@ -28,6 +28,7 @@ from .offline_decisions import (
     score_prompts,
 )
 from .offline_engine import OfflineEngine, read_config
+from .offline_metrics import Metric
 from .pair_outputs import Pair, PairTools, ScoringOutput, score_pairs, text_pairs
 from .pooled_output import (
     ClassificationOutput,
@@ -81,8 +82,8 @@ class LLM:
             tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
             chat_template=config.chat_template,
         )
-        self._requests = RequestMaker.of(config, files.path)
-        self._engine = OfflineEngine(config, files.path, self.tokenizer)
+        self._engine = OfflineEngine(config, files.path, self.tokenizer, config.model or files.name)
+        self._requests = RequestMaker.of(config, files.path, self._engine.metrics)
         self._faces: dict[Tokenizer, TokenizerFace] = {}
 
     @classmethod
@@ -96,6 +97,13 @@ class LLM:
         The name is vLLM's. ``generation_config="vllm"`` leaves the file aside.
         """
         return self._requests.default_params()
+
+    def get_metrics(self) -> list[Metric]:
+        """Return gauges, counters and histograms of the engine and its requests, by vLLM's names and in its classes.
+
+        Times are those at which answers reached this process' side of the engine.
+        """
+        return self._engine.take_metrics()
 
     def get_tokenizer(self, lora_request: LoRARequest | str | None = None) -> TokenizerFace:
         """Return the model's tokenizer, or that of an adapter which brings its own."""

@@ -25,6 +25,7 @@ from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine_thread import EngineThread
+from .offline_metrics import Metric, OfflineMetrics
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
 from .request_inputs import Input
@@ -54,17 +55,19 @@ class OfflineEngine:
         config: its options.
         path: of the model.
         tokenizer: the model's.
+        name: the model's, in metrics.
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
         pooler: what the model gives beside tokens.
+        metrics: observe requests and steps.
 
     Raises:
         ModelError: the model is not supported exactly.
         ConfigError: options are out of bounds or contradict each other.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EngineConfig, path: Path, tokenizer: Tokenizer, name: str) -> None:
         self._fetcher = AdapterFetcher.of(config)
         self._lora_dir = config.lora_dir
         try:
@@ -75,6 +78,9 @@ class OfflineEngine:
         ready = self._core.ready
         self._adapters = {info.name: info for info in ready.adapters}
         self.pooler = ready.pooler
+        drafts = config.speculative
+        num_drafts = 0 if drafts.method == "off" else drafts.num_speculative_tokens
+        self.metrics = OfflineMetrics(name, ready.max_model_len, num_drafts)
         tokenizers = AdapterTokenizers(ServedTokenizer(tokenizer, ready.vocab_size), config)
         self._texts = AdapterTexts(
             tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len
@@ -151,6 +157,10 @@ class OfflineEngine:
                 progress.close()
         for call in calls:
             call.receiver.check()
+
+    def take_metrics(self) -> list[Metric]:
+        """Return the metrics that vLLM has too, by its names."""
+        return self.on_thread(lambda: self.metrics.snapshot(self._core.stats()))
 
     def step(self) -> bool:
         """Compute one step of all running requests. Returns whether any of them still runs.
@@ -290,6 +300,7 @@ class OfflineEngine:
     def _step(self) -> None:
         """Compute a step and give its messages to requests and calls. On the engine's thread."""
         messages = self._core.step()
+        self.metrics.take(self._core.take_observations())
         for message in messages:
             if isinstance(message, Reply) and message.id in self._replies:
                 self._replies[message.id] = message

@@ -20,6 +20,7 @@ from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..text.field_probabilities import FieldReader
 from ..types import Pooling, SamplingDefaults
 from ..types import SamplingParams as EngineParams
+from .offline_metrics import OfflineMetrics
 from .prompt_texts import PromptTexts
 from .request_output import OutputBuilder
 from .sampling_params import AnyParams, SamplingParams
@@ -66,19 +67,21 @@ class RequestMaker:
 
     Args:
         defaults: of parameters, of the model.
+        metrics: observe the requests; None for none.
     """
 
-    def __init__(self, defaults: SamplingDefaults) -> None:
+    def __init__(self, defaults: SamplingDefaults, metrics: OfflineMetrics | None = None) -> None:
         self._defaults = defaults
+        self._metrics = metrics
         self._ids = itertools.count()
 
     @classmethod
-    def of(cls, config: EngineConfig, model: Path) -> RequestMaker:
+    def of(cls, config: EngineConfig, model: Path, metrics: OfflineMetrics | None = None) -> RequestMaker:
         """Return the maker of requests with the default parameters of a model's files. Raises ConfigError."""
         read = read_sampling_defaults(config, model)
         for line in read.ignored:
             logger.warning("%s", line)
-        return cls(read.defaults)
+        return cls(read.defaults, metrics)
 
     def default_params(self) -> SamplingParams:
         """Return the parameters of a request that names none."""
@@ -135,6 +138,7 @@ class RequestMaker:
             request_id=str(next(self._ids)),
             lora_request=given.adapter.asked,
             new_reader=self._reader_maker(given, request),
+            observe=None if self._metrics is None else self._metrics.watch(request).add,
         )
 
     def _reader_maker(self, given: Input, request: TextRequest) -> Callable[[], FieldReader] | None:

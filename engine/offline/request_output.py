@@ -124,6 +124,7 @@ class OutputBuilder:
         request_id: of the request.
         lora_request: its adapter, as it was asked for.
         new_reader: makes a reader of an answer's field probabilities, None if they are not asked for.
+        observe: called with each delta as it arrives, None for nobody.
     """
 
     def __init__(
@@ -137,7 +138,9 @@ class OutputBuilder:
         request_id: str = "",
         lora_request: LoRARequest | None = None,
         new_reader: Callable[[], FieldReader] | None = None,
+        observe: Callable[[TextDelta], None] | None = None,
     ) -> None:
+        self._observe = observe
         self._readers = None if new_reader is None else [new_reader() for _ in range(n)]
         self._request_id = request_id
         self._lora_request = lora_request
@@ -154,6 +157,8 @@ class OutputBuilder:
 
     def add(self, delta: TextDelta) -> TextDelta:
         """Add a piece of one of the answers. Returns it with what it says of the answer's fields."""
+        if self._observe is not None:
+            self._observe(delta)
         if self._readers is not None:
             reader = self._readers[delta.index]
             delta = replace(delta, allowed=(), fields=tuple(f for each in delta.allowed for f in reader.push(each)))

@@ -20,10 +20,10 @@ from rootgraft.api import config
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.observe import metrics as metrics_module
 from rootgraft.api.observe.bounded_labels import OTHER, BoundedLabels
-from rootgraft.api.observe.metric_tables import OWN_PREFIX, VLLM_PREFIX, token_buckets
 from rootgraft.api.observe.token_usage import TokenCounts
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.messages import Heartbeat
+from rootgraft.engine.metric_tables import OWN_PREFIX, VLLM_PREFIX, token_buckets
 from rootgraft.engine.types import AdapterInfo, FinishReason
 
 VLLM: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "vllm_metrics.json").read_text())["metrics"]

@@ -6,7 +6,9 @@ Names, labels and buckets of vLLM's are those of its version 0.33.0, which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from .types import SequenceStats, Usage
 
 OWN_PREFIX = "rootgraft:"
 VLLM_PREFIX = "vllm:"
@@ -166,3 +168,41 @@ MODEL_INFOS = ("lora_requests_info", "cache_config_info")
 def full_name(name: str, prefix: str) -> str:
     """Return a metric's name with its prefix: ``prefix`` for those that vLLM has too, else ours."""
     return (prefix if name in _VLLM_NAMES else OWN_PREFIX) + name
+
+
+def kv_usage(stats: Mapping[str, float]) -> float:
+    """Return the share of the KV pool that running sequences hold, 0 to 1, from the engine's statistics."""
+    return 1 - stats.get("pages_available", 0.0) / max(1.0, stats["pages"]) if "pages" in stats else 0.0
+
+
+def accepted_by_position(stats: Mapping[str, float], max_drafts: int) -> list[int]:
+    """Return how many drafts stood at each position of a draft, from the engine's statistics."""
+    runs = [int(stats.get(f"accepted_runs_{length}", 0.0)) for length in range(max_drafts + 1)]
+    return [sum(runs[position + 1 :]) for position in range(max_drafts)]
+
+
+def sequence_values(seconds: float, usage: Usage, stats: SequenceStats | None) -> dict[str, float]:
+    """Return what ``SEQUENCE_HISTOGRAMS`` observe of a sequence that has ended by itself, by their names.
+
+    Args:
+        seconds: from the request to its end.
+        stats: what the engine measured; None for nothing.
+    """
+    values: dict[str, float] = {"e2e_request_latency_seconds": seconds, "request_generation_tokens": usage.completion}
+    if stats is None:
+        return values
+    later = usage.completion - 1
+    values |= {
+        "request_queue_time_seconds": stats.queued,
+        "request_prefill_time_seconds": stats.prefill,
+        "request_decode_time_seconds": stats.decode,
+        "request_inference_time_seconds": stats.prefill + stats.decode,
+        "request_time_per_output_token_seconds": stats.decode / later if later > 0 else 0.0,
+        "request_num_preemptions": stats.preemptions,
+        "request_prefill_kv_computed_tokens": usage.prompt - usage.cached,
+        "request_batch_size": stats.batch_size,
+        "request_kv_pages": stats.kv_pages,
+    }
+    if later > 0 and stats.decode > 0:
+        values["request_tokens_per_second"] = later / stats.decode
+    return values
