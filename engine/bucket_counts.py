@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from prometheus_client.utils import floatToGoString
+
 
 class BucketCounts:
     """Counts values by bucket, several times as fast as Prometheus' library. Belongs to one thread.
@@ -30,6 +32,6 @@ class BucketCounts:
         return sum(self._counts), self._sum
 
     @property
-    def up_to(self) -> list[tuple[float, int]]:
-        """How many values are at most as large as each bound, as Prometheus counts."""
-        return list(zip(self._bounds, accumulate(self._counts), strict=True))
+    def up_to(self) -> list[tuple[str, int]]:
+        """How many values are at most as large as each bound, written as Prometheus does, ``+Inf`` the last."""
+        return list(zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True))

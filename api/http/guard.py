@@ -41,6 +41,8 @@ FILE_TIMEOUT = 600.0
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
+_LISTS = frozenset(("/v1/models",))
+"""What the live page and clients ask for again and again: answers would crowd out all other recent requests."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
@@ -104,7 +106,7 @@ class Identify:
                 **facts.log_fields(),
             }
             _log(entry)
-            if scope["path"] not in _QUIET_PATHS:
+            if scope["path"] not in _QUIET_PATHS and not (scope["path"] in _LISTS and status == 200):
                 self._state.observers.recent.add(entry)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.utils import floatToGoString
 
 from ...engine.bucket_counts import BucketCounts
 from ...engine.metric_tables import full_name
@@ -26,8 +25,7 @@ class ObservedHistogram(BucketCounts):
     def collect(self) -> Iterator[Metric]:
         """Return the family, as a collector of the registry."""
         histogram = HistogramMetricFamily(self._name, self._text, labels=LABELS)
-        buckets = [(floatToGoString(bound), count) for bound, count in self.up_to]
-        histogram.add_metric(self._labels, buckets, self._sum)
+        histogram.add_metric(self._labels, self.up_to, self._sum)
         yield histogram
 
 

@@ -4,6 +4,7 @@ import { byId, el, set, svg, update } from "./dom.js";
 import { plural, whole } from "./format.js";
 import { layout } from "./layout.js";
 import { hue, namespaceOf, title } from "./palette.js";
+import { short } from "./requests.js";
 
 const AXIS = 20;
 const HEAD = 4;
@@ -180,7 +181,7 @@ function legend() {
   const isBase = ({ namespace }) => Number(namespace.adapter === null);
   named.sort((a, b) => isBase(b) - isBase(a) || a.name.localeCompare(b.name));
   const chips = named.map(({ namespace, name, size }) =>
-    el("li", hue(namespace), el("span", "dot"), name, el("span", "muted", `${whole(size)} tokens`)),
+    el("li", hue(namespace), el("span", "dot"), short(name), el("span", "muted", `${whole(size)} tokens`)),
   );
   if (all.length > NAMED) chips.push(el("li", "muted", `and ${plural(all.length - NAMED, "smaller one")}`));
   const marks = chips.length ? el("li", "marks", el("span", "sample idle"), "kept", el("span", "sample"), "in use", el("span", "corner"), "pinned") : null;

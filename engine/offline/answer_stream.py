@@ -65,23 +65,28 @@ class AnswerStream:
         Raises:
             EngineError: the engine refuses the request, or is gone; after the deltas that came before.
         """
-        while not builder.is_complete:
+        is_complete = False
+        while not is_complete:
             await self._arrival.wait()
             self._arrival.clear()
-            error = self._error
-            self._read(builder)
+            error, is_complete = self._error, self._read(builder)
             if self._kind is RequestOutputKind.FINAL_ONLY:
-                if builder.is_complete:
+                if is_complete:
                     yield builder.build()
             # A prompt's scores alone are no output: they come with the first token, whole.
             elif any(part.tokens or part.text or part.finish for part in self._new.values()):
                 new, self._new = self._new, {}
                 yield builder.build_part(new, only_new=self._kind is RequestOutputKind.DELTA)
-            if error is not None and not builder.is_complete:
+            if error is not None and not is_complete:
                 raise error
 
-    def _read(self, builder: OutputBuilder) -> None:
-        """Give the deltas that have come to the builder, and gather what is new of each answer."""
+    def _read(self, builder: OutputBuilder) -> bool:
+        """Give the deltas that have come to the builder, and gather what is new of each answer.
+
+        Returns:
+            Whether all answers have ended.
+        """
         while self._deltas:
             delta = builder.add(self._deltas.popleft())
             self._new.setdefault(delta.index, SequenceOutput()).add(delta)
+        return builder.is_complete

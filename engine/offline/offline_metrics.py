@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.utils import floatToGoString
-
 from ..bucket_counts import BucketCounts
 from ..metric_tables import (
     COUNTERS,
@@ -128,8 +126,7 @@ class OfflineMetrics:
         for name, histogram in self._histograms.items():
             if (full := full_name(name, VLLM_PREFIX)).startswith(VLLM_PREFIX):
                 count, total = histogram.total
-                buckets = {floatToGoString(bound): number for bound, number in histogram.up_to}
-                yield Histogram(full, dict(self._labels), count, total, buckets)
+                yield Histogram(full, dict(self._labels), count, total, dict(histogram.up_to))
 
 
 class RequestWatch:

@@ -118,8 +118,10 @@ class _ChatLoop:
                 break
             dropped += 1
         if dropped and timing.error is None:
-            turns = "question" if dropped == 1 else f"{dropped} questions"
-            print_dim(f"The context is full: the oldest {turns} of this conversation were left out, with the answers.")
+            turns = "question was" if dropped == 1 else f"{dropped} questions were"
+            print_dim(f"The context is full: this conversation's oldest {turns} left out, with what was answered.")
+        if timing.error is None and timing.finish == "length":
+            print_dim(f"The answer was cut off after {timing.completion} tokens: the room for it ends there.")
         return timing
 
     def _output(self) -> TextOutput:

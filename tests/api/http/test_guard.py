@@ -270,3 +270,12 @@ def test_escaped_paths_are_guarded(locked: Live) -> None:
         with connect(locked) as sock:
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             assert read_all(sock).startswith(b"HTTP/1.1 401"), path
+
+
+def test_lists_of_models_crowd_out_no_recent_request(live: Live) -> None:
+    with live.http() as http:
+        assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+        for path in ("/v1/models", "/v1/models/nobody"):
+            http.get(path)
+        shown = http.get("/ui/state").json()["requests"]["last"]
+    assert [(each["path"], each["status"]) for each in shown] == [("/v1/models/nobody", 404), ("/tokenize", 200)]

@@ -97,7 +97,9 @@ class FakeServer:
             return response
         if self.cut:
             return response
-        await self.event(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        is_cut = count >= body.get("max_tokens", count + 1)
+        finish = "length" if is_cut else "stop"
+        await self.event(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if self.counts:
             await self.event(response, {"choices": [], "usage": self.usage(body, count)})
         self.leave(request)

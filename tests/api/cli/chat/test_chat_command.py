@@ -286,7 +286,17 @@ def test_what_a_conversation_has_no_room_for_is_left_out(fake_server: FakeServer
     assert main(["chat", "--url", fake_server.url, "--system", "Be brief."]) == 0
     contents = [[each["content"] for each in asked["messages"]] for asked in fake_server.asked]
     assert contents[-1] == ["Be brief.", "two", "Hello wörld", "three"]
-    assert "the oldest question of this conversation" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "The context is full: this conversation's oldest question was left out, with what was answered." in told
+    assert "cut off" not in told
+
+
+def test_an_answer_that_is_cut_off_says_so(fake_server: FakeServer, typed, capsys) -> None:
+    typed("one\n")
+    assert main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "Hello wörld\n"
+    assert "The answer was cut off after 3 tokens: the room for it ends there." in told.err
 
 
 def test_a_question_that_is_too_long_alone_is_a_failure(fake_server: FakeServer, typed, capsys) -> None:
