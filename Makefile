@@ -1,5 +1,8 @@
 # One verb per task. PYTHON is the interpreter of the environment that `pip install -e '.[test]'` went to.
 PYTHON ?= .venv/bin/python
+ifeq ($(shell command -v $(PYTHON)),)
+$(error There is no $(PYTHON). Make it with "python3 -m venv .venv && .venv/bin/pip install -e '.[test]'", or name another: make PYTHON=python3)
+endif
 
 .PHONY: test test-heavy lint format docs wheel release lock audit pin-base
 

@@ -325,7 +325,10 @@ class Fleet:
             return
         load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
         if (wanted := self._autoscaler.decide(load, now)) != self._count:
-            logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
+            if wanted:
+                logger.info("%d replicas in the place of %d, for %d sequences", wanted, self._count, load.busy)
+            else:
+                logger.info("no request for a while: the engine ends, and its memory is free until the next one")
             self.scale(wanted)
 
     async def _wait_for_replica(self) -> None:

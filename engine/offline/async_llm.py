@@ -19,14 +19,13 @@ from ..text.tokenizer import Tokenizer
 from ..types import Priority
 from .answer_stream import AnswerStream
 from .inputs import PromptType
-from .llm import NotOffered
 from .offline_engine import read_config
 from .process_engine import ProcessEngine
 from .request_inputs import CallOptions, Input, RequestMaker
 from .request_output import OutputBuilder, RequestOutput
 from .sampling_params import RequestOutputKind, SamplingParams
 from .tokenizer_face import TokenizerFace
-from .vllm_table import check_values, peer_names
+from .vllm_table import check_offered, check_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +223,8 @@ class AsyncLLM:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse a method of vLLM's ``AsyncLLM`` in words that say what to do, as ``vllm_classes.toml`` has them."""
-        row = peer_names("AsyncLLM").get(name)
-        if row is None or row.status == "done":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if row.status == "inert":
-            return _without_effect
-        raise NotOffered(f"AsyncLLM.{name} is not there: {row.words}.")
+        check_offered("AsyncLLM", name)
+        return _without_effect
 
 
 AsyncLLMEngine = AsyncLLM

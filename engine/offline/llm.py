@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, TypeVar
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
 from ..checkpoint.config_overrides import resolve_served_model
-from ..errors import EngineError, RequestError
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from .beam_search import BeamSearchOutput, BeamSearchSequence, outputs_of, search_beams
@@ -28,7 +27,7 @@ from .offline_decisions import (
     score_prompts,
 )
 from .offline_engine import OfflineEngine, read_config
-from .offline_metrics import Metric
+from .offline_metrics import Metric, OfflineMetrics
 from .pair_outputs import Pair, PairTools, ScoringOutput, score_pairs, text_pairs
 from .pooled_output import (
     ClassificationOutput,
@@ -41,13 +40,13 @@ from .pooled_output import (
     embedding_reader,
     prompt_tokens,
 )
-from .pooling_params import PoolingParams, read_pooling_params
+from .pooling_params import PoolingParams, read_pooling_params, read_pooling_task
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import RunningRequest
 from .sampling_params import AnyParams, BeamSearchParams, SamplingParams
 from .tokenizer_face import TokenizerFace
-from .vllm_table import check_values, peer_names
+from .vllm_table import check_offered, check_values
 
 P = TypeVar("P")
 
@@ -82,8 +81,12 @@ class LLM:
             tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
             chat_template=config.chat_template,
         )
-        self._engine = OfflineEngine(config, files.path, self.tokenizer, config.model or files.name)
-        self._requests = RequestMaker.of(config, files.path, self._engine.metrics)
+        self._engine = OfflineEngine(config, files.path, self.tokenizer)
+        drafts = config.speculative
+        num_drafts = 0 if drafts.method == "off" else drafts.num_speculative_tokens
+        self._metrics = OfflineMetrics(config.model or files.name, self._engine.max_model_len, num_drafts)
+        self._engine.on_observations = self._metrics.take
+        self._requests = RequestMaker.of(config, files.path, self._metrics)
         self._faces: dict[Tokenizer, TokenizerFace] = {}
 
     @classmethod
@@ -103,7 +106,7 @@ class LLM:
 
         Times are those at which answers reached this process' side of the engine.
         """
-        return self._engine.take_metrics()
+        return self._engine.on_thread(lambda: self._metrics.snapshot(self._engine.stats()))
 
     def get_tokenizer(self, lora_request: LoRARequest | str | None = None) -> TokenizerFace:
         """Return the model's tokenizer, or that of an adapter which brings its own."""
@@ -334,12 +337,9 @@ class LLM:
         check_values("LLM.encode", others)
         chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
         chosen["pooling_params"] = pooling_params
-        match pooling_task or ("classify" if self._engine.pooler.labels else "embed"):
-            case "embed":
-                return [as_array(each, each.outputs.embedding) for each in self.embed(prompts, **chosen)]
-            case "classify":
-                return [as_array(each, each.outputs.probs) for each in self.classify(prompts, **chosen)]
-        raise RequestError(f"pooling_task must be embed or classify, not {pooling_task!r}.", param="pooling_task")
+        if read_pooling_task(pooling_task, "classify" if self._engine.pooler.labels else "embed") == "embed":
+            return [as_array(each, each.outputs.embedding) for each in self.embed(prompts, **chosen)]
+        return [as_array(each, each.outputs.probs) for each in self.classify(prompts, **chosen)]
 
     def embed(
         self,
@@ -628,16 +628,8 @@ class LLM:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse a method of vLLM's ``LLM`` in words that say what to do, as ``vllm_classes.toml`` has them."""
-        row = peer_names("LLM").get(name)
-        if row is None or row.status == "done":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if row.status == "inert":
-            return lambda *args, **kwargs: None
-        raise NotOffered(f"LLM.{name} is not there: {row.words}.")
-
-
-class NotOffered(EngineError, AttributeError):
-    """A method of vLLM's that is not there, with what to do instead."""
+        check_offered("LLM", name)
+        return lambda *args, **kwargs: None
 
 
 def _scores_of(output: RequestOutput) -> dict[int, float]:

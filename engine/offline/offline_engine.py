@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine_thread import EngineThread
-from .offline_metrics import Metric, OfflineMetrics
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
 from .request_inputs import Input
@@ -55,19 +54,19 @@ class OfflineEngine:
         config: its options.
         path: of the model.
         tokenizer: the model's.
-        name: the model's, in metrics.
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
         pooler: what the model gives beside tokens.
-        metrics: observe requests and steps.
+        max_model_len: most tokens in prompt and answer together.
+        on_observations: called with what the engine has observed of each step, on the engine's thread.
 
     Raises:
         ModelError: the model is not supported exactly.
         ConfigError: options are out of bounds or contradict each other.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, tokenizer: Tokenizer, name: str) -> None:
+    def __init__(self, config: EngineConfig, path: Path, tokenizer: Tokenizer) -> None:
         self._fetcher = AdapterFetcher.of(config)
         self._lora_dir = config.lora_dir
         try:
@@ -78,9 +77,8 @@ class OfflineEngine:
         ready = self._core.ready
         self._adapters = {info.name: info for info in ready.adapters}
         self.pooler = ready.pooler
-        drafts = config.speculative
-        num_drafts = 0 if drafts.method == "off" else drafts.num_speculative_tokens
-        self.metrics = OfflineMetrics(name, ready.max_model_len, num_drafts)
+        self.max_model_len = ready.max_model_len
+        self.on_observations: Callable[[Mapping[str, Sequence[float]]], None] = lambda observations: None
         tokenizers = AdapterTokenizers(ServedTokenizer(tokenizer, ready.vocab_size), config)
         self._texts = AdapterTexts(
             tokenizers, self._adapters, lambda name: self.load_adapter(name, name), ready.max_model_len
@@ -158,9 +156,9 @@ class OfflineEngine:
         for call in calls:
             call.receiver.check()
 
-    def take_metrics(self) -> list[Metric]:
-        """Return the metrics that vLLM has too, by its names."""
-        return self.on_thread(lambda: self.metrics.snapshot(self._core.stats()))
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters by name, as a heartbeat has them. On the engine's thread."""
+        return self._core.stats()
 
     def step(self) -> bool:
         """Compute one step of all running requests. Returns whether any of them still runs.
@@ -300,7 +298,7 @@ class OfflineEngine:
     def _step(self) -> None:
         """Compute a step and give its messages to requests and calls. On the engine's thread."""
         messages = self._core.step()
-        self.metrics.take(self._core.take_observations())
+        self.on_observations(self._core.take_observations())
         for message in messages:
             if isinstance(message, Reply) and message.id in self._replies:
                 self._replies[message.id] = message

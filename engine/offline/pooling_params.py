@@ -61,3 +61,10 @@ def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
         )
     given[0].check()
     return given[0]
+
+
+def read_pooling_task(task: str | None, default: str) -> str:
+    """Return ``embed`` or ``classify``. Raises RequestError for another one."""
+    if task not in (None, "", "embed", "classify"):
+        raise RequestError(f"pooling_task must be embed or classify, not {task!r}.", param="pooling_task")
+    return task or default

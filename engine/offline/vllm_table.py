@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import RequestError
+from ..errors import EngineError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,24 @@ def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, An
         asks = not is_nothing(value) and not (name in (neutral or {}) and value == (neutral or {})[name])
         if names[name].status == "refuse" and asks:
             raise RequestError(f"{name} is not taken: {names[name].words}.", param=name)
+
+
+class NotOffered(EngineError, AttributeError):
+    """A method of vLLM's that is not there, with what to do instead."""
+
+
+def check_offered(owner: str, name: str) -> None:
+    """Check a name that a class of ours does not have: a method of vLLM's that has no effect passes.
+
+    Raises:
+        NotOffered: the method is refused, in the table's words.
+        AttributeError: vLLM has no such name there.
+    """
+    row = peer_names(owner).get(name)
+    if row is None or row.status == "done":
+        raise AttributeError(f"{owner!r} object has no attribute {name!r}")
+    if row.status == "refuse":
+        raise NotOffered(f"{owner}.{name} is not there: {row.words}.")
 
 
 def is_nothing(value: Any) -> bool:

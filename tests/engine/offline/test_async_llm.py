@@ -13,8 +13,7 @@ import pytest
 
 from rootgraft import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, SamplingParams
 from rootgraft.engine.errors import EngineDead
-from rootgraft.engine.offline.llm import NotOffered
-from rootgraft.engine.offline.vllm_table import peer_names
+from rootgraft.engine.offline.vllm_table import NotOffered, peer_names
 from rootgraft.lora.request import LoRARequest
 from rootgraft.sampling_params import RequestOutputKind
 

@@ -99,3 +99,9 @@ def test_a_monitor_scrapes_the_service_under_the_job_of_the_alerts() -> None:
     job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
     assert job == scrape["job_name"] and f'job="{job}"' in alerts
     assert endpoint["path"] == scrape["metrics_path"] == "/metrics"
+
+
+def test_a_clone_without_an_environment_is_told_how_to_make_one() -> None:
+    made = subprocess.run(["make", "release", "PYTHON=/no/python"], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 2 and made.stdout == ""
+    assert 'There is no /no/python. Make it with "python3 -m venv .venv && .venv/bin/pip install' in made.stderr
