@@ -61,6 +61,9 @@ class FakeCore:
         messages, self.outbox = self.outbox, []
         return messages
 
+    def take_observations(self) -> dict[str, list[float]]:
+        return {}
+
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> FakeCore:

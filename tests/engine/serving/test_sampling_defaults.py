@@ -164,6 +164,9 @@ class NotingCore:
         messages, self.outbox = self.outbox, []
         return messages
 
+    def take_observations(self) -> dict[str, list[float]]:
+        return {}
+
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> NotingCore:
