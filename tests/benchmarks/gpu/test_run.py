@@ -31,8 +31,8 @@ import sys
 from pathlib import Path
 sys.path.insert(1, "tests")
 from benchmarks.gpu import run
-from support.kernels import triton_interpreter
-triton_interpreter.hasten()
+from support.kernels import interpreter_speed
+interpreter_speed.hasten()
 results = run.Results(Path(sys.argv[1]))
 for part in sys.argv[2:]:
     run.run_part(part, True, results)

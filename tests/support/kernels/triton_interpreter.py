@@ -8,21 +8,16 @@ conftest sees to that). Three repairs:
   must widen before it reduces, as it should anyway.
 * Memory. A lane that loads or stores outside of the tensors given to the launch raises IndexError, and the lanes that
   a mask leaves out hold NaN (or a large integer), unless the load says what they hold.
-* Time. Each launch, and each call of a device function, looked through all of Triton's language for what to replace:
-  a third of a test's time. Here that is found once in a process, and a launch replaces it once. And each sum and
-  product of integers was computed again in 64 bits and compared with the limits of its type, for an assertion that
-  nobody reads unless the interpreter is to debug.
+* Time: see ``interpreter_speed``.
 
 It changes private classes of Triton, so ``test_triton_interpreter.py`` tests the repairs themselves.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -33,6 +28,8 @@ from numpy.typing import NDArray
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+
+from support.kernels.interpreter_speed import hasten
 
 Array = NDArray[Any]
 UNDEFINED_INT = 0x5BAD  # fits 16 bits; as an index it is outside of what small tests hold
@@ -121,57 +118,6 @@ def install() -> None:
     _repair_bf16()
     _check_memory()
     hasten()
-
-
-@functools.cache
-def hasten() -> None:
-    """Make the interpreter of this process faster, and leave all else as it is."""
-    interpreter._patch_lang = _patching_once(interpreter._patch_lang)
-    options = interpreter.interpreter_builder.options
-    assert not options.debug, "whether sums overflow would be used"
-    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-
-
-def _patching_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the function that lets Triton's language compute: of one launch, only the first call for a module does.
-
-    What it looks through the language for is found once for all launches; each of them only sets it and takes it back.
-    """
-    replaced: list[Any] = []  # modules that compute while a launch runs
-
-    @functools.cache
-    def changes(language: Any) -> tuple[tuple[Any, str, Any, Any], ...]:
-        """Attributes that let a module compute: their owner and name, with their values before and after."""
-        scope = original(SimpleNamespace(__globals__={"tl": language}))
-        made = tuple((owner, name, was, getattr(owner, name)) for owner, name, was in scope._changes)
-        scope.restore()
-        return made
-
-    @functools.cache
-    def languages(function: Any) -> tuple[Any, ...]:
-        return tuple({each for each in function.__globals__.values() if each is tl or each is tl.core})
-
-    def restore() -> None:
-        while replaced:
-            for owner, name, was, _ in reversed(changes(replaced.pop())):
-                if was is interpreter._MISSING:
-                    if name in vars(owner):  # else the other module's change, of the same class, is taken back already
-                        delattr(owner, name)
-                else:
-                    setattr(owner, name, was)
-
-    def patch_lang(function: Any) -> Any:
-        is_launch = not replaced
-        if is_launch:  # both are looked through while neither computes: they share classes
-            changes(tl), changes(tl.core)
-        for language in languages(function):
-            if language not in replaced:
-                replaced.append(language)
-                for owner, name, _, becomes in changes(language):
-                    setattr(owner, name, becomes)
-        return SimpleNamespace(restore=restore if is_launch else lambda: None)
-
-    return patch_lang
 
 
 def _repair_bf16() -> None:
