@@ -1245,7 +1245,12 @@ def save(name: str, folder: Path, *, max_shard_size: str = "1GB") -> Path:
     return folder
 
 
-@torch.no_grad()
 def oracle_logits(name: str, tokens: list[int]) -> Tensor:
-    """[T, V] fp32."""
+    """[T, V] fp32, to be read alone: computed once in a process, as tests ask for the same prompts in many ways."""
+    return _logits(name, tuple(tokens))
+
+
+@functools.cache
+@torch.no_grad()
+def _logits(name: str, tokens: tuple[int, ...]) -> Tensor:
     return tiny_model(name)(torch.tensor([tokens])).logits[0]
