@@ -61,10 +61,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share a run of all fast tests between two processes.
+    """Share a run of all fast tests between three processes: on two cores, as each waits for what it starts.
 
-    A run that names paths is one process, as is each of the two; heavy tests are left to whoever asks for them, as some
-    want the machine to themselves.
+    A run that names paths is one process, as is each of the three; heavy tests are left to whoever asks for them, as
+    some want the machine to themselves.
     """
     option = config.option
     is_worker = hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ
@@ -77,7 +77,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         and not (option.usepdb or option.collectonly)
         and (os.cpu_count() or 1) > 1
     ):
-        option.numprocesses, option.dist = 2, "loadfile"
+        option.numprocesses, option.dist = 3, "loadfile"
 
 
 @pytest.hookimpl(wrapper=True)
