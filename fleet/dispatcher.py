@@ -47,6 +47,7 @@ from ..engine.messages import (
 )
 from ..engine.types import KvPrefix, Priority
 from ..engine.weighted_adapters import names_in, renamed
+from ..grammar.spec import GrammarSpec
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .kv_handover import PlannedCopy
@@ -64,6 +65,9 @@ MOST_REPLAYS = 16
 
 SUSPECT_DEATHS = 2
 """Deaths from which a sequence is in quarantine."""
+
+_OWN = ""
+"""Key of the model's own vocabulary in ``TokenTexts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,6 +516,21 @@ class Dispatcher:
         if adapter is None or not self._lacking:
             return ()
         return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}
+
+    def grammars_ahead(self) -> list[Message]:
+        """Return the messages by which a replica compiles grammars before it joins; none if no answer had a grammar.
+
+        They are the vocabularies, any JSON object, which shows that the replica can compile, and the grammars of open
+        sequences that have been compiled before.
+        """
+        if _OWN not in self._texts or not self._table.grammars.num_proven:
+            return []
+        probe = GrammarSpec.json_object()
+        asked = [(probe.kind.value, probe.content, _OWN, "")]
+        for entry in {entry.grammar: entry for entry in self._journal}.values():
+            if entry.submit.grammar is not None and self._table.grammars.is_proven(entry.grammar):
+                asked.append((*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
+        return [*self._texts.values(), *(PrepareGrammar(*each) for each in asked)]
 
     def _prepare_grammars(self) -> None:
         """Have the grammars of all open sequences compiled on as many replicas as should have them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from ..engine.errors import EngineDead
@@ -94,13 +94,17 @@ class ProcessLauncher:
 
 
 async def start_beside(
-    launcher: ReplicaLauncher, first: Ready, wanted: Callable[[], Mapping[str, LoadedVersion]]
+    launcher: ReplicaLauncher,
+    first: Ready,
+    wanted: Callable[[], Mapping[str, LoadedVersion]],
+    compile_ahead: Callable[[ReplicaClient], Awaitable[None]],
 ) -> tuple[ReplicaClient, Ready, frozenset[str]]:
     """Start a replica that can go on with the sequences of others.
 
     Args:
         first: of the fleet's first replica.
         wanted: returns the adapters that it must have; others may be asked for meanwhile.
+        compile_ahead: waits until the replica has compiled the grammars that it must have.
 
     Returns:
         Its client, its first message, and the adapters that it lacks as their files are gone or have changed.
@@ -113,6 +117,7 @@ async def start_beside(
         if ready.max_model_len < first.max_model_len or ready.base_digest != first.base_digest:
             raise EngineDead("The replica has another model, or a shorter context than the others.")
         lacking = await load_others(client, wanted)
+        await compile_ahead(client)
         logger.info("another replica has started: %s", client.place)
         return client, ready, lacking
     except BaseException:  # the fleet may be closed in the meantime
