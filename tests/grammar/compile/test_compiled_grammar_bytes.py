@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import random
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from string import ascii_lowercase
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.machine.waits import HANG_SECONDS
 
 from rootgraft.grammar import vocabulary as vocabulary_module
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
@@ -96,6 +101,53 @@ def test_all_that_grammars_hold_is_counted(
     assert traced() - before <= counted(grammars, vocabulary) + SLACK
     grammars = []
     assert traced() - before <= counted([], vocabulary) + SLACK, "and what is not held is given back"
+
+
+# The library's memory is native, and only glibc's own allocator counts it.
+NATIVE = """
+import ctypes, gc, random, sys
+from grammar_bytes import counted, objects, some_vocabulary
+from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
+from rootgraft.grammar.compile.compiler import lower
+
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+counts = type("Counts", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+mallinfo2 = ctypes.CDLL(None).mallinfo2
+mallinfo2.restype = counts
+
+def held():
+    gc.collect()
+    found = mallinfo2()
+    return found.uordblks + found.hblkhd
+
+vocabulary, rng = some_vocabulary(3_000), random.Random(7)
+artifacts = [lower(objects(rng), vocabulary) for _ in range(24)]
+grammars = []
+for artifact in artifacts:
+    if len(grammars) == 4:  # what is made once is there
+        before = held(), counted(grammars, vocabulary)
+    grammars.append(CompiledGrammar(artifact, vocabulary))
+print(held() - before[0], counted(grammars, vocabulary) - before[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="another allocator than glibc's")
+def test_native_memory_is_counted() -> None:
+    code = f"""
+import runpy, sys, types
+sys.modules["grammar_bytes"] = types.SimpleNamespace(**runpy.run_path({__file__!r}))
+{NATIVE}"""
+    environment = {
+        **os.environ,
+        "PYTHONMALLOC": "malloc",
+        "MALLOC_ARENA_MAX": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", code]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_SECONDS)
+    assert made.returncode == 0, made.stderr
+    measured, estimated = map(int, made.stdout.split())
+    assert 0.5 * estimated < measured < 1.25 * estimated
 
 
 def test_all_that_is_kept_of_patterns_is_counted(traced: Callable[[], int]) -> None:
