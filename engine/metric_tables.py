@@ -182,11 +182,11 @@ def accepted_by_position(stats: Mapping[str, float], max_drafts: int) -> list[in
 
 
 def sequence_values(seconds: float, usage: Usage, stats: SequenceStats | None) -> dict[str, float]:
-    """Return what ``SEQUENCE_HISTOGRAMS`` observe of a sequence that has ended by itself, by their names.
+    """Return the values for ``SEQUENCE_HISTOGRAMS`` of a sequence that has ended by itself, by the histograms' names.
 
     Args:
-        seconds: from the request to its end.
-        stats: what the engine measured; None for nothing.
+        seconds: seconds from the request to its end.
+        stats: the engine's measurements; None without measurements.
     """
     values: dict[str, float] = {"e2e_request_latency_seconds": seconds, "request_generation_tokens": usage.completion}
     if stats is None:

@@ -63,9 +63,9 @@ def uncollected() -> Iterator[None]:
 def freeze() -> None:
     """Exclude all present objects from garbage collection: hundreds of thousands of libraries and tokenizer.
 
-    Call once all is loaded. A full collection that visits them takes 0.1 s, and runs only after as many new objects as
-    a quarter of those that survived the last one, until when garbage and free tuples pile up. The second collection
-    resets that count to none.
+    Call it once everything is loaded. A full collection that visits these objects takes 0.1 s. It runs only after the
+    number of new objects has reached a quarter of the objects that survived the last full collection; until then
+    garbage and free tuples accumulate. The second collection here resets that number to 0.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Fleet: one engine of many replicas, which routes sequences by prefix and replays those of a lost replica.
+"""Fleet: one engine of many replicas, which routes sequences by prefix and replays the sequences of a lost replica.
 
-Also the catalogue of the adapter versions that an engine serves.
+The package also contains the catalogue of the adapter versions that an engine serves.
 """

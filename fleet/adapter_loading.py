@@ -1,6 +1,6 @@
-"""Adapter loading in a fleet: a version on all replicas or on none, and on replicas that join later.
+"""Adapter loading in a fleet: a version on all replicas or on none, also on replicas that join later.
 
-A version is its content: a replica whose folder is gone, or holds something else by now, goes without it.
+A version is identified by its content: a replica whose folder is missing, or has other content, does not load it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ async def load(client: ReplicaClient, loaded: LoadedVersion) -> None:
 
 
 async def load_on_all(clients: Callable[[], Iterable[ReplicaClient]], loaded: LoadedVersion) -> str:
-    """Load a version on all replicas, on none if one refuses it. Returns the digest of its content.
+    """Load a version on all replicas, or on none if one refuses it. Returns the digest of its content.
 
     Args:
-        clients: returns the replicas; one may join meanwhile.
+        clients: returns the replicas, which may change while the version loads.
 
     Raises:
-        RequestError: a replica refuses it, or its content is not the same on all.
-        EngineDead: all are dead.
+        RequestError: a replica refuses the version, or its content differs between replicas.
+        EngineDead: all replicas are dead.
     """
     asked: list[ReplicaClient] = []
     done: list[ReplicaClient] = []
@@ -52,13 +52,13 @@ async def load_on_all(clients: Callable[[], Iterable[ReplicaClient]], loaded: Lo
 
 
 async def load_others(client: ReplicaClient, wanted: Callable[[], Mapping[str, LoadedVersion]]) -> frozenset[str]:
-    """Give a replica the versions that the others have.
+    """Load on a replica the versions that the other replicas have.
 
     Args:
-        wanted: returns them; others may be asked for meanwhile.
+        wanted: returns these versions, which may change meanwhile.
 
     Returns:
-        Those that it cannot have, as their files are gone or have changed.
+        The versions that the replica cannot load, because their files are missing or have changed.
 
     Raises:
         EngineDead: the replica is dead.

@@ -1,7 +1,7 @@
-"""Adapter versions of a fleet: which name of the replicas a public name stands for, and which are to be unloaded.
+"""Adapter versions of a fleet: the internal name of each public adapter name, and the versions to unload.
 
-A name that is replaced gets another name on the replicas (``sql``, then ``sql@2``): sequences of the version before go
-on with it, also on another replica, until the last of them has ended.
+An adapter that is replaced under its public name gets another internal name on the replicas (``sql``, then ``sql@2``).
+Sequences of the earlier version keep using it, also on another replica, until the last of them has ended.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BusyAdapters = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """What a replica needs to load a version.
+    """The data with which a replica loads a version.
 
     Attributes:
-        name: its public name.
-        version: its name on the replicas.
-        path: its folder.
-        trusted: the path may lead outside the folder of adapters.
-        digest: of its content; "" where it is not known.
-        loaded: when its load began, in seconds since 1970, whenever a replica loaded it.
-        num_tokens: of the tokenizer in the folder, 0 without one.
+        name: public name of the version.
+        version: internal name of the version, on the replicas.
+        path: folder of the version.
+        trusted: whether the path may be outside the folder of adapters.
+        digest: digest of the content; "" if unknown.
+        loaded: time at which its first load began, in seconds since 1970, also for replicas that load it later.
+        num_tokens: number of tokens of the tokenizer in the folder, 0 without a tokenizer.
     """
 
     name: str
@@ -50,13 +50,13 @@ class AdapterVersions:
 
     def __init__(self) -> None:
         self._current: dict[str, LoadedVersion] = {}
-        # Loads of a public name, those that failed included; names that nobody uses are forgotten some time.
+        # Number of loads for each public name, failed loads included; unused names are removed from time to time.
         self._counts: Counter[str] = Counter()
         self._loading: dict[str, str] = {}  # version -> public name
         self._retired: dict[str, LoadedVersion] = {}  # by version
 
     def begin(self, name: str, others: Iterable[str]) -> str:
-        """Return the replicas' name for a load of a public name: none that is in use, nor one of ``others``."""
+        """Return an internal name for a load of a public name: one not in use and not among ``others``."""
         used = {*others, *self._loading, *self._retired, *(each.version for each in self._current.values())}
         if len(self._counts) >= MOST_COUNTED:
             named = {*self._current, *self._loading.values(), *(each.name for each in self._retired.values())}
@@ -69,11 +69,11 @@ class AdapterVersions:
                 return version
 
     def end(self, version: str) -> None:
-        """Note that a load has ended."""
+        """Record that a load has ended."""
         del self._loading[version]
 
     def add(self, loaded: LoadedVersion) -> None:
-        """Let a name stand for a version; the one before it is retired."""
+        """Let a public name mean this version; the version before it is retired."""
         name = loaded.name
         self.remove(name)
         self._counts[name] = max(1, self._counts[name])
@@ -91,13 +91,13 @@ class AdapterVersions:
         return name in self._current or name in self._loading.values()
 
     def is_internal(self, name: str) -> bool:
-        """Return whether a name is one that only the replicas have, of a version: no request may name it."""
+        """Return whether a name is only the internal name of a version: no request may use it."""
         versions = {*self._loading, *self._retired, *(each.version for each in self._current.values())}
         return name in versions and name not in self._current
 
     @property
     def wanted(self) -> dict[str, LoadedVersion]:
-        """Current versions, for a replica that joins."""
+        """Return the current versions, which a joining replica must load."""
         return {each.version: each for each in self._current.values()}
 
     @property
@@ -106,7 +106,7 @@ class AdapterVersions:
         return dict(self._retired)
 
     def forget(self, version: str) -> None:
-        """Note that a retired version is unloaded."""
+        """Record that a retired version is unloaded."""
         self._retired.pop(version, None)
 
     def busy(self, replicas: Iterable[BusyAdapters]) -> BusyAdapters:
@@ -117,12 +117,12 @@ class AdapterVersions:
         return running, _public_names((each for _, each in beats), names)
 
     def public_names(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return the public names of versions, in their order; without those that were replaced."""
+        """Return the public names of versions, in their order; replaced versions are left out."""
         names = {each.version: name for name, each in self._current.items()}
         return tuple(names.get(version, version) for version in versions if version not in self._retired)
 
     def public(self, infos: Mapping[str, AdapterInfo]) -> dict[str, AdapterInfo]:
-        """Return a replica's adapters under their public names, without retired versions."""
+        """Return a replica's adapters under their public names; retired versions are left out."""
         current = {each.version: each for each in self._current.values()}
         hidden = self._retired.keys() | self._loading.keys()
         shown: dict[str, AdapterInfo] = {}
@@ -135,7 +135,7 @@ class AdapterVersions:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return the name of a later version, which is as long as a name may be at most."""
+    """Return the internal name of a later version, shortened to the limit of names."""
     suffix = f"@{number}"
     return name[: MOST_NAME - len(suffix)].rstrip("/") + suffix
 

@@ -1,20 +1,22 @@
-"""Dispatcher: sends each sequence to a replica, and to another one when that is lost. No I/O, no clock of its own.
+"""Dispatcher: sends each sequence to a replica, and to another one if that is lost. Does no I/O and reads no clock.
 
     submit, abort ------>|            |----> ``take_sent``       messages for replicas
     join, drain, leave ->| Dispatcher |----> ``take_delivered``  messages for clients
-    take, tick --------->|            |----> ``take_lost``       replicas that are given up
+    take, tick --------->|            |----> ``take_lost``       replicas that were given up
 
-Every sequence that ``submit`` accepts is delivered exactly one ``Done`` or ``Failed``, and before it exactly the tokens
-that one undisturbed replica would have sent.
+For every sequence that ``submit`` accepts, exactly one ``Done`` or ``Failed`` is delivered, and before it exactly the
+tokens that one undisturbed replica would have sent.
 
-*Quarantine*: a sequence that kills replicas must not take others with it. One that was on two lost replicas in a row
-without a token in between goes on where no other such sequence is and no new one joins it; after the third it fails.
-Those that only happened to be there get a token on the way and are free again. Who waits in the queue is not blamed,
-nor who waits for a grammar, unless no answer has begun under it yet: its compile may be what kills.
+*Quarantine*: a sequence that crashes replicas must not harm other sequences. If a sequence was on two lost replicas in
+a row and got no token in between, it continues on a replica without another such sequence, which gets no new
+sequences meanwhile; after the third loss it fails. Sequences that were there only by chance get a token there and
+leave quarantine. Sequences in the queue are not blamed. Sequences that wait for a grammar are not blamed either,
+unless no answer has begun under that grammar yet: its compilation may be the cause.
 
-*Losses of a whole machine*: replicas that are lost in the same moment would each take over from the one before, and a
-sequence would be blamed for all of them. One that loses a second replica within ``quiet_seconds``, or is suspected,
-therefore waits until none was lost for so long, and goes on where there was a sign of life since the last loss.
+*Losses of a whole machine*: if several replicas are lost in the same moment, each would take over the sequences of the
+one before, and a sequence would be blamed for all of the losses. Therefore a sequence that loses a second replica
+within ``quiet_seconds``, or is suspected, waits until no replica was lost for that long, and continues on a replica
+that has given a sign of life since the last loss.
 """
 
 from __future__ import annotations
@@ -75,17 +77,18 @@ class DispatcherLimits:
     """Bounds of a dispatcher.
 
     Attributes:
-        most_replicas: at one time.
-        most_bytes: of the journal.
-        most_held: sequences that wait for a replica while there is none.
-        hold_seconds: that they wait.
-        heartbeat_seconds: without a sign of life after which a replica is lost.
-        quiet_seconds: without a loss after which a moment of losses is over.
-        adapter_slots: adapters that a replica holds on its device.
-        adapter_load_seconds: that a load takes.
-        most_transfers: copies of KV from one replica to another at one time; what is beyond is computed.
-        least_fetched: tokens that another replica has more of a prompt than the one that gets it, to be copied.
-        least_prefill: tokens that a prompt lacks where it is answered, to be computed by a replica for prompts.
+        most_replicas: largest number of replicas at one time.
+        most_bytes: largest size of the journal in bytes.
+        most_held: largest number of sequences that wait for a replica while there is none.
+        hold_seconds: seconds for which such a sequence waits at most.
+        heartbeat_seconds: seconds without a sign of life after which a replica counts as lost.
+        quiet_seconds: seconds without a further loss after which a moment of losses is over.
+        adapter_slots: number of adapters that a replica holds on its device.
+        adapter_load_seconds: seconds that the load of an adapter takes.
+        most_transfers: largest number of copies of KV between replicas at one time; KV beyond it is computed instead.
+        least_fetched: least number of a prompt's tokens that another replica must hold in excess for its KV to be
+            copied.
+        least_prefill: least number of missing prompt tokens for which a replica for prompts computes the prompt.
     """
 
     most_replicas: int = 64
@@ -102,7 +105,7 @@ class DispatcherLimits:
 
     @property
     def silent_seconds(self) -> float:
-        """Without a sign of life after which a replica gets new sequences only if there is no other."""
+        """Seconds without a sign of life after which a replica gets new sequences only if there is no other one."""
         return self.heartbeat_seconds / 2
 
 
@@ -111,9 +114,9 @@ class LostReplicas:
     """Replicas that a dispatcher has given up.
 
     Attributes:
-        names: of those that nobody has taken note of yet.
-        last: when the last one was.
-        count: of them in all.
+        names: names of the lost replicas that ``take_lost`` has not returned yet.
+        last: time of the last loss.
+        count: number of all losses.
     """
 
     names: list[str] = field(default_factory=list)
@@ -123,7 +126,7 @@ class LostReplicas:
 
 @dataclass(slots=True)
 class DispatcherOutbox:
-    """Messages that nobody has taken yet: for replicas, by their names, and for clients."""
+    """Messages that were not collected yet: for replicas, with their names, and for clients."""
 
     sent: list[tuple[str, Message]] = field(default_factory=list)
     delivered: list[Message] = field(default_factory=list)
@@ -133,10 +136,10 @@ class Dispatcher:
     """All sequences and replicas of one model, as one gateway knows them.
 
     Args:
-        seed: of the seeds of requests that have none.
+        seed: seed of the generator that draws seeds for requests without one.
 
     Attributes:
-        num_replays: sequences that went on on another replica.
+        num_replays: number of sequences that continued on another replica.
     """
 
     def __init__(self, limits: DispatcherLimits, seed: int = 0) -> None:
@@ -144,14 +147,14 @@ class Dispatcher:
         self._journal = Journal(limits.most_bytes)
         self._table = ReplicaTable(limits.most_replicas, limits.adapter_slots, limits.adapter_load_seconds)
         self._orders: dict[str, FrameOrder[Sequence[Message]]] = {}
-        # Sequences that are held back, and since when.
+        # Sequences that are held back, with the time since when.
         self._held: dict[int, tuple[JournalEntry, float]] = {}
         self._suspects: dict[str, JournalEntry] = {}  # by replica
         self._lacking: dict[str, set[str]] = {}  # replicas that cannot have an adapter, by its name
         self._versions: dict[str, str] = {}
         self._base_digest = ""
         self._texts: dict[str, TokenTexts] = {}  # by vocabulary
-        # Seeds of sequences that name none. They are drawn here, so that a replay on another replica draws the same.
+        # Seeds for sequences without one are drawn here, so that a replay on another replica draws the same tokens.
         self._seeds = random.Random(seed % (1 << 64))
         self._out = DispatcherOutbox()
         self._transfers = TransferTable(limits.most_transfers)
@@ -160,7 +163,7 @@ class Dispatcher:
 
     @property
     def num_lost(self) -> int:
-        """Replicas lost."""
+        """Number of lost replicas."""
         return self._lost.count
 
     @property
@@ -169,7 +172,7 @@ class Dispatcher:
 
     @property
     def num_open(self) -> int:
-        """Sequences without an end."""
+        """Number of sequences that have not ended."""
         return len(self._journal)
 
     @property
@@ -178,28 +181,28 @@ class Dispatcher:
 
     @property
     def num_interrupted(self) -> int:
-        """Sequences whose replica was lost and that have no token since. Linear in the open ones."""
+        """Number of sequences that have no token since their replica was lost. Linear in the open sequences."""
         return sum(entry.losses.in_a_row > 0 for entry in self._journal)
 
     @property
     def queue_seconds(self) -> float:
-        """Seconds that a new sequence waits for the prompts before it, where it waits least; 0 without a replica."""
+        """Seconds that a new sequence waits for earlier prompts on the fastest replica; 0 without a replica."""
         return self._table.queue_seconds
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the journal has reserved."""
+        """Bytes of memory that the journal has reserved."""
         return self._journal.num_bytes
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of a vocabulary's tokens to all replicas, those to come included, or let them give them up."""
+        """Send the bytes of a vocabulary's tokens, or a request to forget them, to all present and future replicas."""
         self._texts.pop(message.vocabulary, None)
         if isinstance(message, TokenTexts):
             self._texts[message.vocabulary] = message
         self._out.sent += [(name, message) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
-        """Let an adapter's name stand for a version from now on, None for itself. Open sequences keep theirs."""
+        """Let an adapter's name mean a version from now on, None for itself. Open sequences keep their version."""
         self._out.delivered.append(AdapterChanged(name, None))
         if version is None:
             self._versions.pop(name, None)
@@ -210,7 +213,7 @@ class Dispatcher:
         """Accept sequences and send them to replicas.
 
         Raises:
-            CapacityError: they do not fit the journal, or too many wait for a replica: none is accepted.
+            CapacityError: the journal has no room, or too many sequences wait for a replica. No sequence is accepted.
         """
         entries: list[JournalEntry] = []
         try:
@@ -228,7 +231,7 @@ class Dispatcher:
             self._place(entry, now)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences; numbers that are not open are ignored."""
+        """End sequences; numbers of sequences that are not open are ignored."""
         for number in ids:
             entry = self._journal.get(number)
             if entry is None or entry.aborted:
@@ -240,16 +243,16 @@ class Dispatcher:
                 self._end(entry, aborted(entry))
 
     def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = (), role: str = BOTH) -> None:
-        """Add a replica, whose name no other one ever had; sequences that wait for one go there.
+        """Add a replica, whose name must be unique for all time; sequences that wait for a replica are sent to it.
 
         Args:
-            lacking: versions of adapters that it cannot have, and gets no sequences of.
-            role: what it computes, as in ``ReplicaInfo``.
+            lacking: versions of adapters that the replica cannot load; it gets no sequences of these.
+            role: work that the replica does, as in ``ReplicaInfo``.
         """
         for version in lacking:
             self._lacking.setdefault(version, set()).add(name)
         self._table.join(name, ready, now, role)
-        # The digest of the base model for new sequences, as far as it is known.
+        # The digest of the base model for new sequences, if it is known.
         self._base_digest = ready.base_digest
         self._orders[name] = FrameOrder()
         self._out.sent += [(name, texts) for texts in self._texts.values()]
@@ -258,35 +261,35 @@ class Dispatcher:
         self._prepare_grammars()
 
     def drain(self, name: str) -> None:
-        """Send a replica no new sequences; those that it has end there."""
+        """Send a replica no new sequences; its present sequences end there."""
         if name in self.replicas:
             self._table.drain(name)
 
     def reopen(self, name: str, now: float) -> None:
-        """Send a replica that drains new sequences again."""
+        """Send new sequences again to a replica that was draining."""
         if name in self.replicas:
             self._table.reopen(name)
             self._transfers.handover.reopen(name)
             self._place_held(now)
 
     def is_drained(self, name: str) -> bool:
-        """Return whether a replica has no sequence, and nobody copies its KV, or is about to. Linear in sequences."""
+        """Return whether a replica has no sequence, and no copy of its KV is planned or running. Linear time."""
         if self._journal.on(name) or self._transfers.reads_from(name):
             return False
         copying = (each for each in self._journal if each.kv.source == name and each.replica is not None)
         return not any(each.number in self.replicas[str(each.replica)].pending for each in copying)
 
     def hands_sessions_over(self, name: str) -> bool:
-        """Copy the KV of a drained replica's sessions to those that stay. Returns whether that is under way."""
+        """Copy the KV of a drained replica's sessions to the remaining ones. Returns whether copies are in progress."""
         stays = any(not each.draining for each in self.replicas.values())
         if stays and self._transfers.handover.begin_drain(name):
             self._out.sent.append((name, self._transfers.handover.ask(name)))
         return self._transfers.handover.uses(name) or self._transfers.reads_from(name)
 
     def hand_over(self, name: str, now: float) -> None:
-        """Let the sequences of a replica that drains go on elsewhere, while their KV can be copied from it.
+        """Let the sequences of a draining replica continue elsewhere, while their KV can still be copied from it.
 
-        Those that nobody else can go on with now stay.
+        Sequences that no other replica can continue now stay.
         """
         info = self.replicas.get(name)
         if info is None or not info.draining:
@@ -300,12 +303,12 @@ class Dispatcher:
                 self._move(entry, now)
 
     def leave(self, name: str, now: float) -> None:
-        """Give up a replica: its sequences go on elsewhere. Ignored if it is gone."""
+        """Give up a replica; its sequences continue elsewhere. Ignored if the replica is not known."""
         if name in self.replicas:
             self._leave([name], now)
 
     def _leave(self, names: Sequence[str], now: float) -> None:
-        """Give up replicas together, so that none gets the sequences of another one."""
+        """Give up several replicas at once, so that none gets the sequences of another."""
         self._lost.names += names
         self._lost.last = now
         self._lost.count += len(names)
@@ -317,7 +320,7 @@ class Dispatcher:
         self._prepare_grammars()
 
     def retire(self, name: str, now: float) -> None:
-        """Remove a replica that is not wanted any more. Sequences that it still has go on elsewhere, without blame."""
+        """Remove a replica that is no longer needed. Its remaining sequences continue elsewhere, without blame."""
         for entry in self._remove(name):
             entry.is_late = True
             self._replay(entry, now)
@@ -333,7 +336,7 @@ class Dispatcher:
         return self._journal.lift(name)
 
     def take(self, name: str, number: int, messages: Sequence[Message], now: float) -> None:
-        """Take a frame of a replica, in any order of their numbers. Frames of replicas that are gone are ignored."""
+        """Process a frame of a replica; frames may arrive in any order. Frames of unknown replicas are ignored."""
         if (info := self.replicas.get(name)) is None:
             return
         self._table.hear(info, now)
@@ -350,16 +353,16 @@ class Dispatcher:
             self._hand_on(info, now)
 
     def hear(self, name: str, now: float) -> None:
-        """Note a sign of life of a replica beside its frames."""
+        """Record a sign of life of a replica other than a frame."""
         if name in self.replicas:
             self._table.hear(self.replicas[name], now)
 
     def uses_adapter(self, version: str) -> bool:
-        """Return whether an open sequence has a version of an adapter."""
+        """Return whether an open sequence uses a version of an adapter."""
         return self._journal.uses_adapter(version)
 
     def tick(self, now: float) -> None:
-        """Give up replicas without a sign of life and sequences that have waited for too long for a replica."""
+        """Give up replicas without a sign of life, and sequences that have waited too long for a replica."""
         silent = [info.name for info in self.replicas.values() if now - info.heard > self._limits.heartbeat_seconds]
         if silent:
             self._leave(silent, now)
@@ -370,7 +373,7 @@ class Dispatcher:
         self._place_held(now)
 
     def take_sent(self) -> list[tuple[str, Message]]:
-        """Return messages for replicas, by their names, since the last call."""
+        """Return messages for replicas since the last call, with the replicas' names."""
         sent, self._out.sent = self._out.sent, []
         return sent
 
@@ -380,7 +383,7 @@ class Dispatcher:
         return delivered
 
     def take_lost(self) -> list[str]:
-        """Return the replicas given up since the last call."""
+        """Return the replicas that were given up since the last call."""
         lost, self._lost.names = self._lost.names, []
         return lost
 
@@ -395,7 +398,7 @@ class Dispatcher:
         assert placed + len(self._held) == len(self._journal), "a sequence is nowhere"
 
     def _complete(self, submit: Submit) -> Submit:
-        """Settle what must be the same on every replica: the seed, and the version that the adapter's name means."""
+        """Fix what must be equal on every replica: the seed, and the version that the adapter's name means."""
         seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
         adapter = submit.adapter
         if adapter is not None:
@@ -403,7 +406,7 @@ class Dispatcher:
         return replace(submit, params=replace(submit.params, seed=seed), adapter=adapter)
 
     def _place(self, entry: JournalEntry, now: float) -> bool:
-        """Send a sequence to a replica, or hold it while there is none. Returns whether it waits no more."""
+        """Send a sequence to a replica, or hold it while there is none. Returns whether it was sent or has ended."""
         submit = entry.submit
         lacking = self._without(submit.adapter)
         if lacking and all(info.draining or name in lacking for name, info in self.replicas.items()):
@@ -437,16 +440,16 @@ class Dispatcher:
         return True
 
     def _role(self, entry: JournalEntry, chain: Sequence[int], num_tokens: int) -> str:
-        """Return what a sequence needs next: a prompt that lacks few tokens is computed where it is answered."""
+        """Return the role that a sequence needs next: prompts with few missing tokens run where they are answered."""
         is_short = num_tokens - self._table.num_decoding(chain) < self._limits.least_prefill
         return DECODE if entry.generated or is_short else PREFILL
 
     def _choose(
         self, entry: JournalEntry, chain: Sequence[int], role: str, now: float
     ) -> tuple[ReplicaInfo | None, Route]:
-        """Return the replica for a sequence: the one that was chosen to go on with it, while it can.
+        """Return the replica for a sequence: preferably the one that was chosen to continue it.
 
-        Those of other roles get it where there is no one else.
+        Replicas of other roles are chosen if there is no replica of the role.
         """
         submit, excluded = entry.submit, {*self._suspects, *self._without(entry.submit.adapter)}
         names = self.replicas.keys()
@@ -470,7 +473,7 @@ class Dispatcher:
         return info, route
 
     def _push(self, entry: JournalEntry, info: ReplicaInfo, chain: Sequence[int], now: float) -> None:
-        """Have the KV of a prompt sent to the replica that goes on with it, while it is being computed."""
+        """Have the KV of a prompt copied, while it is computed, to the replica that will continue the sequence."""
         decoder, route = self._choose(entry, chain, DECODE, now)
         if decoder is None or decoder.role == PREFILL:
             return
@@ -482,7 +485,7 @@ class Dispatcher:
             self._out.sent.append((info.name, ReadKv(ticket, None, array("i"), first, entry.number)))
 
     def _hand_on(self, info: ReplicaInfo, now: float) -> None:
-        """Let sequences whose prompt is computed go on where answers are."""
+        """Let sequences whose prompt is computed continue on a replica that computes answers."""
         for entry in self._journal.on(info.name):
             if not entry.generated or entry.aborted or info.name not in self._table.without(DECODE):
                 continue
@@ -491,7 +494,7 @@ class Dispatcher:
                 self._move(entry, now)
 
     def _move(self, entry: JournalEntry, now: float) -> None:
-        """Let a sequence go on on another replica, which copies its KV from the one that it leaves."""
+        """Let a sequence continue on another replica, which copies its KV from the replica that it leaves."""
         assert entry.replica is not None
         info, number = self.replicas[entry.replica], entry.number
         self._journal.move(entry)
@@ -504,11 +507,11 @@ class Dispatcher:
     def _source(
         self, chain: Sequence[int], num_tokens: int, info: ReplicaInfo, num_cached: int, now: float
     ) -> tuple[str, int]:
-        """Return who has more of a prompt than its replica, and how many tokens; "" and those of its own for nobody."""
+        """Return the replica that holds more of a prompt, and how many tokens; "" and its own number for none."""
         holder, num_held = self._table.holder(chain, info, now - self._limits.silent_seconds)
         if holder is None or num_held < num_cached + self._limits.least_fetched:
             return "", num_cached
-        # The holder may have a part of the next block, which is not known here.
+        # The source may also hold a part of the next block, whose size is not known here.
         return holder.name, min(num_held + BLOCK - 1, num_tokens)
 
     def _without(self, adapter: str | None) -> Collection[str]:
@@ -538,7 +541,7 @@ class Dispatcher:
             self._prepare_grammar(entry)
 
     def _prepare_grammar(self, entry: JournalEntry) -> None:
-        """Have a sequence's grammar compiled ahead where it would go on; its replica has it, or is compiling it."""
+        """Have a sequence's grammar compiled where a replay would run; its own replica compiles it anyway."""
         if entry.submit.grammar is None:
             return
         standby = self._table.standby(entry.grammar, entry.base_digest)
@@ -549,7 +552,7 @@ class Dispatcher:
             )
 
     def _chain(self, entry: JournalEntry) -> tuple[int, ...]:
-        """Return the hashes of a sequence's prompt and of the tokens that it has so far."""
+        """Return the hash chain of a sequence's prompt and the tokens generated so far."""
         submit = entry.submit
         scope = KvScope(entry.base_digest or self._base_digest, submit.adapter, submit.salt, submit.cache_tenant)
         return prefix_chain(scope, submit.tokens + entry.generated)
@@ -561,7 +564,7 @@ class Dispatcher:
                 return
 
     def _replay(self, entry: JournalEntry, now: float) -> None:
-        """Go on with a sequence whose replica was lost, unless it has lost too many."""
+        """Continue a sequence whose replica was lost, unless it has lost too many."""
         entry.losses.in_a_row += not (entry.is_late or (entry.waits and self._table.grammars.is_proven(entry.grammar)))
         entry.losses.in_all += 1
         if entry.aborted:
@@ -570,7 +573,7 @@ class Dispatcher:
             self._end(entry, given_up(entry, in_a_row=entry.losses.in_a_row >= MOST_DEATHS))
         else:
             self.num_replays += 1
-            # It has waited its turn once, and the sooner it has a token the sooner it is free of suspicion.
+            # The sequence has waited in a queue before, and with its next token suspicion of it ends.
             entry.submit = replace(entry.submit, priority=Priority.REALTIME)
             self._place(entry, now)
 
@@ -601,7 +604,7 @@ class Dispatcher:
                 self._journal.take_left(info.name, message)
 
     def _fetch(self, info: ReplicaInfo, message: FetchKv) -> None:
-        """Ask the replica that has it for KV that a sequence waits for, or say that there is none."""
+        """Ask the source replica for KV that a sequence waits for, or answer that there is none."""
         entry = self._journal.find(info.name, message.id)
         if entry is not None and self._transfers.adopt(entry.kv.push, info.name, message.id):
             return
@@ -613,7 +616,7 @@ class Dispatcher:
             self._out.sent.append((source, ReadKv(ticket, message.path, message.tokens, message.first)))
 
     def _forward(self, info: ReplicaInfo, message: KvBlocks) -> None:
-        """Send blocks of KV to the replica that they are for."""
+        """Send blocks of KV to the replica that has requested them."""
         if (forwarded := self._transfers.forward(info.name, message)) is None:
             return
         self._out.sent.append(forwarded)
@@ -622,7 +625,7 @@ class Dispatcher:
             self._begin_copies()
 
     def _warm(self, name: str, base_digest: str) -> None:
-        """Have the hottest prefixes of the replica with the most cached KV copied to one that has joined."""
+        """Have the hottest prefixes of the replica with the most cached KV copied to a replica that has joined."""
         others = [
             (each.stats.get("pages_cached", 0.0), each.name)
             for each in self.replicas.values()
@@ -633,7 +636,7 @@ class Dispatcher:
             self._out.sent.append((source, self._transfers.handover.ask(source, name)))
 
     def _plan_copies(self, message: CachedPrefixes, now: float) -> None:
-        """Have prefixes copied to the replica that has joined, or to where their next requests go."""
+        """Have prefixes copied to the replica that has joined, or to the replicas of their next requests."""
         source, target = self._transfers.handover.answered(message.id) or ("", "")
         if source not in self.replicas:
             return
@@ -647,7 +650,7 @@ class Dispatcher:
         self._begin_copies()
 
     def _next_of(self, prefix: KvPrefix, chain: Sequence[int], now: float) -> ReplicaInfo | None:
-        """Return the replica that gets the next request with a prefix; None where there is none, or it has that."""
+        """Return the replica that gets the next request with a prefix; None without one, or if it has the prefix."""
         info, route = self._table.choose(
             chain,
             len(prefix.tokens),
@@ -659,7 +662,7 @@ class Dispatcher:
         return info if route.num_cached <= len(prefix.tokens) - self._limits.least_fetched else None
 
     def _begin_copies(self) -> None:
-        """Begin planned copies, as long as half of the transfers are left to what waiting requests ask for."""
+        """Begin planned copies, but leave half of the transfers to requests that are waiting."""
         while len(self._transfers) < self._limits.most_transfers // 2 and (copy := self._transfers.handover.take()):
             if (ticket := self._transfers.begin(copy.source, copy.target, 0)) is not None:
                 self._transfers.handover.begin(ticket, copy)
@@ -689,7 +692,7 @@ class Dispatcher:
         number = entry.number
         self._out.delivered.append(self._journal.take_end(entry, message, now))
         self._table.ended(info, number)
-        # The next call of the conversation finds the answer in this replica's cache.
+        # The next request of the conversation finds the answer in this replica's cache.
         if isinstance(message, Done):
             self._table.prefixes.add(info.slot, self._chain(entry))
         self._acquit(info, entry, now)

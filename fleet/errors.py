@@ -1,4 +1,4 @@
-"""Errors of the fleet beside those of the engine."""
+"""Errors of the fleet, in addition to those of the engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ..engine.errors import EngineError
 
 
 class CatalogUnavailable(EngineError):
-    """A change of the model catalogue that could not be written; its file is as it was before.
+    """Error for a change of the model catalogue that could not be written; the file is unchanged.
 
     Args:
-        is_full: whether the disk had no space for it. HTTP 507 then, else 503.
+        is_full: whether the disk was full, which gives HTTP 507 instead of 503.
     """
 
     def __init__(self, message: str, *, is_full: bool) -> None:

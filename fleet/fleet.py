@@ -1,9 +1,9 @@
-"""Fleet: replicas that are one engine to the rest of the API. Starts them, replaces lost ones, carries messages.
+"""Fleet: replicas that act as one engine for the API. Starts replicas, replaces lost ones, passes messages on.
 
     AsyncEngine  <--on_frame--  Fleet  <--on_frame--  ReplicaClient x n
                  ---submit--->         ---submit--->
 
-It offers what ``EngineClient`` offers. What to send where is decided by ``Dispatcher``, in which no I/O is done.
+A fleet has the interface of ``EngineClient``. ``Dispatcher``, which does no I/O, decides where messages are sent.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ logger = logging.getLogger("rootgraft.fleet")
 
 
 class Fleet:
-    """Runs a number of replicas. All methods belong to one event loop.
+    """Runs a number of replicas. All methods must be called on one event loop.
 
     Args:
         launcher: starts and stops replicas.
-        count: replicas, at least one; with a policy, those of the start.
-        limits: of the dispatcher.
-        seed: of the seeds of requests without one.
-        policy: of how many replicas there should be; None for always the same number.
-        roles: of the replicas, as in ``ReplicaInfo``; none for replicas that compute all.
+        count: number of replicas, at least one; with a policy, the number at the start.
+        limits: limits of the dispatcher.
+        seed: seed of the generator that draws seeds for requests without one.
+        policy: decides how many replicas there should be; None for a fixed number.
+        roles: roles of the replicas, as in ``ReplicaInfo``; empty if all replicas do all work.
 
     Attributes:
-        on_frame, on_heartbeat, on_death, death: as of ``EngineClient``; the fleet dies when no replica can be started.
+        on_frame, on_heartbeat, on_death, death: as in ``EngineClient``; the fleet dies if no replica can be started.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Fleet:
         self._adapters = FleetAdapters(self._roster, self._dispatcher)
         self._autoscaler = None if policy is None else Autoscaler(policy)
         self._starts = BackgroundTasks()
-        # Ends of replicas, and unloads of adapters.
+        # Tasks that end replicas and unload adapters.
         self._tasks = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -95,7 +95,7 @@ class Fleet:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the last sign of life of any replica; 0 while there is none, as one is starting."""
+        """Seconds since the last sign of life of any replica; 0 without a replica, while one is starting."""
         return min((member.client.silent_seconds for member in self._roster), default=0.0)
 
     @property
@@ -105,26 +105,26 @@ class Fleet:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name, each as one of the replicas sees it."""
+        """Loaded adapters by name, each as reported by one of the replicas."""
         return self._adapters.infos
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The replicas that run, by name."""
+        """The running replicas, by name."""
         return self._roster.clients
 
     @property
     def num_replays(self) -> int:
-        """Sequences that went on on another replica."""
+        """Number of sequences that continued on another replica."""
         return self._dispatcher.num_replays
 
     @property
     def num_lost(self) -> int:
-        """Replicas lost, without those that were not wanted any more."""
+        """Number of lost replicas, without those that were no longer needed."""
         return self._dispatcher.num_lost
 
     def status(self) -> FleetStatus:
-        """Return the replicas and what has happened to them since the start."""
+        """Return the replicas, and counts of their events since the start."""
         now = time.monotonic()
         return FleetStatus(
             tuple(self._status_of(member, now) for member in self._roster),
@@ -141,11 +141,11 @@ class Fleet:
         )
 
     def engine_stats(self) -> Mapping[int, Mapping[str, float]]:
-        """Return gauges and counters by the replica's index; counters of an index never go back."""
+        """Return gauges and counters by the replica's index; counters of an index never decrease."""
         return self._roster.stats_by_index()
 
     async def start(self) -> Ready:
-        """Start all replicas and wait for them. Raises as ``EngineClient.start``, and ends those that run."""
+        """Start all replicas and wait for them. Raises as ``EngineClient.start``, after ending the running ones."""
         starts = [asyncio.ensure_future(self._launcher.launch()) for _ in range(self._count)]
         try:
             started = await asyncio.gather(*starts)
@@ -163,13 +163,13 @@ class Fleet:
         return self._ready
 
     def scale(self, count: int) -> None:
-        """Set how many replicas there should be: others are started, or drained with the least loaded first.
+        """Set the number of replicas: further ones are started, or the least loaded ones are drained.
 
-        A replica that drains takes no new sequences; what has not ended within ``DRAIN_SECONDS`` goes on elsewhere. One
-        that drains is taken back before another is started.
+        A draining replica takes no new sequences; sequences that have not ended within ``DRAIN_SECONDS`` continue
+        elsewhere. If a replica is needed again, a draining one is reopened before another is started.
 
         Raises:
-            ValueError: ``count`` is below 1, and no policy is there that would start one.
+            ValueError: ``count`` is below 1, and there is no policy that would start a replica.
         """
         if count < 1 and self._autoscaler is None:
             raise ValueError(f"count is {count}; a fleet has at least 1 replica")
@@ -185,7 +185,7 @@ class Fleet:
         self._pump()
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens to the replicas, before the first sequence with a grammar, or give them up."""
+        """Send the replicas the bytes of all tokens, before the first grammar, or let them forget them."""
         self._dispatcher.describe_tokens(message)
         self._pump()
 
@@ -194,8 +194,8 @@ class Fleet:
 
         Raises:
             EngineDead: the fleet is dead.
-            CapacityError: it has no room for more.
-            UnknownModel: an adapter's name is one that only the replicas have, such as ``sql@2``.
+            CapacityError: the fleet has no room for more sequences.
+            UnknownModel: an adapter's name is an internal name of the replicas, such as ``sql@2``.
         """
         if not self.is_alive:
             raise EngineDead("The engine is not running." if self.death is None else str(self.death))
@@ -215,17 +215,17 @@ class Fleet:
     async def load_adapter(
         self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0
     ) -> None:
-        """Load an adapter on all replicas; new requests get it once all have it. Arguments and errors as there."""
+        """Load an adapter on all replicas; new requests use it once all have it. See ``EngineClient``."""
         with self._adapters.loading():
             await self._wait_for_replica()
             await self._adapters.load(name, path, replace_name=replace, trusted=trusted, num_tokens=num_tokens)
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
+        """Unload an adapter; running sequences keep it. Raises UnknownModel."""
         await self._adapters.unload(name)
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters, as the replica that has the most of them sees them. Raises as ``EngineClient``."""
+        """Return all adapters, as reported by the replica that has the most of them. Raises as ``EngineClient``."""
         return await self._adapters.list()
 
     async def take_snapshot(self) -> EngineSnapshot:
@@ -234,24 +234,24 @@ class Fleet:
         return await first_of([busiest] if busiest else ()).take_snapshot()
 
     async def reset_cache(self) -> None:
-        """Remove the cached KV of all replicas that run; one that is lost meanwhile has none."""
+        """Remove the cached KV of all running replicas; a replica that is lost meanwhile has none."""
         await self._ask_all(lambda client: client.reset_cache())
 
     async def release_session(self, tenant: str, session: str) -> bool:
-        """End a session on all replicas. Returns whether one held it."""
+        """End a session on all replicas. Returns whether any replica held it."""
         return any(await self._ask_all(lambda client: client.release_session(tenant, session)))
 
     async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the tokens and the file of a session of the replica that holds the most of it; 0 and nothing."""
+        """Return tokens and file of a session from the replica that holds the most of it; 0 and b"" if none does."""
         found = await self._ask_all(lambda client: client.export_session(tenant, session))
         return max(found, key=lambda each: each[0], default=(0, b""))
 
     async def import_session(self, data: bytes) -> int:
-        """Take a session from a file on all replicas, any of which may get its next call. Returns the fewest tokens."""
+        """Load a session file on all replicas, as any may get its next request. Returns the fewest tokens loaded."""
         return min(await self._ask_all(lambda client: client.import_session(data)), default=0)
 
     async def _ask_all(self, ask: Callable[[ReplicaClient], Awaitable[T]]) -> list[T]:
-        """Return the answers of all replicas that run; one that is lost meanwhile has none."""
+        """Return the answers of all running replicas; a replica that is lost meanwhile gives none."""
         outcomes = await asyncio.gather(*map(ask, self.replicas.values()), return_exceptions=True)
         answers: list[T] = []
         for outcome in outcomes:
@@ -268,7 +268,7 @@ class Fleet:
             client.kill()
 
     async def close(self) -> None:
-        """Shut all replicas down and wait for them."""
+        """Shut down all replicas and wait until they have ended."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -284,7 +284,7 @@ class Fleet:
             await self._launcher.close()
 
     def _join(self, client: ReplicaClient, ready: Ready, lacking: frozenset[str] = frozenset()) -> None:
-        """Let a started replica take sequences, but for those of adapters that it lacks."""
+        """Let a started replica take sequences, except sequences of adapters that it lacks."""
         now = time.monotonic()
         member = self._roster.add(client, now)
         name = member.name
@@ -304,7 +304,7 @@ class Fleet:
         self.on_heartbeat(Heartbeat(self.stats, heartbeat.histograms, self._adapters.busy()))
 
     def _lose(self, name: str, error: EngineDead) -> None:
-        """Give up a replica whose client says that it is dead."""
+        """Give up a replica whose client reports that it is dead."""
         logger.warning("%s is lost: %s", name, error)
         self._dispatcher.leave(name, time.monotonic())
         self._pump()
@@ -322,7 +322,7 @@ class Fleet:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _follow_load(self, now: float) -> None:
-        """Set the number of replicas that the policy decides on, where there is one, but while adapters are loaded."""
+        """Set the number of replicas to the policy's decision, if there is a policy and no adapter is being loaded."""
         if self._autoscaler is None or self._closing or self._adapters.num_loading:
             return
         load = FleetLoad(self._dispatcher.num_open, self._dispatcher.queue_seconds, self._count)
@@ -334,14 +334,14 @@ class Fleet:
             self.scale(wanted)
 
     async def _wait_for_replica(self) -> None:
-        """Wait until a replica serves; one is started where there should be none. EngineDead if there is none to be."""
+        """Wait until a replica serves; start one if needed. Raises EngineDead if none can be started."""
         while not self._roster.serving and self.is_alive:
             if self._count == 0:
                 self.scale(1)
             await asyncio.sleep(TICK_SECONDS)
 
     def _pump(self) -> None:
-        """Carry what the dispatcher has to say: replace lost replicas, send to the others, deliver to clients."""
+        """Act on the dispatcher's output: replace lost replicas, send messages to the others, deliver to clients."""
         for name in self._dispatcher.take_lost():
             client = self._let_go(name)
             client.kill()
@@ -357,7 +357,7 @@ class Fleet:
             self.on_frame(delivered)
 
     def _start_missing(self) -> None:
-        """Start replicas until as many serve, or are starting, as are wanted."""
+        """Start replicas until the wanted number serve or are starting."""
         while self._timer is not None and not self._closing and self._num_missing > 0:
             self._starts.begin(self._start_another())
 
@@ -366,9 +366,9 @@ class Fleet:
         return self._count - len(self._roster.serving) - len(self._starts)
 
     def _stop_drained(self, now: float) -> None:
-        """Stop replicas that drain and have no sequence; those that have had their time go on elsewhere.
+        """Stop draining replicas without sequences; after their time, their remaining sequences continue elsewhere.
 
-        Such a replica is stopped once their KV is copied, or could have been.
+        A replica is stopped once its KV is copied, or the time for the copies is over.
         """
         for member in self._roster:
             until = member.drains_until
@@ -384,7 +384,7 @@ class Fleet:
                 self._tasks.begin(self._launcher.stop(self._let_go(member.name, is_drained=True)))
 
     def _let_go(self, name: str, *, is_drained: bool = False) -> ReplicaClient:
-        """Return the client of a replica that serves no more."""
+        """Remove a replica that no longer serves, and return its client."""
         self._adapters.remember(self._roster[name].client)
         return self._roster.remove(name, is_drained=is_drained)
 
@@ -420,7 +420,7 @@ class Fleet:
                 await asyncio.sleep(num_failed)
                 continue
             if self._closing or self._count <= len(self._roster.serving):
-                # The new replica is not wanted any more.
+                # The new replica is no longer needed.
                 await self._launcher.stop(client)
             else:
                 self._join(client, ready, lacking)
@@ -444,9 +444,9 @@ class Fleet:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _let_streams_go_on(self) -> None:
-        """Wait until all streams of lost replicas have a token again, at most ``RESUME_SECONDS``.
+        """Wait until all streams of lost replicas have a new token, at most ``RESUME_SECONDS``.
 
-        They are computed again by the replicas that are left, which need the cores that a start takes.
+        The remaining replicas recompute these streams, and need the processor cores that a start would use.
         """
         until = time.monotonic() + RESUME_SECONDS
         while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Adapters of a fleet: loads and unloads on all replicas, versions of names, and what is known while none runs."""
+"""Adapters of a fleet: loads and unloads on all replicas, versions of names, and infos kept while no replica runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .replica_roster import ReplicaRoster
 
 
 class FleetAdapters:
-    """Adapters that requests can name, the same on all replicas.
+    """Adapters that requests can name, which are the same on all replicas.
 
     Args:
         roster: the replicas.
-        dispatcher: learns which version a name stands for.
+        dispatcher: is told which version a name means.
 
     Attributes:
-        num_loading: loads that are under way, or wait for a replica.
+        num_loading: number of loads in progress or waiting for a replica.
     """
 
     def __init__(self, roster: ReplicaRoster, dispatcher: Dispatcher) -> None:
@@ -36,7 +36,7 @@ class FleetAdapters:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count a load as under way."""
+        """Count a load as in progress inside the block."""
         self.num_loading += 1
         try:
             yield
@@ -50,28 +50,28 @@ class FleetAdapters:
 
     @property
     def infos(self) -> dict[str, AdapterInfo]:
-        """Loaded adapters by name, each as one of the replicas sees it, or saw it where none runs that has it."""
+        """Loaded adapters by name, each as one of the replicas reports it, or as it was last reported."""
         wanted = self._versions.wanted
         infos = {version: info for version, info in self._last_seen.items() if version in wanted}
-        # A replica may lack some of them.
+        # A replica may lack some adapters.
         for member in self._roster:
             infos.update(member.client.adapters)
         return self._versions.public(infos)
 
     def remember(self, client: ReplicaClient) -> None:
-        """Keep what a replica that ends has said of its adapters: requests may name them while none runs."""
+        """Keep the adapters that an ending replica has reported: requests may name them while none runs."""
         wanted = self._versions.wanted
         kept = {**self._last_seen, **client.adapters}
         self._last_seen = {version: info for version, info in kept.items() if version in wanted}
 
     def check_public(self, names: Iterable[str]) -> None:
-        """Raise UnknownModel for a name that only the replicas have, of a version."""
+        """Raise UnknownModel for a name that is only the internal name of a version."""
         for name in names:
             if self._versions.is_internal(name):
                 raise UnknownModel(name)
 
     def public_names(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of versions, without those that were replaced."""
+        """Return the public names of versions; replaced versions are left out."""
         return self._versions.public_names(versions)
 
     def busy(self) -> BusyAdapters:
@@ -79,13 +79,13 @@ class FleetAdapters:
         return self._versions.busy(member.busy for member in self._roster)
 
     def wanted(self) -> Mapping[str, LoadedVersion]:
-        """Return the versions that a replica must have: the current ones, and those of open sequences."""
+        """Return the versions that a replica must have: the current ones, and the versions of open sequences."""
         retired = self._versions.retired.items()
         used = {version: loaded for version, loaded in retired if self._dispatcher.uses_adapter(version)}
         return self._versions.wanted | used
 
     async def load(self, name: str, path: str, *, replace_name: bool, trusted: bool, num_tokens: int) -> None:
-        """Load an adapter on all replicas; new requests get it once all have it. Raises as ``EngineClient``."""
+        """Load an adapter on all replicas; new requests use it once all have it. Raises as ``EngineClient``."""
         if not replace_name and (self._versions.has(name) or name in self.infos):
             raise RequestError(
                 f"The adapter {name!r} is loaded already; unload it, or ask to replace it.", param="name"
@@ -100,14 +100,14 @@ class FleetAdapters:
         self._dispatcher.name_adapter(name, version)
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; sequences that run keep it. Raises UnknownModel."""
+        """Unload an adapter; running sequences keep it. Raises UnknownModel."""
         if not self._versions.remove(name):
             raise UnknownModel(name)
         self._dispatcher.name_adapter(name, None)
         await self.unload_retired()
 
     async def list(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters, as the replica that has the most of them sees them, or as they were last seen."""
+        """Return all adapters, as reported by the replica that has the most of them, or as last reported."""
         clients = self._roster.clients.values()
         fullest = max(clients, key=lambda client: len(client.adapters), default=None)
         if fullest is None:
@@ -117,11 +117,11 @@ class FleetAdapters:
 
     @property
     def has_unused(self) -> bool:
-        """Whether a version that was replaced has no sequence any more."""
+        """Whether a replaced version has no sequence any more."""
         return any(not self._dispatcher.uses_adapter(version) for version in self._versions.retired)
 
     async def unload_retired(self) -> None:
-        """Unload the versions that nobody uses any more."""
+        """Unload the retired versions that no sequence uses."""
         for version in self._versions.retired:
             if not self._dispatcher.uses_adapter(version):
                 self._versions.forget(version)

@@ -1,4 +1,4 @@
-"""Options of a fleet, as its owner reads them from its own."""
+"""Options of a fleet, which its owner fills from its own options."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How many replicas there are, where they run, and when one counts as hung.
+    """Number and place of the replicas, and the limits after which a replica counts as hung.
 
     Attributes:
-        replicas: number of engine processes; without meaning where ``autoscale_bounds`` are given.
-        autoscale_bounds: least and most replicas of a fleet that follows the load; None for a fixed number.
-        idle_seconds: without a request, after which no replica runs, where the least is 0; None for the policy's own.
-        ray_address: of the Ray cluster that places the replicas: ``local``, ``auto`` or HOST:PORT; None without Ray.
-        silence_seconds: without a sign of life, after which a replica counts as hung.
-        watchdog_timeout: seconds that one step may take.
-        roles: of the replicas, as many as there are: prefill, decode or both; none where all compute all.
+        replicas: number of engine processes; without effect if ``autoscale_bounds`` are given.
+        autoscale_bounds: smallest and largest number of replicas of a fleet that follows the load; None for a fixed
+            number.
+        idle_seconds: seconds without a request after which the last replica ends, if the smallest number is 0; None for
+            the policy's own value.
+        ray_address: address of the Ray cluster that places the replicas: ``local``, ``auto`` or HOST:PORT; None without
+            Ray.
+        silence_seconds: seconds without a sign of life after which a replica counts as hung.
+        watchdog_timeout: largest number of seconds of one step.
+        roles: role of each replica: prefill, decode or both; empty if all replicas do both.
     """
 
     replicas: int
@@ -29,5 +32,5 @@ class FleetOptions:
 
     @property
     def most_replicas(self) -> int:
-        """Replicas that share the machine."""
+        """Largest number of replicas that share the machine."""
         return self.replicas if self.autoscale_bounds is None else self.autoscale_bounds[1]

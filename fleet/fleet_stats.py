@@ -1,4 +1,4 @@
-"""Statistics of a fleet: gauges and counters of all replicas as those of one engine; counters never go back."""
+"""Statistics of a fleet: gauges and counters of all replicas, summed as for one engine; counters never decrease."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _GAUGES = frozenset(
 
 
 class FleetStats:
-    """Numbers by a replica's index, which another one has once it is gone; what that had counted stays."""
+    """Numbers by a replica's index. When a replica has ended, its index is used again and its counters are kept."""
 
     def __init__(self) -> None:
         self._gone: dict[int, Counter[str]] = {}
 
     def retire(self, index: int, stats: Mapping[str, float]) -> None:
-        """Keep the counters of a replica that is lost."""
+        """Keep the counters of a replica that has ended."""
         counted = {name: value for name, value in stats.items() if name not in _GAUGES}
         self._gone.setdefault(index, Counter()).update(counted)
 
     def by_index(self, replicas: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
-        """Return the numbers of each index that a replica has or had, with what these say now."""
+        """Return the numbers of each index that a replica has or had, with the present numbers of running replicas."""
         sums: dict[int, dict[str, float]] = {}
         for index in sorted(self._gone.keys() | replicas.keys()):
             counted = Counter(self._gone.get(index, {}))
@@ -40,7 +40,7 @@ class FleetStats:
         return sums
 
     def total(self, replicas: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-        """Return the sums over all of them."""
+        """Return the sums over all replicas."""
         sums: Counter[str] = Counter()
         for stats in self.by_index(replicas).values():
             sums.update(stats)

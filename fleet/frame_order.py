@@ -1,4 +1,4 @@
-"""Frame order: frames of one replica in the order in which it sent them, each once, whatever the network does."""
+"""Frame order: restores the order in which a replica sent its frames, each once, regardless of the network."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ MOST_EARLY = 256
 
 
 class FrameGap(Exception):
-    """A frame is missing: the replica's stream cannot go on."""
+    """A frame is missing, so the replica's stream cannot continue."""
 
 
 class FrameOrder(Generic[T]):
-    """Numbers count from 0. Frames that were seen before are dropped, early ones wait for those before them."""
+    """Puts frames in order by their numbers, which count from 0. Repeated frames are dropped, early frames wait."""
 
     def __init__(self) -> None:
         self._next = 0
         self._early: dict[int, T] = {}
 
     def feed(self, number: int, frame: T) -> list[T]:
-        """Return the frames that are due now. Raises FrameGap if too many wait for one."""
+        """Return the frames that are due now. Raises FrameGap if too many frames wait for a missing one."""
         if number < self._next:
             return []
         self._early[number] = frame

@@ -1,4 +1,4 @@
-"""GPU launcher: starts each replica on a GPU of its own, and takes the GPU back when the replica has ended."""
+"""GPU launcher: starts each replica on a GPU of its own, and releases the GPU when the replica has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GpuLauncher:
     """Launches at most as many replicas at a time as there are GPUs.
 
     Args:
-        launchers: by GPU, in the order in which they are used.
+        launchers: launchers by GPU, in the order in which the GPUs are used.
     """
 
     def __init__(self, launchers: Mapping[str, ReplicaLauncher]) -> None:
@@ -47,7 +47,7 @@ class GpuLauncher:
         return client, ready
 
     async def stop(self, client: ReplicaClient) -> None:
-        """End a replica, and let its GPU be used again."""
+        """End a replica, and release its GPU for another one."""
         gpu = self._used.pop(client)
         try:
             await self._launchers[gpu].stop(client)
@@ -55,14 +55,14 @@ class GpuLauncher:
             self._free.put_nowait(gpu)
 
     async def close(self) -> None:
-        """Give up what replicas were started with, once all have ended."""
+        """Release the means with which replicas were started, once all have ended."""
         await asyncio.gather(*(launcher.close() for launcher in self._launchers.values()))
 
 
 def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
-    """Return the GPUs for the replicas of a server, for each one or those of its ranks ("0,1"); none on the CPU.
+    """Return the GPUs for the replicas: for each replica one, or those of its ranks ("0,1"); empty on the CPU.
 
-    Several models share the first GPU: none of them has one to itself.
+    Several models share the first GPU: no model has a GPU of its own.
 
     Raises:
         ConfigError: there are fewer GPUs than replicas.

@@ -1,11 +1,11 @@
-"""Journal of sequences: each ``Submit`` and the tokens sent to the client since, so that another replica can go on.
+"""Journal of sequences: each ``Submit`` and the tokens sent to the client, so that another replica can continue it.
 
     open --place--> on a replica --take--> tokens, Done or Failed (closed)
       ^                  |
       '------ lift ------'    the replica is lost
 
-On each replica a sequence has another number. What a replica still says about a number that was lifted is not known
-here any more, and is dropped: so no token comes twice, and every sequence ends once.
+On each replica a sequence has another number. After a lift the journal no longer knows the number on the old replica,
+so later messages about it are dropped: no token is delivered twice, and every sequence ends once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..engine.messages import Done, Failed, Submit, TokenOut, failure_of
 from ..engine.types import FinishReason, Usage
 from ..engine.weighted_adapters import names_in
 
-# About the size of an entry without its tokens.
+# Approximate size of an entry without its tokens.
 _ENTRY_BYTES = 2048
 _TOKEN_BYTES = 4
 _LOSSES = ("EngineDead", "EngineError")
@@ -29,13 +29,14 @@ _LOSSES = ("EngineDead", "EngineError")
 
 @dataclass(slots=True)
 class Losses:
-    """Losses of the replicas where a sequence was. Written by ``Dispatcher``.
+    """Counts of the lost replicas where a sequence was. Written by ``Dispatcher``.
 
     Attributes:
-        in_a_row: replicas lost while it was there and got no token.
-        in_all: replicas lost while it was there.
-        last: when, without a token since.
-        is_careful: two were lost in the same moment: it waits until that is over.
+        in_a_row: number of replicas lost in a row while the sequence was there and got no token.
+        in_all: number of replicas lost while the sequence was there.
+        last: time of the last loss, if the sequence has got no token since.
+        is_careful: whether two replicas were lost in the same moment, so that the sequence waits until that moment is
+            over.
     """
 
     in_a_row: int = 0
@@ -46,14 +47,16 @@ class Losses:
 
 @dataclass(slots=True)
 class KvPlan:
-    """Where KV of a sequence is beside its replica. Written by ``Dispatcher``.
+    """Replicas that hold KV of a sequence, or will get it. Written by ``Dispatcher``.
 
     Attributes:
-        source: another replica that has KV of it; "" for none.
-        decoder: replica that goes on with it once its prompt is computed, and gets its KV meanwhile; "" for none.
-        push: number of the transfer that brings it there.
-        cached: tokens of its prompt that were cached where it was computed; None for what its last replica says.
-        moved: whether it was moved from the replica that computed its prompt.
+        source: another replica that holds KV of the sequence; "" for none.
+        decoder: replica that will continue the sequence once its prompt is computed, and gets its KV meanwhile; "" for
+            none.
+        push: number of the transfer that copies the KV to ``decoder``.
+        cached: number of the prompt's tokens that were cached where the prompt was computed; None to use the last
+            replica's report.
+        moved: whether the sequence was moved from the replica that computed its prompt.
     """
 
     source: str = ""
@@ -65,24 +68,26 @@ class KvPlan:
 
 @dataclass(slots=True, eq=False)
 class JournalEntry:
-    """One sequence. Written by ``Journal``; the priority and the grammar and all from ``aborted`` on by ``Dispatcher``.
+    """One sequence. Written by ``Journal``; ``Dispatcher`` writes priority, grammar, and all from ``aborted`` on.
 
     Attributes:
-        submit: as it came, with the client's number, its seed and its adapter's version.
-        generated: tokens that the client has.
-        num_scored: logprobs of the prompt that the client has.
-        replica: where it runs; None while it waits for one.
-        number: its number there.
-        grammar: key of its grammar; 0 for none.
-        base_digest: of the model that generated the tokens; "" while there are none.
-        skipped: of the next tokens, how many the client has already.
-        skipped_scores: the same of the prompt's logprobs.
-        aborted: the client does not want it any more.
-        losses: of the replicas where it was.
-        began: when its first token came; None before that.
-        waits: its replica has said that no step computes it: it waits in the queue, or for its grammar.
-        is_late: its replica was silent already when it came there: it is not the reason if that is lost.
-        kv: where its KV is.
+        submit: the request, with the client's number, the seed and the version of the adapter.
+        generated: tokens that were delivered to the client.
+        num_scored: number of the prompt's logprobs that were delivered to the client.
+        replica: replica that has the sequence; None while it waits for one.
+        number: number of the sequence on that replica.
+        grammar: key of the sequence's grammar; 0 for none.
+        base_digest: digest of the model that generated the tokens; "" while there are no tokens.
+        skipped: number of the next tokens that are dropped, because the client has them already.
+        skipped_scores: number of the prompt's next logprobs that are dropped likewise.
+        aborted: whether the client has aborted the sequence.
+        losses: counts of the lost replicas where it was.
+        began: time of its first token; None before that.
+        waits: whether its replica has reported that no step computes it, because it waits in the queue or for its
+            grammar.
+        is_late: whether its replica was already silent when the sequence was sent there, so that it is not the cause of
+            a loss.
+        kv: replicas that hold its KV.
     """
 
     submit: Submit
@@ -103,13 +108,13 @@ class JournalEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Most memory that it takes until its end."""
+        """Largest number of bytes that the entry takes until its end."""
         tokens = len(self.submit.tokens) + self.submit.params.max_tokens
         return _ENTRY_BYTES + _TOKEN_BYTES * tokens
 
     @property
     def usage(self) -> Usage:
-        """Tokens for a sequence that no replica ends."""
+        """Token counts for a sequence that no replica ends."""
         return Usage(len(self.submit.tokens), 0, len(self.generated))
 
 
@@ -117,7 +122,7 @@ class Journal:
     """All open sequences, within a limit on their memory.
 
     Args:
-        most_bytes: of all entries, each counted with as many tokens as it may come to have.
+        most_bytes: limit for all entries together, each counted with the largest number of tokens that it may get.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -137,7 +142,7 @@ class Journal:
         return iter(self._entries.values())
 
     def get(self, number: int) -> JournalEntry | None:
-        """Return the open sequence of a client's number."""
+        """Return the open sequence with a client's number."""
         return self._entries.get(number)
 
     def on(self, replica: str) -> list[JournalEntry]:
@@ -145,12 +150,12 @@ class Journal:
         return list(self._placed.get(replica, {}).values())
 
     def uses_adapter(self, version: str) -> bool:
-        """Return whether an open sequence has an adapter, alone or among others. Linear in their number."""
+        """Return whether an open sequence uses an adapter, alone or in a combination. Takes linear time."""
         asked = (entry.submit.adapter for entry in self._entries.values())
         return any(adapter is not None and version in names_in(adapter) for adapter in asked)
 
     def open(self, submit: Submit) -> JournalEntry:
-        """Begin a sequence. CapacityError if the journal is full, ValueError for a number that is open."""
+        """Add a sequence. Raises CapacityError if the journal is full, ValueError if the number is open already."""
         if submit.id in self._entries:
             raise ValueError(f"sequence {submit.id} is open already")
         entry = JournalEntry(submit)
@@ -161,22 +166,22 @@ class Journal:
         return entry
 
     def place(self, entry: JournalEntry, replica: str, base_digest: str) -> Submit:
-        """Assign a sequence to a replica. Returns what to send there: it goes on after the client's tokens.
+        """Assign a sequence to a replica. Returns the message for it, which continues after the client's tokens.
 
-        ValueError if it has tokens of another base model.
+        Raises ValueError if the sequence has tokens of another base model.
         """
         if entry.base_digest not in ("", base_digest):
             raise ValueError(f"tokens of base model {entry.base_digest} cannot go on with {base_digest}")
         entry.replica, entry.number, entry.waits = replica, next(self._numbers), False
         self._placed.setdefault(replica, {})[entry.number] = entry
-        # A replica draws at least one token: who has all tokens, but no end, gets the last one again.
+        # A replica draws at least one token: if the client has all tokens but no end, the last token is drawn again.
         sent = entry.generated[: entry.submit.params.max_tokens - 1]
         entry.skipped = len(entry.generated) - len(sent)
         entry.skipped_scores = 0 if sent else entry.num_scored
         return replace(entry.submit, id=entry.number, generated=sent)
 
     def lift(self, replica: str) -> list[JournalEntry]:
-        """Take all sequences from a replica, in the order in which they came there."""
+        """Remove all sequences from a replica, and return them in the order in which they were sent there."""
         entries = list(self._placed.pop(replica, {}).values())
         for entry in entries:
             entry.replica = None
@@ -185,7 +190,7 @@ class Journal:
         return entries
 
     def move(self, entry: JournalEntry) -> None:
-        """Take one sequence from its replica."""
+        """Remove one sequence from its replica."""
         assert entry.replica is not None
         del self._placed[entry.replica][entry.number]
         if not entry.kv.moved:
@@ -193,24 +198,24 @@ class Journal:
         entry.replica, entry.kv.moved = None, True
 
     def take_left(self, replica: str, message: Done) -> None:
-        """Record what a replica says at the end of a sequence that was taken from it, and was not lost."""
+        """Record a replica's message about the end of a sequence that was moved away from it without a loss."""
         entry = self._left.pop((replica, message.id), None)
         if entry is not None:
             entry.kv.cached = message.usage.cached
 
     def find(self, replica: str, number: int) -> JournalEntry | None:
-        """Return the sequence with a number of a replica; None if it is there no more."""
+        """Return the sequence with a number on a replica; None if it is no longer there."""
         placed = self._placed.get(replica)
         return None if placed is None else placed.get(number)
 
     def take_waiting(self, replica: str, numbers: Iterable[int]) -> None:
-        """Record which sequences of a replica no step computes, as it says."""
+        """Record which sequences of a replica wait without being computed, as the replica reports."""
         waiting = frozenset(numbers)
         for number, entry in self._placed.get(replica, {}).items():
             entry.waits = number in waiting
 
     def take_tokens(self, entry: JournalEntry, message: TokenOut, base_digest: str) -> TokenOut | None:
-        """Record tokens of a replica. Returns those that the client has not yet; None if it has them all."""
+        """Record tokens from a replica. Returns the tokens that the client lacks; None if it has them all."""
         entry.base_digest = base_digest
         if entry.skipped or entry.skipped_scores:
             message = _skip(entry, message)
@@ -221,9 +226,9 @@ class Journal:
         return message.renumbered(entry.submit.id)
 
     def take_end(self, entry: JournalEntry, message: Done | Failed, now: float) -> Done | Failed:
-        """Close a sequence as a replica says. Returns the message for the client.
+        """Close a sequence at a replica's message. Returns the message for the client.
 
-        Its seconds of decoding are those since the first token of all, if another replica than the last has sent it.
+        The seconds of decoding count from the sequence's very first token, also if an earlier replica has sent it.
         """
         self.close(entry)
         said = replace(message, id=entry.submit.id)
@@ -241,7 +246,7 @@ class Journal:
         self.num_bytes -= entry.num_bytes
 
     def check(self) -> None:
-        """Raise AssertionError if entries, places and bytes are inconsistent."""
+        """Raise AssertionError if entries, their replicas and their bytes are inconsistent."""
         placed = [entry for entries in self._placed.values() for entry in entries.values()]
         assert len(placed) == len({entry.submit.id for entry in placed}), "a sequence is on two replicas"
         assert all(self._entries.get(entry.submit.id) is entry for entry in placed), "a closed sequence is on a replica"
@@ -249,7 +254,7 @@ class Journal:
 
 
 def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
-    """Return a replica's message without what the client has already."""
+    """Return a replica's message without the tokens and logprobs that the client has already."""
     skipped = min(entry.skipped, len(message.tokens))
     scores = min(entry.skipped_scores, len(message.prompt_logprobs))
     entry.skipped -= skipped
@@ -264,17 +269,17 @@ def _skip(entry: JournalEntry, message: TokenOut) -> TokenOut:
 
 
 def aborted(entry: JournalEntry) -> Done:
-    """Return the end of a sequence that its client has aborted while no replica had it."""
+    """Return the end message of a sequence that its client aborted while no replica had it."""
     return Done(entry.submit.id, FinishReason.ABORT, entry.usage)
 
 
 def given_up(entry: JournalEntry, *, in_a_row: bool) -> Failed:
-    """Return the end of a sequence that has lost too many replicas, in a row or in all."""
+    """Return the end message of a sequence that has lost too many replicas, in a row or in all."""
     row = f"{entry.losses.in_a_row} times in a row" if in_a_row else f"{entry.losses.in_all} times"
     error = EngineError(f"The replica of this request failed {row}, so it is not tried again.")
     return failure_of(entry.submit.id, error)
 
 
 def is_loss(message: Done | Failed) -> bool:
-    """Return whether an end says that the replica failed, not the sequence: its other ones have failed too."""
+    """Return whether an end message reports a failure of the replica, so that its other sequences have failed too."""
     return isinstance(message, Failed) and message.kind in _LOSSES

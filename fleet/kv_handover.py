@@ -1,11 +1,12 @@
-"""KV handover: prefixes that are copied to replicas which have not asked for them. No I/O, no clock.
+"""KV handover: copies prefixes to replicas that have not requested them. Does no I/O and reads no clock.
 
     gateway --ListPrefixes--> source --CachedPrefixes--> gateway --ReadKv--> source
             <------------------------KvBlocks-----------------------------------
             --KvBlocks--> target
 
-A replica that drains hands what its sessions hold to those that stay; one that joins others gets the hottest prefixes
-of one of them. What arrives waits in the target's tier ``peer``, which bounds it. What does not is computed again.
+A draining replica copies the prefixes of its sessions to the remaining replicas; a joining replica gets the hottest
+prefixes of one of them. Copied KV waits in the target's tier ``peer``, which limits its size. KV that is not copied is
+computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..engine.types import KvPrefix
 
 @dataclass(frozen=True, slots=True)
 class PlannedCopy:
-    """A prefix that one replica is to get from another, and the hashes of its blocks."""
+    """A planned copy of a prefix from one replica to another, with the hashes of the prefix's blocks."""
 
     source: str
     target: str
@@ -30,7 +31,7 @@ class PlannedCopy:
 
 
 class KvHandover:
-    """Questions for prefixes, copies that are planned, and those that are under way."""
+    """Requests for prefixes, planned copies, and running copies."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -40,31 +41,31 @@ class KvHandover:
         self._drained: set[str] = set()
 
     def ask(self, source: str, target: str = "") -> ListPrefixes:
-        """Return the question for what sessions hold, or with a target for the hottest prefixes, which are for it."""
+        """Return the request for the prefixes of sessions, or with a target for the hottest prefixes for it."""
         number = next(self._numbers)
         self._asked[number] = source, target
         return ListPrefixes(number, of_sessions=not target)
 
     def begin_drain(self, source: str) -> bool:
-        """Note that a drained replica is asked for its sessions. False where it was before."""
+        """Record that a drained replica is asked for its sessions. Returns False if it was asked before."""
         is_new = source not in self._drained
         self._drained.add(source)
         return is_new
 
     def reopen(self, name: str) -> None:
-        """Note that a replica drains no more."""
+        """Record that a replica no longer drains."""
         self._drained.discard(name)
 
     def answered(self, number: int) -> tuple[str, str] | None:
-        """Return source and target of a question that is answered now; no target for sessions, None if unknown."""
+        """Return source and target of an answered request; the target is "" for sessions. None if it is unknown."""
         return self._asked.pop(number, None)
 
     def plan(self, copy: PlannedCopy) -> None:
-        """Add a copy, which begins after those before it."""
+        """Add a copy, which begins after the copies before it."""
         self._planned.append(copy)
 
     def take(self) -> PlannedCopy | None:
-        """Return the next copy that may begin: one at a time of a source, as it sends a part after each step."""
+        """Return the next copy that may begin: only one at a time per source, which sends a part after each step."""
         busy = {each.source for each in self._running.values()}
         for copy in self._planned:
             if copy.source not in busy:
@@ -73,15 +74,15 @@ class KvHandover:
         return None
 
     def begin(self, ticket: int, copy: PlannedCopy) -> None:
-        """Note the number of a copy's read."""
+        """Record the number of a copy's read."""
         self._running[ticket] = copy
 
     def end(self, ticket: int) -> PlannedCopy | None:
-        """Return the copy that has ended with the last answer to a read; None for other reads."""
+        """Return the copy that ends with the last answer to a read; None for other reads."""
         return self._running.pop(ticket, None)
 
     def uses(self, source: str) -> bool:
-        """Return whether a replica is still to name prefixes, or to send them."""
+        """Return whether prefixes are still expected from a replica, or being copied from it."""
         copies = (*self._planned, *self._running.values())
         return any(source == asked for asked, _ in self._asked.values()) or any(
             each.source == source for each in copies

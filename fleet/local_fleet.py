@@ -31,24 +31,24 @@ START_SECONDS = 600.0
 
 
 def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> Fleet:
-    """Return a fleet of processes, which is not started: of ``--replicas``, or of as many as ``--autoscale`` says.
+    """Return a fleet of processes, not started yet: as many as ``--replicas`` or ``--autoscale`` says.
 
     Args:
-        num_engines: the most engine processes that share the machine, those of other fleets included.
+        num_engines: largest number of engine processes that share the machine, those of other fleets included.
 
     Raises:
         ConfigError: there are fewer GPUs than replicas.
     """
     policy, count = policy_of(config, options), options.replicas
     if policy is not None:
-        # The memory that the model needs is known once one replica runs.
+        # The memory that the model needs is known only once a replica runs.
         count = max(1, policy.least)
     launcher = _launcher(with_peers(config, options), path, options, num_engines)
     return Fleet(launcher, count, limits_of(config, options), seed=config.seed, policy=policy, roles=options.roles)
 
 
 def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> ReplicaLauncher:
-    """Return what starts the processes: forked ones that share a CPU, or one for each GPU."""
+    """Return the launcher of the processes: forked processes that share a CPU, or one process for each GPU."""
     gpus = gpus_of(config, options, num_engines)
     shared = shared_config(config, num_engines, cores().usable)
     client = partial(
@@ -70,7 +70,7 @@ def _launcher(config: EngineConfig, path: Path, options: FleetOptions, num_engin
 def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | None:
     """Return the policy of ``--autoscale``; None without it.
 
-    A replica is meant to have half of the sequences that it can run at once: another one takes seconds to start.
+    Each replica is meant to have half of the sequences that it can run, because starting another one takes seconds.
     """
     if options.autoscale_bounds is None:
         return None
@@ -83,7 +83,7 @@ def policy_of(config: EngineConfig, options: FleetOptions) -> AutoscalePolicy | 
 def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
     """Return the dispatcher's limits for the replicas of a server."""
     return DispatcherLimits(
-        # Replicas that replace draining ones are counted too.
+        # Draining replicas and their replacements are both counted.
         most_replicas=2 * options.most_replicas,
         hold_seconds=START_SECONDS,
         heartbeat_seconds=options.silence_seconds,
@@ -92,10 +92,10 @@ def limits_of(config: EngineConfig, options: FleetOptions) -> DispatcherLimits:
 
 
 def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
-    """Return the options of a replica that copies KV from others, where there are others.
+    """Return the options for a replica that copies KV from other replicas, if there are any.
 
     Raises:
-        ConfigError: each of several replicas would publish KV events at one address.
+        ConfigError: several replicas would publish KV events at the same address.
     """
     if options.most_replicas > 1 and config.kv_events_config is not None:
         raise ConfigError(
@@ -108,10 +108,10 @@ def with_peers(config: EngineConfig, options: FleetOptions) -> EngineConfig:
 
 
 def shared_config(config: EngineConfig, replicas: int, num_cores: int) -> EngineConfig:
-    """Return the options of one of ``replicas`` replicas of a machine, each of one rank or more.
+    """Return the options for one of ``replicas`` replicas of a machine, each of one rank or more.
 
-    Its threads are a share of the cores, and its memory a share of ``--gpu-memory-utilization``; what ``--threads`` and
-    ``--kv-cache-memory`` say is for each rank of each replica.
+    Each replica gets a share of the cores as threads, and a share of ``--gpu-memory-utilization``. The values of
+    ``--threads`` and ``--kv-cache-memory`` count for each rank of each replica.
     """
     return replace(
         config,

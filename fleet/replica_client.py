@@ -1,4 +1,4 @@
-"""Replica client: what a fleet needs of one replica. ``EngineClient`` is one, for a process of this machine."""
+"""Replica client: a fleet's interface to one replica. ``EngineClient`` implements it for a process of this machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..engine.serving.engine_like import EngineLike
 
 
 class ReplicaClient(EngineLike, Protocol):
-    """The engine of one replica. It is started once, and ended by ``close``, after ``kill`` if it is lost."""
+    """The engine of one replica. It is started once and ended by ``close``, after ``kill`` if it is lost."""
 
     @property
     def place(self) -> str:
-        """Where it runs, for people."""
+        """Place where the replica runs, for people to read."""
         ...
 
     async def load_adapter(
@@ -35,16 +35,16 @@ class ReplicaClient(EngineLike, Protocol):
         ...
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
-        """Compile a grammar ahead of sequences that may come."""
+        """Compile a grammar in advance for later sequences."""
         ...
 
     def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
-        """Ask for KV for another replica, or hand over that of another one."""
+        """Request KV for another replica, or deliver KV from another one."""
         ...
 
 
 def send(client: ReplicaClient, messages: Sequence[Message]) -> None:
-    """Send messages to a replica; one that has just died is given up by its ``on_death``."""
+    """Send messages to a replica. A replica that has just died is given up by its ``on_death``."""
     submits = [message for message in messages if isinstance(message, Submit)]
     ended = [number for message in messages if isinstance(message, Abort) for number in message.ids]
     try:

@@ -17,25 +17,25 @@ logger = logging.getLogger("rootgraft.fleet")
 
 
 class ReplicaLauncher(Protocol):
-    """Where a fleet's replicas come from."""
+    """Starts and stops a fleet's replicas."""
 
     async def launch(self) -> tuple[ReplicaClient, Ready]:
         """Start a replica. Returns its client and the first message of its engine.
 
-        A launch that fails or is cancelled leaves nothing behind.
+        A launch that fails or is cancelled leaves no process or resource behind.
 
         Raises:
             ModelError, ConfigError: the engine's reason, if model or options are wrong.
-            EngineDead: it has ended while it was starting, or there was no place for it.
+            EngineDead: the engine has ended while it was starting, or there was no room for it.
         """
         ...
 
     async def stop(self, client: ReplicaClient) -> None:
-        """End a replica that ``launch`` has returned, and wait for its end. One that was killed is cleared away."""
+        """End a replica from ``launch``, and wait for its end. Releases the resources of a killed replica, too."""
         ...
 
     async def close(self) -> None:
-        """Give up what replicas were started with, once all have ended."""
+        """Release the means with which replicas were started, once all have ended."""
         ...
 
 
@@ -43,9 +43,10 @@ class ProcessLauncher:
     """Launches replicas as engine processes of this machine.
 
     Args:
-        make: makes the client of a replica, which is not started.
-        template: that ``make`` has processes forked from, and that is started before the first of them.
-        keeps_template: also while there is no replica; else its memory is free meanwhile.
+        make: makes the client of a replica, not started yet.
+        template: process from which ``make`` forks replicas; it is started before the first of them.
+        keeps_template: whether to keep the template while there is no replica; otherwise its memory is released
+            meanwhile.
     """
 
     def __init__(
@@ -99,18 +100,18 @@ async def start_beside(
     wanted: Callable[[], Mapping[str, LoadedVersion]],
     compile_ahead: Callable[[ReplicaClient], Awaitable[None]],
 ) -> tuple[ReplicaClient, Ready, frozenset[str]]:
-    """Start a replica that can go on with the sequences of others.
+    """Start a replica that can continue the sequences of other replicas.
 
     Args:
-        first: of the fleet's first replica.
-        wanted: returns the adapters that it must have; others may be asked for meanwhile.
+        first: first message of the fleet's first replica.
+        wanted: returns the adapters that it must have, which may change meanwhile.
         compile_ahead: waits until the replica has compiled the grammars that it must have.
 
     Returns:
-        Its client, its first message, and the adapters that it lacks as their files are gone or have changed.
+        Its client, its first message, and the adapters that it lacks because their files are missing or have changed.
 
     Raises:
-        EngineError: it cannot be started. EngineDead also if it has another model: then it is ended again.
+        EngineError: the replica cannot be started. EngineDead also if it has another model: then it is ended again.
     """
     client, ready = await launcher.launch()
     try:

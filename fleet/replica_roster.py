@@ -1,4 +1,4 @@
-"""Replica roster: the replicas of a fleet that run, each with its client, its index and what was last heard of it."""
+"""Replica roster: the running replicas of a fleet, each with its client, its index and its last reports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .replica_client import ReplicaClient
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A replica that runs.
+    """A running replica.
 
     Attributes:
-        name: unique, also among those that are gone.
-        role: what it computes, as in ``ReplicaInfo``.
-        index: the lowest that no other one has: the label ``engine`` of its metrics.
-        joined: when it began to serve, in seconds of the monotonic clock.
-        num_frames: that have come from it.
+        name: unique name, never used for another replica.
+        role: work that the replica does, as in ``ReplicaInfo``.
+        index: the lowest index that no other replica has; it is the label ``engine`` of its metrics.
+        joined: time at which it began to serve, in seconds of the monotonic clock.
+        num_frames: number of frames that it has sent.
         busy: adapters in use, by its last heartbeat.
-        drains_until: when what it still has goes on elsewhere; None while it takes new sequences.
+        drains_until: time at which its remaining sequences are moved elsewhere; None while it takes new sequences.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Member:
 
 
 class ReplicaRoster:
-    """Members by name, in the order in which they joined.
+    """Running replicas by name, in the order in which they joined.
 
     Args:
-        roles: of replicas; those beyond them have no role of their own.
+        roles: roles for replicas; when all are given away, further replicas have no role of their own.
 
     Attributes:
-        num_joined: in all.
-        num_drained: that drained to their end.
+        num_joined: number of replicas that have joined.
+        num_drained: number of replicas that were drained to the end.
     """
 
     def __init__(self, roles: Sequence[str] = ()) -> None:
@@ -73,11 +73,11 @@ class ReplicaRoster:
 
     @property
     def serving(self) -> list[str]:
-        """Names of those that take new sequences."""
+        """Names of the replicas that take new sequences."""
         return [name for name, member in self._members.items() if member.drains_until is None]
 
     def add(self, client: ReplicaClient, now: float) -> Member:
-        """Add a replica that has started. Returns it with a name that no other one ever had."""
+        """Add a replica that has started. Returns it with a name that is unique for all time."""
         used = {member.index for member in self._members.values()}
         index = next(index for index in itertools.count() if index not in used)
         member = Member(f"replica-{next(self._numbers)}", index, client, now, self._free_role())
@@ -87,17 +87,17 @@ class ReplicaRoster:
         return member
 
     def count_failed_start(self) -> int:
-        """Return how many starts have failed since a replica joined, with one that has just done so."""
+        """Count a failed start, and return the number of failed starts since a replica has joined."""
         self._num_failed_starts += 1
         return self._num_failed_starts
 
     def _free_role(self) -> str:
-        """Return the first role that no replica has that takes new sequences."""
+        """Return the first role that is not taken by a serving replica, or ``both`` if all are taken."""
         lacking = Counter(self._roles) - Counter(self._members[name].role for name in self.serving)
         return next((role for role in self._roles if lacking[role]), BOTH)
 
     def remove(self, name: str, *, is_drained: bool = False) -> ReplicaClient:
-        """Forget a replica, but for what it has counted; nothing more is heard of it. Returns its client."""
+        """Remove a replica but keep its counters; its messages are no longer received. Returns its client."""
         member = self._members.pop(name)
         self.num_drained += is_drained
         self._totals.retire(member.index, member.client.stats)
@@ -105,18 +105,18 @@ class ReplicaRoster:
         return member.client
 
     def next_frame(self, name: str) -> int:
-        """Return the number of the frame that has just come from a replica."""
+        """Return the number of the frame that has just arrived from a replica."""
         member = self._members[name]
         member.num_frames += 1
         return member.num_frames - 1
 
     @property
     def stats(self) -> dict[str, float]:
-        """Sums of gauges and counters, those of replicas that are gone included."""
+        """Sums of gauges and counters, also of replicas that have ended."""
         return self._totals.total(self._stats())
 
     def stats_by_index(self) -> dict[int, dict[str, float]]:
-        """Sums as in `stats` by index of a replica; of those that run, also the seconds since their last message."""
+        """Sums as in ``stats``, by replica index; for running replicas also the seconds since their last message."""
         sums = self._totals.by_index(self._stats())
         for member in self:
             sums[member.index]["engine_silent_seconds"] = member.client.silent_seconds
@@ -127,6 +127,6 @@ class ReplicaRoster:
 
 
 def mute(client: ReplicaClient) -> None:
-    """Hear nothing more of a replica."""
+    """Stop receiving messages of a replica."""
     client.on_frame, client.on_heartbeat = (lambda messages: None), (lambda heartbeat: None)
     client.on_death = lambda error: None

@@ -1,8 +1,8 @@
-"""Transfer table: the reads of KV from one replica for another that are under way, as a gateway relays them.
+"""Transfer table: running reads of KV from one replica for another, which the gateway relays.
 
     target --FetchKv--> gateway --ReadKv--> source --KvBlocks--> gateway --KvBlocks--> target
 
-Whatever becomes of the source, the target gets a last answer, and computes what it has not got.
+Even if the source fails, the target gets a last answer, and computes the KV that it has not received.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .kv_handover import KvHandover
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A read: from whom, for whom, and the number of the sequence there that asked; 0 if none did."""
+    """A read: its source, its target, and the number of the sequence on the target that requested it; 0 for none."""
 
     source: str
     target: str
@@ -24,13 +24,13 @@ class Transfer:
 
 
 class TransferTable:
-    """Transfers by the number that their source answers with.
+    """Transfers by the number with which their source answers.
 
     Args:
-        most: at one time, which bounds the memory of what is on its way.
+        most: largest number at one time, which limits the memory of KV in transit.
 
     Attributes:
-        handover: those among them that no replica has asked for, and those planned.
+        handover: transfers that no replica has requested, and planned ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +43,7 @@ class TransferTable:
         return len(self._transfers)
 
     def begin(self, source: str, target: str, number: int) -> int | None:
-        """Note a read. Returns its number; None if there are too many."""
+        """Record a read. Returns its number; None if there are too many."""
         if len(self._transfers) >= self._most:
             return None
         ticket = next(self._numbers)
@@ -51,7 +51,7 @@ class TransferTable:
         return ticket
 
     def forward(self, source: str, message: KvBlocks) -> tuple[str, KvBlocks] | None:
-        """Return what to send to whom of a source's answer; None if nobody waits for it any more."""
+        """Return the receiver of a source's answer and the message for it; None if no replica waits for it any more."""
         transfer = self._transfers.get(message.id)
         if transfer is None or transfer.source != source:
             return None
@@ -60,7 +60,7 @@ class TransferTable:
         return transfer.target, replace(message, id=transfer.number)
 
     def adopt(self, ticket: int, target: str, number: int) -> bool:
-        """Let the rest of a read answer a sequence of its target that asks for it. False if it has ended."""
+        """Let the rest of a read answer a sequence of its target that requests it. False if the read has ended."""
         transfer = self._transfers.get(ticket)
         if transfer is None or transfer.target != target:
             return False
@@ -68,7 +68,7 @@ class TransferTable:
         return True
 
     def leave(self, name: str) -> list[tuple[str, KvBlocks]]:
-        """Forget a replica. Returns the last answers to those that waited for it."""
+        """Forget a replica. Returns the last answers for the replicas that waited for it."""
         self.handover.leave(name)
         ended = [(ticket, each) for ticket, each in self._transfers.items() if name in (each.source, each.target)]
         for ticket, _ in ended:
@@ -76,5 +76,5 @@ class TransferTable:
         return [(each.target, KvBlocks(each.number, (), True)) for _, each in ended if each.target != name]
 
     def reads_from(self, name: str) -> bool:
-        """Return whether KV of a replica is being read for another one."""
+        """Return whether KV is being read from a replica for another one."""
         return any(each.source == name for each in self._transfers.values())

@@ -191,9 +191,9 @@ def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0)
 
     Args:
         x: [T, W].
-        gate: [T, columns], of which W from ``first`` on count.
+        gate: [T, columns]; the gate is the W columns from ``first`` on.
         params: parameters of the layer.
-        first: column.
+        first: first column of the gate.
     """
     if on_triton(x.device):
         from .triton import gated_norm as gpu_norm

@@ -3,8 +3,8 @@
     disk ---- background ----> host cache ---- install ----> slot
 
 The engine's thread calls every method, and none of them reads a file. Background threads read files: several for new
-adapters, of which a tenant may use at most as many as it leaves free, and one for evicted adapters, so that a slot does
-not wait for a thousand new loads. ``poll`` takes over their results once a step.
+adapters, of which a tenant may use at most as many as are left free for others, and one for evicted adapters, so that a
+slot does not wait for a thousand new loads. ``poll`` returns their results once per step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .sum_parts import SumPart
 
 T = TypeVar("T")
 
-# So many loads read files at a time.
+# Largest number of loads that read files at one time.
 _MOST_LOADS = 2
-# So many fetches read evicted adapters again at a time.
+# Largest number of fetches that read evicted adapters again at one time.
 _MOST_FETCHES = 4
-# So many loaded adapters wait for ``poll``. Later loads are held back, which bounds memory.
+# Largest number of loaded adapters that wait for ``poll``. Later loads are held back, which limits memory.
 _MOST_UNPOLLED = 4
 
 
@@ -83,17 +83,17 @@ class AdapterPool:
 
     Args:
         reader: reader of adapters for this base model.
-        max_loras: device slots.
-        max_adapters: limit of names, and of loads in progress.
+        max_loras: number of device slots.
+        max_adapters: largest number of names, and of loads in progress.
         max_cpu_bytes: limit on the bytes of adapters in host memory.
-        patience: steps after which a waiting adapter gets a slot closed for it.
-        max_own: slots of adapters that bring an embedding or a head; None for all.
-        bank: what takes adapters into slots; None for slots of the reader's layout.
+        patience: number of steps after which a slot is closed for a waiting adapter.
+        max_own: number of slots for adapters with an embedding or a head of their own; None for all slots.
+        bank: moves adapters into slots; None for slots in the reader's layout.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
         slots: slots for the scheduler: ``acquire``, ``release`` and ``prefetch`` take load ids and slots.
-        bank: for the model runner: the factors in the slots.
+        bank: the factors in the slots, for the model runner.
         cache: adapters in host memory.
     """
 
@@ -126,10 +126,10 @@ class AdapterPool:
         self._shares = TenantShares(max_adapters)
         self._fetcher = TenantThreads(_MOST_FETCHES, "adapter-fetches")
         self._room = Semaphore(_MOST_UNPOLLED)
-        # Loads are kept in the order in which they were asked for.
+        # Loads are kept in the order of their requests.
         self._loads: list[_Load] = []
         self._fetches: dict[int, Future[PreparedAdapter]] = {}
-        # Adapters on their way from host memory to the device, by load id; their slots wait.
+        # Adapters that are being copied from host memory to the device, by load id; their slots wait.
         self._arriving: dict[int, PreparedAdapter] = {}
         self._broken: list[Broken] = []
         # Maps a slot to the digest of its adapter.
@@ -137,7 +137,7 @@ class AdapterPool:
 
     @property
     def loading(self) -> list[str]:
-        """Names of the loads in progress, in the order in which they were asked for."""
+        """Names of the loads in progress, in the order of their requests."""
         return [load.name for load in self._loads]
 
     def load(
@@ -157,12 +157,12 @@ class AdapterPool:
         Args:
             check: check of the adapter, run on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
-            public: the name that counts against the limit; "" for the name itself.
+            public: the name that counts towards the limit; "" for the name itself.
             tenant: tenant whose share of the loads it uses.
 
         Raises:
             AdapterError: the name is invalid.
-            AdapterLimit: the limit on loaded adapters, and on those being loaded, is reached, in all or for the tenant.
+            AdapterLimit: the limit on loaded and loading adapters is reached, in total or for the tenant.
         """
         check_name(name)
         self.registry.check_room(name, public)
@@ -173,10 +173,10 @@ class AdapterPool:
 
         Args:
             tokenizer: identity of the tokenizer of all parts.
-            tenant: tenant whose share of the loads, and of the sums, it uses.
+            tenant: tenant whose share of loads and of sums is used.
 
         Raises:
-            AdapterLimit: too many adapters are being loaded, in all or for the tenant.
+            AdapterLimit: too many adapters are being loaded, in total or for the tenant.
         """
         self._add(_Load(name, name, False, "", tenant, lambda adapter: tokenizer, parts))
 
@@ -186,12 +186,12 @@ class AdapterPool:
         self._shares.take(load.tenant)
         is_next = load.name not in self.loading
         self._loads.append(load)
-        # Loads of one name end in order. One that waits for another load takes no turn and no memory.
+        # Loads of one name end in order. A load that waits for another one uses no turn and no memory.
         if is_next:
             self._begin(load)
 
     def unload(self, name: str) -> None:
-        """Remove a name. Sequences that use its version go on; loads of it in progress are discarded.
+        """Remove a name. Sequences that use its version continue; loads of it in progress are discarded.
 
         Raises:
             AdapterError: no such name is loaded or being loaded.
@@ -241,7 +241,7 @@ class AdapterPool:
         self._fetcher.shutdown()
 
     def _begin(self, load: _Load) -> None:
-        """Read an adapter as soon as its tenant has a turn."""
+        """Read an adapter as soon as its tenant's turn comes."""
         load.future = self._loader.submit(load.tenant, partial(self._read, load))
 
     def _read(self, load: _Load) -> tuple[PreparedAdapter, str]:
@@ -278,7 +278,7 @@ class AdapterPool:
         )
 
     def _fetch(self, load_id: int, tenant: str) -> None:
-        """Bring a version to the host cache for a waiting slot, as soon as the tenant that waits has a turn."""
+        """Load a version into the host cache for a waiting slot, as soon as the waiting tenant's turn comes."""
         version = self._version(load_id)
         if load_id in self._arriving:
             return
@@ -305,7 +305,7 @@ class AdapterPool:
                 self._fill_slot(load_id, version, adapter)
 
     def _finish_arrival(self, load_id: int) -> None:
-        """Install an adapter that is on the device by now, if its slot still waits for it."""
+        """Install an adapter that has arrived on the device, if its slot still waits for it."""
         adapter = self._arriving.pop(load_id)
         version = self.registry.version(load_id)
         try:
@@ -317,9 +317,9 @@ class AdapterPool:
             self.cache.unpin(adapter.digest)
 
     def _fill_slot(self, load_id: int, version: AdapterVersion, adapter: PreparedAdapter) -> None:
-        """Bring a version from host memory to the device, and install it once it is there.
+        """Copy a version from host memory to the device, and install it once it is there.
 
-        Where the device has no room for it, it alone fails.
+        If the device has no room for the adapter, only this adapter fails.
         """
         try:
             if not on_device(self.bank.bring, adapter):

@@ -38,7 +38,7 @@ class AdapterWeights:
         modules: modules by the base model's name for them, in the order of names.
         saved: whole weights in place of the base model's.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
-        digest: SHA-256 in hex over everything that affects its results: its identity.
+        digest: SHA-256, in hexadecimal, of everything that affects the adapter's results: its identity.
     """
 
     modules: Mapping[str, ModuleWeights]
@@ -69,7 +69,7 @@ def sort_tensors(
 
 
 def check_tensors(shapes: Mapping[str, Tensor], config: AdapterConfig, layout: BaseLayout, most_rank: int) -> None:
-    """Check an adapter's tensors, given on the meta device, as ``sort_tensors``, but for what depends on values."""
+    """Check an adapter's tensors, given on the meta device, as ``sort_tensors`` does, except for their values."""
     _sort(shapes, config, layout, most_rank)
 
 
@@ -113,7 +113,7 @@ class _Sorted:
 
     Attributes:
         parts: LoRA of modules, by the base model's names.
-        stacked: LoRA of all experts of a layer, by the name of the module that they are in.
+        stacked: LoRA of all experts of a layer, by the name of the module that contains them.
         saved: whole weights, biases and rows, by the base model's names.
         trained: the name of each module in the model that PEFT saw.
     """
@@ -124,7 +124,7 @@ class _Sorted:
     trained: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, tensor: Tensor, layout: BaseLayout, config: AdapterConfig) -> None:
-        """Add a tensor of this name in the file. Raises AdapterError if nothing is known of it."""
+        """Add a tensor with this name in the file. Raises AdapterError if the name is unknown."""
         trained, part, is_saved = _split(name)
         if in_tower(trained, layout.towers):
             return
@@ -161,7 +161,7 @@ def _trained_on(config: AdapterConfig) -> str:
 
 
 def _split(name: str) -> tuple[str, str, bool]:
-    """Split a tensor's name into its module, as it was trained, the part of it, and whether it is no part of a LoRA."""
+    """Split a tensor's name into its module, as trained, its part, and whether it is not a part of a LoRA."""
     lora = _LORA.fullmatch(name)
     found = lora or _SAVED.fullmatch(name)
     if found is None:
@@ -170,14 +170,14 @@ def _split(name: str) -> tuple[str, str, bool]:
 
 
 def _add(parts: dict[str, Tensor], part: str, tensor: Tensor, name: str) -> None:
-    # The file has the tensor in its old and in its new spelling.
+    # The file has the tensor under both its old and its new name.
     if part in parts:
         raise AdapterError(f"The tensor {name} is there twice.", name)
     parts[part] = tensor
 
 
 def _check_base(module: str, part: str, tensor: Tensor, layout: BaseLayout) -> None:
-    """Check a whole weight of a linear module, which is computed for all adapters alike, against the base model's."""
+    """Check that a whole weight of a linear module, which all adapters share, equals the base model's."""
     base = layout.read_weight(module)
     if tensor.shape != base.shape or not (tensor.is_meta or _equal(tensor, base, layout)):
         raise AdapterError(
@@ -193,7 +193,7 @@ def _equal(tensor: Tensor, base: Tensor, layout: BaseLayout) -> bool:
 
 
 def _tie(parts: dict[str, dict[str, Tensor]], config: AdapterConfig, layout: BaseLayout) -> None:
-    """Give a tied head the embedding's pair, A and B in each other's place: it is ``E + s (B A)^T`` for both."""
+    """Swap A and B of the embedding's pair for a tied head, because both compute ``E + s (B A)^T``."""
     embedding = parts.get(EMBEDDING, {})
     if config.ties_weights and layout.tied and {"lora_embedding_A", "lora_embedding_B"} <= embedding.keys():
         a, b = embedding["lora_embedding_A"], embedding["lora_embedding_B"]
@@ -212,8 +212,8 @@ def _module(
     """Check the parts of a module.
 
     Args:
-        trained: its name in the model that PEFT saw, to which patterns refer.
-        vocab_size: tokens of an embedding or head that the adapter brings, None for the base model's.
+        trained: the module's name in the model that PEFT saved, to which patterns refer.
+        vocab_size: number of tokens of the adapter's own embedding or head, None for the base model's.
     """
     _check_targeted(name, trained, config)
     middle = "embedding_" if name == EMBEDDING else ""

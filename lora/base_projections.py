@@ -17,7 +17,7 @@ HEAD = "lm_head"
 
 
 def language_model_name(name: str) -> str:
-    """Return the name that a module or tensor of a multimodal model's language model has in the latter on its own."""
+    """Return the name of a multimodal model's module or tensor in its language model alone."""
     if name.startswith(("language_model.model.", "language_model.lm_head")):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
@@ -26,18 +26,18 @@ def language_model_name(name: str) -> str:
 
 
 def usual_name(name: str, names: tuple[tuple[str, str], ...]) -> str:
-    """Return the name that a module or tensor has here.
+    """Return the name used here for a module or tensor.
 
     Args:
         name: name in a checkpoint or an adapter.
-        names: expressions of its parts with what stands here for them, one after the other.
+        names: regular expressions for parts of its names, each with its replacement, applied one after the other.
     """
     for pattern, part in names:
         name = re.sub(pattern, part, name)
     return name
 
 
-# Names of modules in transformers 5, by which PEFT trains, where they are not those of checkpoints.
+# Names of modules in transformers 5, as PEFT saw them in training, if they differ from those of checkpoints.
 _RENAMED = ((".block_sparse_moe.router", ".block_sparse_moe.router.layer"), (".mlp.", ".block_sparse_moe."))
 
 
@@ -45,8 +45,8 @@ def in_tower(name: str, towers: tuple[str, ...]) -> bool:
     """Return whether a module or tensor belongs to a part of a model that does not process text.
 
     Args:
-        towers: modules beside a multimodal model's language model, and, by names with a dot such as
-            ``self_attn.indexer``, modules of layers.
+        towers: modules beside a multimodal model's language model, and modules of layers, whose names contain a dot,
+            such as ``self_attn.indexer``.
     """
     inner = (tower for tower in towers if "." in tower)
     return name.removeprefix("model.").partition(".")[0] in towers or any(f".{each}." in f"{name}." for each in inner)
@@ -57,8 +57,8 @@ class ExpertPlace:
     """One expert's part in a product of experts.
 
     Attributes:
-        product: key in ``LoraStep`` of the product of all experts of a layer.
-        expert: which.
+        product: key in ``LoraStep`` of the product of all experts in a layer.
+        expert: index of the expert.
         count: number of experts.
     """
 
@@ -71,15 +71,15 @@ class ExpertPlace:
 class AbsorbedHeads:
     """Heads of a module that is computed as two products of each head (latent attention's ``kv_b_proj``).
 
-    The module's rows are those of head after head. Queries are multiplied by a head's first rows transposed, and sums
-    of the module's inputs by its other rows.
+    The module's rows are ordered by head. Queries are multiplied by a head's first rows transposed, and sums of the
+    module's inputs by the other rows.
 
     Attributes:
         count: number of heads.
-        plain: first rows of a head.
-        value: the other rows of a head.
+        plain: number of first rows of a head.
+        value: number of other rows of a head.
         queries: key in ``LoraStep`` of the products with the first rows.
-        values: key of the products with the others.
+        values: key in ``LoraStep`` of the products with the other rows.
     """
 
     count: int
@@ -101,9 +101,9 @@ class ExpertModules:
         count: number of experts.
         gate: modules of the experts' gates, by which ``ProjectionShape`` names them; ``up`` and ``down`` likewise.
         size: intermediate size of an expert.
-        hidden: the model's size.
-        interleaved: rows of gate and up are stored by turns.
-        stored: how transformers stores their matrices where PEFT trains them, of all versions.
+        hidden: hidden size of the model.
+        interleaved: whether rows of gate and up alternate in storage.
+        stored: forms in which versions of transformers store the experts' matrices in PEFT's training.
     """
 
     count: int
@@ -122,11 +122,11 @@ class ProjectionShape:
 
     Attributes:
         modules: published names of its modules, adjacent in its output.
-        sizes: output columns of each.
-        width: inputs; for the embedding the size of the vocabulary.
-        place: position of an expert's product among those of all experts of the layer; None for a product of all
-            tokens.
-        heads: how a module is computed that is no product itself; None for others.
+        sizes: number of output columns of each module.
+        width: number of inputs; for the embedding the size of the vocabulary.
+        place: position of an expert's product among the products of all experts of the layer; None for a product that
+            all tokens pass through.
+        heads: how the projection is computed if it is split into products of heads; None for other projections.
     """
 
     modules: tuple[str, ...]
@@ -142,7 +142,7 @@ class ProjectionShape:
 
     @property
     def products(self) -> tuple[ProjectionShape, ...]:
-        """The products that are computed: this one, or each head's two, in places like those of experts."""
+        """The products that are computed: this one, or two for each head, with indices like those of experts."""
         if (heads := self.heads) is None:
             return (self,)
         kinds = ((heads.queries, self.width, heads.plain), (heads.values, heads.value, self.width))
@@ -155,23 +155,23 @@ class ProjectionShape:
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model as adapters see it.
+    """The base model's properties that adapters depend on.
 
     Attributes:
-        projections: the adaptable ones; the embedding has the single module ``EMBEDDING``.
+        projections: projections that adapters may change; the embedding has the single module ``EMBEDDING``.
         dtype: type of the factors on the device, which is the model's own.
         device: device of the factors.
         read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
             type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
-        names: parts of names in checkpoints and adapters and what stands here for them, as in `usual_name`.
+        names: parts of names in checkpoints and adapters, each with its replacement, as in ``usual_name``.
         towers: modules of the checkpoint in which an adapter's part changes no text, see ``in_tower``.
-        experts: the layers' experts by the name of the module that they are in.
-        renamed: names of ``EMBEDDING`` and ``HEAD`` in models that call them otherwise.
+        experts: the layers' experts, by the name of the module that contains them.
+        renamed: names of ``EMBEDDING`` and ``HEAD`` in models that use other names.
         norms: shapes of the norms' weights by name.
         tied: whether the head is the embedding.
-        takes_own: whether weights that an adapter brings in place of the model's are computed (``modules_to_save``).
-        without_own: the option or the kind of model that has none of them.
+        takes_own: whether an adapter may replace weights of the model (``modules_to_save``).
+        without_own: the option or kind of model because of which the base model has no own weights of adapters.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -200,7 +200,7 @@ class BaseLayout:
 
     @property
     def products(self) -> Iterator[ProjectionShape]:
-        """The products that adapters change."""
+        """The products that adapters may change."""
         for shape in self.projections:
             yield from shape.products
 
@@ -217,7 +217,7 @@ class BaseLayout:
     def experts_of(self, trained: str) -> ExpertModules | None:
         """Return the experts whose tensors are trained as a module of this name, None for no such module.
 
-        PEFT nests the modules of several tensors of one module in each other, as ``base_layer``.
+        If PEFT adapts several tensors of one module, it nests their modules in each other, as ``base_layer``.
         """
         names = self._published(trained.removesuffix(".base_layer"))
         return next((self.experts[name] for name in names if name in self.experts), None)
@@ -227,7 +227,7 @@ class BaseLayout:
 
 
 def _published(trained: str) -> tuple[str, ...]:
-    """Names that a module may have in the checkpoint."""
+    """Return names that a module may have in the checkpoint."""
     name = language_model_name(trained)
     # An adapter that was trained on the model without its head leaves out the prefix.
     bare = () if name.startswith("model.") else (f"model.{name}",)

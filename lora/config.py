@@ -21,21 +21,21 @@ MOST_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION", "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _MOST_PATTERNS = 4096
-# At most so many patterns are more than a plain name, as they are slow to match.
+# Largest number of patterns that are no plain name, as such patterns are slow to match.
 _MOST_EXPRESSIONS = 64
-# All patterns together compile to at most so many instructions, and a match runs at most as many for each character.
+# Largest number of instructions of all compiled patterns; a match runs at most as many for each character.
 _MOST_INSTRUCTIONS = 8192
 _MOST_INVOCATION_TOKENS = 1024
 _MOST_TRAINED_TOKENS = 65536
 _MOST_VERSION = 100
 
-# No effect after training, or checked against the tensors instead.
+# Keys without effect after training, or that are checked against the tensors instead.
 _IGNORED = frozenset(
     {
         "auto_mapping",
         "corda_config",
         "eva_config",
-        # How the base's matrices lie; PEFT ignores it for linear layers.
+        # Layout of the base model's matrices; PEFT ignores it for linear layers.
         "fan_in_fan_out",
         "inference_mode",
         "layers_pattern",
@@ -43,18 +43,18 @@ _IGNORED = frozenset(
         "lora_dropout",
         "lora_ga_config",
         "megatron_core",
-        # It samples in training only.
+        # The key only configures sampling in training.
         "monteclora_config",
-        # It is read with use_qalora only.
+        # The key is only read with use_qalora.
         "qalora_group_size",
         "revision",
         "runtime_config",
-        # It concerns the backward pass only.
+        # The key only affects the backward pass.
         "velora_config",
     }
 )
 
-# Read by ``read_config``.
+# Keys that ``read_config`` reads.
 _READ = frozenset(
     {
         "alora_invocation_tokens",
@@ -81,7 +81,7 @@ _READ = frozenset(
     }
 )
 
-# Refused options and the reason.
+# Refused options, each with the reason.
 _REFUSED = {
     "arrow_config": "routing between adapters is not computed",
     "kasa_config": "KaSA changes the base model's own weights, which all adapters share",
@@ -108,21 +108,21 @@ class AdapterConfig:
     Attributes:
         rank: rank of the modules that ``ranks`` does not name.
         alpha: alpha of the modules that ``alphas`` does not name.
-        ranks: pattern of module names -> rank; the first that matches counts.
+        ranks: ranks of modules by pattern; the first matching pattern counts.
         alphas: alpha of modules by pattern, as in ``ranks``.
-        rslora: the factor is alpha / sqrt(rank), not alpha / rank.
-        dora: weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
-        lora_bias: B has a bias.
+        rslora: whether the factor is alpha / sqrt(rank), not alpha / rank.
+        dora: whether weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
+        lora_bias: whether B has a bias.
         invocation_tokens: invocation tokens of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an
             ordinary adapter.
-        targets: suffixes of module names that may be adapted, None where the config has a regular expression.
-        parameters: suffixes of names of bare weights that may be: routers are modules without a linear layer.
-        excluded: suffixes of names that may not.
+        targets: suffixes of module names that may be adapted, None if the config has a regular expression.
+        parameters: suffixes of names of bare weights that may be adapted: routers are modules without a linear layer.
+        excluded: suffixes of names that may not be adapted.
         layers: indices of the layers that may be adapted, None for all.
-        saved: ends of names of modules whose whole weights come with the adapter (``modules_to_save``).
-        token_indices: end of the name of an embedding or head, and the tokens whose rows do.
+        saved: suffixes of names of modules whose whole weights come with the adapter (``modules_to_save``).
+        token_indices: suffix of the name of an embedding or head, and the tokens whose rows come with the adapter.
         bias: which biases are trained: of no module, of all modules, or of the modules with LoRA.
-        ties_weights: whether the adapter's head is its embedding, where the base model's head is the base model's
+        ties_weights: whether the adapter's head is its embedding, if the base model's head is the base model's
             embedding.
         base: name of the base model that the adapter was trained on, if the config has it; used in error messages only.
         peft_version: version of PEFT that wrote the config, "" if the config does not have it; it determines how
@@ -161,7 +161,7 @@ def read_config(text: bytes) -> AdapterConfig:
     """Parse the bytes of an ``adapter_config.json``.
 
     Raises:
-        AdapterError: malformed, or an option is not computed exactly; ``option`` names the key.
+        AdapterError: the config is malformed, or an option is not computed exactly; ``option`` names the key.
     """
     fields = _parse(text)
     _refuse_unsupported(fields)
@@ -190,7 +190,7 @@ def read_config(text: bytes) -> AdapterConfig:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the keys and values of a JSON object; raises ValueError for a repeated key."""
+    """Make a dict of the keys and values of a JSON object. Raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
@@ -219,7 +219,7 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
         raise AdapterError(
             f"peft_type is {_shown(fields.get('peft_type'))}; only adapters of type 'LORA' are computed.", "peft_type"
         )
-    # The task says which head PEFT expects, not what the factors compute; a head of its own shows as saved modules.
+    # The task determines which head PEFT expects, not what the factors compute; a separate head shows as saved modules.
     if fields.get("task_type") not in (None, *_TASKS):
         raise AdapterError(f"task_type is {_shown(fields['task_type'])}; PEFT has {', '.join(_TASKS)}.", "task_type")
     for key, value in fields.items():
@@ -338,7 +338,7 @@ def _names(value: Any, key: str) -> frozenset[str] | None:
 
 
 def _base(value: Any) -> str:
-    """Return ``org/name``, or of a path its last part: where it lay elsewhere helps nobody here."""
+    """Return ``org/name``, or the last part of a path: the rest of a path on another machine is not useful."""
     if not isinstance(value, str):
         return ""
     return (
@@ -347,7 +347,7 @@ def _base(value: Any) -> str:
 
 
 def _version(value: Any) -> str:
-    """Return what is short enough for a version; anything else is an unknown one, which most adapters do not need."""
+    """Return a text that is short enough for a version, else "" for unknown, harmless for most adapters."""
     return value if isinstance(value, str) and len(value) <= _MOST_VERSION else ""
 
 

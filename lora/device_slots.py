@@ -1,4 +1,4 @@
-"""Assignment of adapters to device slots. Ints only: adapters are load ids, slots are 0 .. num_slots - 1.
+"""Assignment of adapters to device slots, by numbers only: adapters are load ids, slots are 0 .. num_slots - 1.
 
     empty --request--> loading --loaded--> ready, wanted --acquire--> pinned --last release--> ready, idle
       ^                   |failed                |not asked for                     ^               |
@@ -6,14 +6,14 @@
 
 Eviction takes ready slots without pins, least recently used first; a slot loaded for an adapter that still waits is
 kept. When all slots are pinned and an adapter has waited for ``patience`` steps, the slot with the fewest pins is
-closed to new sequences and goes to the waiting adapter when its sequences end. So no adapter waits longer than
+closed to new sequences and is given to the waiting adapter when its sequences end. So no adapter waits longer than
 ``patience`` steps plus the longest running sequence.
 
-Adapters that bring an embedding or a head take far more memory than others: no more than ``max_own`` of them are in
-slots at a time. When there are so many, one more takes a slot of theirs, by the same rules.
+Adapters with an embedding or a head of their own need far more memory than others: at most ``max_own`` of them are in
+slots at one time. If the limit is reached, the next one replaces one of them, by the same rules.
 
-A load may take long, and its slot cannot be used meanwhile. So a tenant's loads may take at most as many slots as they
-leave free for others.
+A load may take long, and its slot cannot be used meanwhile. So the loads of a tenant may occupy at most as many slots
+as they leave free for others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _NONE = -1
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot: the load id it holds or loads, for which tenant it loads, the adapter it is closed for (``heir``), steps
-    of last use and request.
+    """A slot: its load id, its tenant, whether it is ready, and when it was used.
+
+    The load id is that of the adapter which it holds or loads, and the tenant is the one for which it loads. ``heir``
+    is the adapter for which it is closed. ``used`` and ``wanted`` are the steps of the last use and of the last
+    request.
     """
 
     adapter: int = _NONE
@@ -48,8 +51,10 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """State of a slot: its load id (-1 for none), whether that is loaded, sequences that hold it, and whether it is
-    closed to new ones.
+    """State of a slot.
+
+    It has the load id (-1 for none), whether that adapter is loaded, the number of sequences that hold the slot, and
+    whether the slot is closed to new sequences.
     """
 
     adapter: int
@@ -60,7 +65,7 @@ class SlotState:
 
 @dataclass(slots=True)
 class _Wait:
-    """Steps since when an adapter waits for a slot, and of its last request, and whose that was."""
+    """The step since when an adapter waits for a slot, the step of its last request, and that request's tenant."""
 
     since: int
     requested: int
@@ -68,17 +73,17 @@ class _Wait:
 
 
 class SlotPool:
-    """The only writer of device slots.
+    """The assignment of slots, which only this class changes.
 
     Args:
-        num_slots: slots.
-        patience: steps after which a waiting adapter gets a slot closed for it.
-        load: start loading an adapter, by load id, to host memory for ``install``, by a tenant's share; ``loaded`` or
-            ``failed`` follows, perhaps at once.
-        install: write an adapter into a slot: (slot, load id).
-        clear: an adapter leaves a slot: (slot, load id).
-        max_own: slots of adapters that bring an embedding or a head.
-        brings_own: whether an adapter does, by load id.
+        num_slots: number of slots.
+        patience: number of steps after which a slot is closed for a waiting adapter.
+        load: starts to load an adapter into host memory for ``install``, given its load id and the tenant whose share
+            is used; a call of ``loaded`` or ``failed`` follows, perhaps at once.
+        install: writes an adapter into a slot: (slot, load id).
+        clear: called when an adapter leaves a slot: (slot, load id).
+        max_own: number of slots for adapters with an embedding or a head of their own.
+        brings_own: returns whether an adapter has one, by load id.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class SlotPool:
         The caller asks again in a later step; the request, or the position in the queue, is kept meanwhile.
 
         Args:
-            tenant: tenant whose share of the loads it uses.
+            tenant: tenant whose share of the loads is used.
         """
         index = self._request(adapter, tenant)
         if index == WAIT:
@@ -158,7 +163,7 @@ class SlotPool:
         return index
 
     def release(self, index: int) -> None:
-        """Release one hold of a slot; raises ValueError if there is none."""
+        """Release one hold of a slot. Raises ValueError if there is none."""
         slot = self._slots[index]
         if not slot.pins:
             raise ValueError(f"slot {index} is not held")
@@ -196,7 +201,7 @@ class SlotPool:
         self._forget_wait(adapter)
 
     def drop(self, adapter: int) -> None:
-        """Remove an adapter for good; raises ValueError if a sequence still holds its slot."""
+        """Remove an adapter for good. Raises ValueError if a sequence still holds its slot."""
         self._forget_wait(adapter)
         index = self._of.get(adapter)
         if index is None:
@@ -206,7 +211,7 @@ class SlotPool:
         self._empty(index)
 
     def clear(self) -> None:
-        """Empty all slots, also those in use: their sequences have ended. Adapters are loaded again when asked for."""
+        """Empty all slots, including those in use, whose sequences have ended. Adapters are loaded again on request."""
         for index in range(len(self._slots)):
             self._empty(index)
         self._waits.clear()

@@ -8,7 +8,7 @@ _MOST_CHARACTERS = 600
 class AdapterError(Exception):
     """An adapter is malformed, unsupported, does not fit the base model, or is not available now.
 
-    The text is for users: it names the fault and the remedy, and holds no path.
+    The text is for users: it names the fault and the remedy, and contains no path.
 
     Args:
         message: the text.
@@ -21,10 +21,10 @@ class AdapterError(Exception):
 
 
 class AdapterLimit(AdapterError):
-    """No room for another adapter now: it may be loaded when others are gone."""
+    """No room for another adapter now; it may be loaded when other adapters are gone."""
 
 
 def _safe(text: str) -> str:
-    """Shorten and escape: names from an untrusted file may be long or not encodable."""
+    """Shorten and escape a text: names from an untrusted file may be long or not encodable."""
     short = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
     return short.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""LRU cache of prepared adapters in host memory, bounded in bytes; pinned adapters stay."""
+"""LRU cache of prepared adapters in host memory, limited in bytes; pinned adapters are not evicted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .prepare_factors import PreparedAdapter
 class HostCache:
     """Prepared adapters by digest, so that two names for the same content take memory once.
 
-    So does an embedding or a head that several of them bring.
+    An embedding or a head that several adapters have in common is stored once, too.
 
     Pinned adapters, at most one per slot, and one more may exceed the limit.
 
@@ -31,7 +31,7 @@ class HostCache:
         # The least recently used adapter comes first.
         self._adapters: OrderedDict[str, PreparedAdapter] = OrderedDict()
         self._pins: Counter[str] = Counter()
-        # Counts the adapters that bring an embedding or a head, by its key.
+        # Number of adapters that use an embedding or a head of their own, by its key.
         self._matrices: Counter[str] = Counter()
 
     def get(self, digest: str) -> PreparedAdapter | None:
@@ -53,13 +53,13 @@ class HostCache:
         self._shrink(keep=adapter.digest)
 
     def pin(self, digest: str) -> None:
-        """Protect a cached adapter until ``unpin`` was called as often; raises KeyError if it is not cached."""
+        """Protect a cached adapter until ``unpin`` was called as often. Raises KeyError if it is not cached."""
         if digest not in self._adapters:
             raise KeyError(digest)
         self._pins[digest] += 1
 
     def unpin(self, digest: str) -> None:
-        """Undo one ``pin``; raises KeyError if there is none."""
+        """Undo one ``pin``. Raises KeyError if there is none."""
         if not self._pins[digest]:
             raise KeyError(digest)
         self._pins[digest] -= 1

@@ -40,7 +40,7 @@ class LoraStep:
     Args:
         tables: tables of the projections that this step's adapters change, by name.
         segments: the step's tokens by slot.
-        experts: number of experts of each product of experts, of heads of each product of heads.
+        experts: number of experts of each product of experts, and of heads of each product of heads.
     """
 
     __slots__ = ("_experts", "_segments", "_tables")
@@ -55,7 +55,7 @@ class LoraStep:
         return projection in self._tables
 
     def shrink_beside(self, projection: str, x: Tensor) -> ShrunkInputs | None:
-        """Begin the adapters' part beside the projection of ``x`` [T, K], for ``project``; None if that does it all."""
+        """Start the adapters' part parallel to the projection of ``x`` [T, K]; None if ``project`` does all of it."""
         table = self._tables.get(projection)
         return None if table is None else lora_shrink_beside(x, table, self._segments)
 
@@ -67,7 +67,7 @@ class LoraStep:
     def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
         """Return ``act(gate) * up`` of y [T, 2 * I], the projection of ``x``, and the adapters' part of it: [T, I].
 
-        The adapters must change this projection; y is undefined then.
+        The adapters must change this projection; the contents of y are undefined afterwards.
         """
         return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
 
@@ -84,7 +84,7 @@ class LoraStep:
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, H], the embedding of ``token_ids`` [T] before it is scaled.
 
-        ``y`` may be fp32 whatever the model's type.
+        ``y`` may be fp32 for any type of the model.
         """
         if (table := self._tables.get(EMBEDDING)) is not None:
             lora_embed(y, token_ids, table, self._segments)
@@ -95,11 +95,11 @@ class AdapterBank:
 
     Args:
         layout: the base model.
-        num_slots: most adapters of a step.
-        side: stream on which adapters are copied beside the steps; None for a stream of the layout's device.
+        num_slots: largest number of adapters of a step.
+        side: stream on which adapters are copied parallel to the steps; None for a stream of the layout's device.
 
     Attributes:
-        num_slots: most adapters of a step.
+        num_slots: largest number of adapters of a step.
     """
 
     def __init__(self, layout: BaseLayout, num_slots: int, side: SideStream | None = None) -> None:
@@ -121,7 +121,7 @@ class AdapterBank:
                 self._members.setdefault(place.product, []).append(shape.name)
                 name, slots = place.product, num_slots * place.count
             sizes.setdefault(name, (shape, slots))
-        # The rows of all tables in one tensor, so that one copy writes those of an adapter.
+        # The rows of all tables are in one tensor, so that one copy writes all rows of an adapter.
         total = sum(slots for _, slots in sizes.values())
         self._rows = torch.zeros(total, ROW_FIELDS, dtype=torch.int64, device=layout.device)
         # The index of the first row of each table.
@@ -139,9 +139,9 @@ class AdapterBank:
         self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
     def bring(self, adapter: PreparedAdapter) -> bool:
-        """Begin to copy an adapter to the device, beside the steps, if that has not begun; returns whether it is there.
+        """Begin to copy an adapter to the device, parallel to the steps, unless begun. Return whether it has arrived.
 
-        It is kept until ``install`` puts it into a slot, or ``forget``.
+        The copy is kept until ``install`` puts it into a slot, or ``forget`` releases it.
         """
         if adapter.digest not in self._arriving:
             with self._side.work():
@@ -151,13 +151,13 @@ class AdapterBank:
         return self._arriving[adapter.digest].mark.is_reached
 
     def forget(self, digest: str) -> None:
-        """Release an adapter that was brought and not installed, if it was."""
+        """Release the copy of an adapter that was not installed, if there is one."""
         self._arriving.pop(digest, None)
 
     def install(self, slot: int, adapter: PreparedAdapter) -> None:
         """Write an adapter into a slot, which no step in flight may use.
 
-        Steps that are launched later wait on the device until it is there, if ``bring`` did not say so before.
+        Steps that are launched later wait on the device for the adapter's arrival, unless ``bring`` has reported it.
         """
         AdapterBank.bring(self, adapter)
         block, own, mark = self._arriving.pop(adapter.digest)
@@ -167,7 +167,7 @@ class AdapterBank:
             begin = tensor.data_ptr() - adapter.block.data_ptr()
             return block[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-        # First: were a part not written, `clear` would still clear the rest.
+        # Recorded first: if writing a part fails, ``clear`` still clears the rest.
         self._written[slot] |= adapter.factors.keys()
         self._used[slot] = frozenset(
             self._places[name].product if name in self._places else name for name in adapter.factors
@@ -178,7 +178,7 @@ class AdapterBank:
         self._own[slot] = own
 
     def _on_device(self, rows: OwnRows) -> OwnRows:
-        """Return rows on the device: the same for all adapters that bring equal ones."""
+        """Return rows on the device; adapters with equal rows share them."""
         found = self._matrices.get(rows.key)
         if found is None:
             found = self._matrices[rows.key] = rows.to(self._device)
@@ -191,7 +191,7 @@ class AdapterBank:
         self._own[slot] = None
 
     def _put(self, slot: int, names: frozenset[str], factors: Mapping[str, Factors]) -> None:
-        """Set a slot's factors in these projections, or empty them; the experts of a product together."""
+        """Set or clear a slot's factors in these projections; the experts of a product are written together."""
         runs = {name: (slot, [factors.get(name)]) for name in names - self._places.keys()}
         for product in {self._places[name].product for name in names & self._places.keys()}:
             members = self._members[product]
@@ -200,7 +200,7 @@ class AdapterBank:
             return
         rows = np.concatenate([self._tables[name].hold(first, run) for name, (first, run) in runs.items()])
         places = [np.arange(first, first + len(run)) + self._first[name] for name, (first, run) in runs.items()]
-        # One copy: places first, then rows.
+        # One copy transfers the places, followed by the rows.
         staged = to_device(np.concatenate([*places, rows.ravel()]), self._device)
         self._rows.index_copy_(0, staged[: len(rows)], staged[len(rows) :].view(rows.shape))
 
@@ -213,7 +213,7 @@ class AdapterBank:
         return self._step(of_tokens, self.projections(of_tokens))
 
     def head_step(self, of_rows: NDArray[np.int32]) -> LoraStep | None:
-        """Return the LoRA part of the head, which sees some of the tokens; None where no adapter changes the head.
+        """Return the LoRA part of the head for the tokens that it reads; None if no adapter changes the head.
 
         Args:
             of_rows: [S] int32, the slot of each row of hidden states.
@@ -221,7 +221,7 @@ class AdapterBank:
         return self._step(of_rows, self._used_by(of_rows) & {HEAD})
 
     def own_step(self, of_tokens: NDArray[np.int32]) -> OwnStep | None:
-        """Return the adapters' weights in place of the base model's for a step, or some of its tokens; None for none.
+        """Return the adapters' weights in place of the base model's for the tokens of a step; None without any.
 
         Args:
             of_tokens: [T] int32, the slot of each token or row of hidden states.
@@ -237,13 +237,13 @@ class AdapterBank:
         """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
 
         Args:
-            names: the projections to include; those that no adapter of a step changes still cost a launch.
+            names: the projections to include; a projection that no adapter of a step changes still costs a launch.
             segments: segments of ``StaticSegments``, filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)
 
     def widest_step(self, rank: int, segments: Segments) -> LoraStep:
-        """Return the LoRA part of a step with adapters of this rank in all products, for what it takes of memory."""
+        """Return the LoRA part of a step with adapters of this rank in all products, to measure its memory."""
         tables = {name: table.widened(rank * len(table.sizes)) for name, table in self._tables.items()}
         return LoraStep(tables, segments, self._experts)
 
@@ -278,7 +278,7 @@ class AdapterBank:
 
 
 class _Arrival(NamedTuple):
-    """An adapter on the device from ``mark`` on: the block of its factors, and its own weights."""
+    """An adapter whose copy has arrived once ``mark`` is reached: the block of its factors, and its own weights."""
 
     block: Tensor
     own: OwnWeights | None

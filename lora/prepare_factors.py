@@ -25,7 +25,7 @@ _ON_GPU = Lock()
 
 NORM_BYTES = 5 * 4 * _DEVICE_CELLS
 """What norms of DoRA take of a GPU's memory: some blocks in fp32, and the factors."""
-# Factors begin at whole cache lines; in bytes.
+# Alignment of factors in bytes: they begin at whole cache lines.
 _ALIGNMENT = 64
 
 
@@ -35,12 +35,12 @@ class PreparedAdapter:
 
     Attributes:
         factors: factors by the name of the projection, for the projections that the adapter changes.
-        digest: its identity.
+        digest: digest of the adapter's content, its identity.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
-        num_bytes: memory of its factors and its own weights.
-        block: the memory of all its factors.
-        own: its weights in place of the base model's, None for none.
+        num_bytes: bytes of memory of its factors and its own weights.
+        block: one block of memory that holds all its factors.
+        own: the adapter's weights in place of the base model's, None for none.
     """
 
     factors: Mapping[str, Factors]
@@ -53,7 +53,7 @@ class PreparedAdapter:
 
     @property
     def has_matrix(self) -> bool:
-        """Whether it brings a whole embedding or head."""
+        """Whether the adapter has a whole embedding or head."""
         return self.own is not None and self.own.has_matrix
 
 
@@ -62,7 +62,7 @@ def prepare(weights: AdapterWeights, layout: BaseLayout, own: OwnWeights | None 
     """Convert an adapter to factors of the base model's projections and type, in host memory.
 
     Args:
-        own: its weights in place of the base model's; LoRA of a whole embedding or head is merged into them.
+        own: the adapter's weights in place of the base model's; LoRA of a whole embedding or head is merged into them.
 
     Raises:
         AdapterError: values leave the range of the model's type, a DoRA norm is zero, or ``head_factors`` refuses it.
@@ -162,11 +162,11 @@ def _epilogue(
 
 
 def _norm(name: str, module: ModuleWeights, layout: BaseLayout) -> Tensor:
-    """``row_norms`` of a module, computed on the device of the layout, on a GPU beside the steps."""
+    """Return ``row_norms`` of a module, computed on the layout's device; on a GPU parallel to the steps."""
     weight = layout.read_weight(name)
     if layout.device.type == "cuda":
         block = max(1, _DEVICE_CELLS // weight.shape[1])
-        # One at a time: what they take of memory is reserved once.
+        # One conversion at a time, because the memory for it is reserved only once.
         with _ON_GPU, side_stream(layout.device).work():
             norm = row_norms(weight, module, layout.device, block, transposed=name == EMBEDDING).cpu()
     else:
@@ -181,7 +181,7 @@ def row_norms(weight: Tensor, module: ModuleWeights, device: torch.device, block
 
     Args:
         weight: W [N, K] on any device; [V, N] if ``transposed``, as an embedding is stored.
-        block: rows of ``weight`` in one sum, since a whole head in fp32 would take gigabytes.
+        block: number of rows of ``weight`` in one sum, since a whole head in fp32 would take gigabytes.
     """
     a, b = module.a.to(device).float(), module.scale * module.b.to(device).float()
     left, right = (a.T, b.T) if transposed else (b, a)

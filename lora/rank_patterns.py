@@ -25,7 +25,7 @@ _ESCAPES = frozenset("dDwWsSbABafnrtv")
 
 
 class NamePattern:
-    """A pattern as PEFT applies it: it must match a module's whole name, or all that follows one of its dots.
+    """A pattern as PEFT applies it: it must match a module's whole name, or the whole part after one of its dots.
 
     Args:
         pattern: a regular expression of Python without look-around, back references, and flags for all of it.
@@ -51,7 +51,7 @@ class NamePattern:
 
     @property
     def program_size(self) -> int:
-        """Instructions that a match may take for each character of a name; 0 for a plain name."""
+        """Number of instructions that a match may take for each character of a name; 0 for a plain name."""
         return 0 if self._compiled is None else int(self._compiled.programsize)
 
     def matches(self, name: str) -> bool:
@@ -69,7 +69,7 @@ def _compiled(pattern: str, option: str) -> re2._Regexp:
     options = re2.Options()
     options.log_errors, options.never_capture, options.max_mem = False, True, _MOST_BYTES
     try:
-        # Python parses it, but never matches: what it refuses PEFT cannot use.
+        # Python parses the pattern but never matches it: PEFT cannot use a pattern that Python refuses.
         re.compile(pattern)
         return re2.compile(rf"(?:.*\.)?(?:{text})$", options)
     except (re.error, re2.error, OverflowError, RecursionError, UnicodeEncodeError) as error:
@@ -77,7 +77,7 @@ def _compiled(pattern: str, option: str) -> re2._Regexp:
 
 
 def _rewritten(pattern: str, option: str) -> str:
-    """Return a pattern in RE2's syntax. Raises AdapterError for what RE2 lacks or reads otherwise."""
+    """Return a pattern in RE2's syntax. Raises AdapterError if RE2 lacks a construct or reads it differently."""
     written, at = [], 0
     while at < len(pattern):
         letter, end = pattern[at], at + 1
@@ -93,7 +93,7 @@ def _rewritten(pattern: str, option: str) -> str:
             if count is None or not (count[1] or count[3]):
                 raise _error(pattern, option, "has a '{' without a count")
             end = count.end()
-            # RE2 takes a count without its lower bound for plain text.
+            # RE2 reads a count without its lower bound as plain text.
             written.append(f"{{{count[1] or 0}{count[2]}{count[3]}}}")
             at = end
             continue

@@ -22,7 +22,8 @@ from .weighted_sum import weighted_sum
 
 T = TypeVar("T")
 
-# Config and weights are of one version: if one of them is replaced meanwhile, both are read again so many times.
+# Number of times that config and weights are read again, if one of them is replaced meanwhile: both must be of one
+# version.
 _MOST_READS = 3
 
 
@@ -46,7 +47,7 @@ class AdapterReader:
     own_weights: OwnWeightsMaker = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Begin to share own weights among the adapters read here."""
+        """Create the maker of own weights, which adapters read here share."""
         object.__setattr__(self, "own_weights", OwnWeightsMaker(self.layout))
 
     def read(self, path: str, *, trusted: bool = False) -> PreparedAdapter:
@@ -54,10 +55,11 @@ class AdapterReader:
 
         Args:
             path: path of the folder.
-            trusted: whether it may lead outside ``root``: set by the operator, never by a request.
+            trusted: whether the path may be outside of ``root``; only the operator may set it, never a request.
 
         Raises:
-            AdapterError: malformed, unsupported, it does not fit the base model, or its files change all the time.
+            AdapterError: the adapter is malformed, unsupported or does not fit the base model, or its files keep
+                changing.
         """
         return self._unchanged(path, trusted, self._prepare)
 
@@ -75,7 +77,7 @@ class AdapterReader:
             return prepare(weighted_sum(parts, adapters, self.max_rank), self.layout)
 
     def _unchanged(self, path: str, trusted: bool, then: Callable[[AdapterWeights], T]) -> T:
-        """Return what is made of the weights in a folder, whose files must not change meanwhile."""
+        """Return a result computed from the weights in a folder, whose files must not change meanwhile."""
         for _ in range(_MOST_READS):
             files = self._files(path, trusted=trusted)
             before = _stamps(files)
@@ -104,7 +106,7 @@ class AdapterReader:
         """Check the config, and names and shapes of the tensors, of the adapter in a folder; values are not read.
 
         Raises:
-            AdapterError: what ``read`` would raise for them.
+            AdapterError: ``read`` would raise it for the same files.
         """
         config_file, *weights_files = self._files(path, trusted=trusted)
         config = read_config(_bytes(config_file))
@@ -130,7 +132,7 @@ class AdapterReader:
 
 @contextlib.contextmanager
 def _as_limit() -> Iterator[None]:
-    """Turn a lack of memory into ``AdapterLimit``."""
+    """Convert a lack of memory inside the block to ``AdapterLimit``."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -146,7 +148,7 @@ def _check_digest(found: str, wanted: str) -> None:
 
 
 def _stamps(files: Iterable[Path]) -> list[tuple[int, ...]]:
-    """Return what tells files from those that another writer puts in their place."""
+    """Return data that distinguishes files from later files in their place."""
     stamps: list[tuple[int, ...]] = []
     for file in files:
         try:

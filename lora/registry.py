@@ -1,7 +1,7 @@
 """Registry of adapter names, their versions, and the sequences that pin them.
 
     load ---> current ---- replaced or unloaded ----> retired ---- last pin gone ----> ended
-                 |  new sequences pin it                 |  running ones go on with it
+                 |  new sequences pin it                 |  running ones continue with it
 
 A name refers to its current version; a sequence pins the version that was current when it was submitted.
 """
@@ -23,12 +23,12 @@ MOST_SUMS = 64
 
 @dataclass(frozen=True, slots=True)
 class OwnParts:
-    """What an adapter brings in place of the model's.
+    """Weights and sizes of an adapter that replace the model's.
 
     Attributes:
-        has_matrix: whether it brings a whole embedding or head.
-        vocab_size: tokens of its vocabulary, None for the base model's.
-        num_classes: rows of its classification head, 0 without one.
+        has_matrix: whether the adapter has a whole embedding or head.
+        vocab_size: number of tokens of its vocabulary, None for the base model's.
+        num_classes: number of rows of its classification head, 0 without one.
     """
 
     has_matrix: bool = False
@@ -37,7 +37,7 @@ class OwnParts:
 
     @classmethod
     def of(cls, adapter: PreparedAdapter) -> OwnParts:
-        """Return what an adapter brings."""
+        """Return the weights and sizes by which an adapter replaces the model's."""
         if (own := adapter.own) is None:
             return cls()
         return cls(adapter.has_matrix, own.vocab_size, 0 if own.score is None else len(own.score))
@@ -51,17 +51,17 @@ class AdapterVersion:
         load_id: id of this load, which is never reused.
         digest: identity of the content; versions with equal digests share KV.
         path: folder of the adapter.
-        trusted: whether the path may lead outside the folder of adapters.
+        trusted: whether the path may be outside of the folder of adapters.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
-        num_bytes: memory of its factors and its own weights.
-        own: weights that the adapter brings in place of the model's.
+        num_bytes: bytes of memory of its factors and its own weights.
+        own: weights and sizes that replace the model's.
         tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
-        loaded: when it was, in seconds since 1970.
-        pins: running and waiting sequences that use it.
-        retired: no longer the current version of its name.
-        public: the name that counts against the limit: versions of one are one name there.
-        parts: parts of a weighted sum of adapters, which counts against a limit of its own; empty for an adapter.
+        loaded: time of the load, in seconds since 1970.
+        pins: number of running and waiting sequences that use it.
+        retired: whether it is no longer the current version of its name.
+        public: name that counts towards the limit; versions with the same public name count once.
+        parts: parts of a weighted sum of adapters, which has a separate limit; empty for an adapter.
     """
 
     name: str
@@ -88,17 +88,17 @@ class AdapterRegistry:
     recently used sum of the tenant with the most sums loses its name.
 
     Args:
-        max_adapters: limit of names, of which those with one public name are one.
+        max_adapters: largest number of names; names with the same public name count once.
     """
 
     def __init__(self, max_adapters: int) -> None:
         self.max_adapters = max_adapters
         self._current: dict[str, AdapterVersion] = {}
         self._alive: dict[int, AdapterVersion] = {}
-        # Counts the current versions of each public name.
+        # Number of current versions of each public name.
         self._publics: Counter[str] = Counter()
         self._digests: Counter[str] = Counter()
-        # Maps a name to its tenant. The name used last is at the end.
+        # Tenant by name. The name used last is at the end.
         self._sums: OrderedDict[str, str] = OrderedDict()
         self._ended: list[AdapterVersion] = []
         self._next_id = 0
@@ -187,12 +187,12 @@ class AdapterRegistry:
         return version
 
     def use(self, version: AdapterVersion) -> None:
-        """Note that a weighted sum is used, for the order in which they lose their names."""
+        """Record a use of a weighted sum, for the order in which sums lose their names."""
         if version.name in self._sums:
             self._sums.move_to_end(version.name)
 
     def check_room(self, name: str, public: str = "") -> None:
-        """Raise ``AdapterLimit`` if the limit of names leaves no room for this one, or this public name."""
+        """Raise ``AdapterLimit`` if the limit of names leaves no room for this name, or its public name."""
         is_new = name not in self._current and (public or name) not in self._publics
         if is_new and len(self._publics) >= self.max_adapters:
             raise AdapterLimit(
@@ -219,13 +219,13 @@ class AdapterRegistry:
         return version
 
     def pin(self, version: AdapterVersion) -> None:
-        """Add a pin to a version; raises ValueError if it is retired."""
+        """Add a pin to a version. Raises ValueError if it is retired."""
         if version.retired:
             raise ValueError(f"version {version.load_id} of {version.name} is retired")
         version.pins += 1
 
     def unpin(self, version: AdapterVersion) -> None:
-        """Remove a pin from a version; raises ValueError if it has none."""
+        """Remove a pin from a version. Raises ValueError if it has none."""
         if not version.pins:
             raise ValueError(f"version {version.load_id} of {version.name} has no pins")
         version.pins -= 1

@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(slots=True)
 class LoRARequest:
-    """An adapter of a request: loaded under its name when it is first asked for.
+    """An adapter of a request, which is loaded under its name when it is first used.
 
     Attributes:
         lora_name: name of the adapter in this ``LLM``.
-        lora_int_id: vLLM's number of it, which is not read.
-        lora_path: a folder in PEFT's format, or a source as ``LLM.load_adapter`` takes it; "" for one that is loaded.
+        lora_int_id: vLLM's number of the adapter, which is not read.
+        lora_path: a folder in PEFT's format, or a source as for ``LLM.load_adapter``; "" for an adapter that is loaded.
         lora_local_path: the name of ``lora_path`` in older versions of vLLM.
-        load_inplace: whether the content of the path replaces what is loaded under the name.
+        load_inplace: whether the content of the path replaces the adapter loaded under the name.
     """
 
     lora_name: str

@@ -34,11 +34,11 @@ def find_folder(path: str, root: Path | None) -> Path:
     """Resolve the folder of an adapter.
 
     Args:
-        path: path as given; relative to ``root`` where there is one.
+        path: path as given; relative to ``root``, if that is set.
         root: the folder that no path may leave, by ``..``, by being absolute or by a link; None for no limit.
 
     Raises:
-        AdapterError: the folder does not exist, or lies outside.
+        AdapterError: the folder does not exist, or is outside of ``root``.
     """
     if "\0" in path or len(path) > 4096:
         raise AdapterError("The adapter's path is not a path.", "path")
@@ -57,7 +57,7 @@ def find_files(folder: Path, root: Path | None) -> tuple[Path, tuple[Path, ...]]
     """Return the config and the weights files in a folder: one, or the shards of which transformers makes several.
 
     Raises:
-        AdapterError: one of them is missing, or is a link that leads outside ``root``.
+        AdapterError: a file is missing, or is a link to a place outside of ``root``.
     """
     config, weights = folder / CONFIG, folder / WEIGHTS
     files = (weights,) if weights.is_file() else _shards(folder) or (weights,)

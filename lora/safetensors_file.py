@@ -70,7 +70,7 @@ def read_shards(
         most_bytes: limit of all files together.
 
     Raises:
-        AdapterError: as by ``read``, or a tensor is in two files.
+        AdapterError: as for ``read``, or a tensor is in two files.
     """
     found: dict[str, Tensor] = {}
     for path in paths:
@@ -96,7 +96,7 @@ def read_shapes(path: Path, most_bytes: int) -> dict[str, Tensor]:
 
 
 def _read_head(file: BinaryIO, name: str, most_bytes: int) -> tuple[bytes, int]:
-    """Return the begin of a file, in which its header is, and its size. Raises AdapterError if it is too large."""
+    """Return the beginning of a file, with its header, and its size. Raises AdapterError if it is too large."""
     size = os.fstat(file.fileno()).st_size
     if size > most_bytes:
         raise AdapterError(f"{name} has {size:,} bytes; at most {most_bytes:,} are read.")

@@ -27,8 +27,9 @@ def token_slots(slots: Ints, first: Ints, lengths: Ints, starts: Ints) -> Ints:
 
     Args:
         slots: [R] int32, the slot of each row's adapter, ``BASE`` for none.
-        first: [R] int32, position in its sequence of the first token that the adapter reads: 0 but for activated LoRA.
-        lengths: [R] int32, tokens of each row in this step.
+        first: [R] int32, position in its sequence of the first token that the adapter reads: 0 except for activated
+            LoRA.
+        lengths: [R] int32, number of tokens of each row in this step.
         starts: [R] int32, position in its sequence of each row's first token.
     """
     of_tokens = np.repeat(slots, lengths)
@@ -66,8 +67,8 @@ class StaticSegments:
     There is one segment per token at most; unused segments are empty.
 
     Args:
-        num_tokens: the most of a forward.
-        device: device of the segments. For devices with tiled kernels, tiles take the place of slots and starts.
+        num_tokens: largest number of tokens of a forward pass.
+        device: device of the segments. For devices with tiled kernels, tiles replace slots and starts.
         num_slots: the most slots of a forward; None for as many as tokens.
     """
 

@@ -1,8 +1,9 @@
 """Shards of an adapter for tensor-parallel ranks: each has the columns or the inputs of its part of the base model.
 
-A product that is split by outputs has A whole and its rows of B. One that is split by inputs has its columns of A and B
-whole: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum of the base model's products is that of the
-adapter too. The gain of DoRA multiplies each part of such a sum. Terms outside of the sum are added by rank 0.
+A product that is split by outputs has the whole A and its own rows of B. A product that is split by inputs has its own
+columns of A and the whole B: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum over the ranks of the
+base model's products includes the adapter. The gain of DoRA multiplies each part of such a sum. Rank 0 adds the terms
+outside of the sum.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .prepare_factors import PreparedAdapter, join_factors
 
 @dataclass(frozen=True, slots=True)
 class ModuleSplit:
-    """What a rank has of a module's weight [out, in].
+    """The part of a module's weight [out, in] that a rank holds.
 
     Attributes:
-        side: of which the rank has a part.
-        runs: runs of outputs or inputs, each from the first to before the last, in their order.
+        side: whether the rank has a part of the outputs or of the inputs.
+        runs: runs of outputs or inputs, each as (first, end), in their order.
     """
 
     side: Literal["outputs", "inputs"]
@@ -33,7 +34,7 @@ class ModuleSplit:
 
     @property
     def size(self) -> int:
-        """Outputs or inputs of the rank."""
+        """Number of outputs or inputs of the rank."""
         return sum(end - first for first, end in self.runs)
 
     def take(self, tensor: Tensor, dim: int) -> Tensor:
@@ -47,9 +48,9 @@ def split_adapter(
     """Return a rank's part of an adapter.
 
     Args:
-        adapter: the adapter as for the whole base model.
+        adapter: the adapter, prepared for the whole base model.
         layout: layout of the whole base model.
-        splits: splits by module; modules without an entry are whole on each rank.
+        splits: splits by module; each rank has modules without an entry as a whole.
     """
     shapes = {shape.name: shape for shape in layout.projections if shape.heads is None}
     heads = dict(_own_heads(layout, splits))

@@ -1,4 +1,4 @@
-"""``SumPart``: an adapter of a weighted sum, told without torch."""
+"""``SumPart``: an adapter of a weighted sum, described without torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class SumPart:
     """An adapter of a sum.
 
     Attributes:
-        name: under which it is loaded.
-        path, trusted: of its folder, as ``AdapterReader.read`` takes them.
+        name: name under which the adapter is loaded.
+        path, trusted: folder of the adapter, as for ``AdapterReader.read``.
         digest: digest of its content.
     """
 

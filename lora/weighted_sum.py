@@ -22,7 +22,7 @@ def weighted_sum(parts: Sequence[SumPart], adapters: Sequence[AdapterWeights], m
 
     Args:
         adapters: the weights of each part.
-        most_rank: limit of a module's rank, of all parts together.
+        most_rank: limit of a module's rank, for all parts together.
 
     Raises:
         AdapterError: a part has more than low-rank pairs, of which there is no sum, or the rank is too large.
@@ -45,7 +45,7 @@ def weighted_sum(parts: Sequence[SumPart], adapters: Sequence[AdapterWeights], m
 
 
 def sum_digest(parts: Sequence[SumPart]) -> str:
-    """Return the identity of a sum: of contents and weights, whatever the adapters are called."""
+    """Return the identity of a sum, from contents and weights, regardless of the adapters' names."""
     contents = [(part.digest, part.weight) for part in parts]
     return hashlib.sha256(repr(("rootgraft weighted sum", contents)).encode()).hexdigest()
 

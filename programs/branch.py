@@ -126,7 +126,7 @@ class Branch:
             adapter: name of an adapter, None for the session's model.
             max_tokens, temperature: default: the session's.
             stop: stop strings, which are not part of the text.
-            seed: the same seed gives the same text.
+            seed: seed of the draws; the same seed gives the same text.
         """
         step = f"gen {name!r}"
         with self._naming_branch(step):
@@ -173,7 +173,7 @@ class Branch:
         """Compute the conversation so far into the prefix cache, for all branches that extend it.
 
         Args:
-            pin: seconds for which it is not evicted, at most 86,400.
+            pin: seconds for which the branch is not evicted, at most 86,400.
         """
         with self._naming_branch("warm"):
             if type(pin) is not int or not 0 <= pin <= _LONGEST_PIN:
@@ -261,7 +261,7 @@ class Fork(Sequence[Branch]):
 
         Raises:
             Exception: of the first branch that failed, after all have ended.
-            KeyboardInterrupt: at once; branches that run go on, at the latest until the session is closed.
+            KeyboardInterrupt: raised at once; running branches continue, at the latest until the session is closed.
             ValueError: the number of items is not the number of branches.
         """
         try:

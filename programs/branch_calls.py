@@ -98,7 +98,7 @@ class Completion:
 
 
 def stop_string(reason: str | int | None, stops: Sequence[str]) -> str | int | None:
-    """Return the stop string that ended an answer, of those that were asked for, from its ``stop_reason``.
+    """Return the requested stop string that ended an answer, from its ``stop_reason``.
 
     An answer that its budget of tokens has made shorter is whole: ``budget`` is no stop string then.
     """
@@ -155,7 +155,7 @@ def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> in
 
 
 def choice_tree(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> EndingTree:
-    """Return the tree of choices behind their common beginning.
+    """Return the tree of choices after their common beginning.
 
     Args:
         base: tokens of the prompt.
@@ -192,7 +192,7 @@ def check_texts(name: str, values: Any) -> list[str]:
 
 
 def check_choices(choices: Any) -> list[str]:
-    """Return the choices as a list. Raises ValueError for none, an empty one, or what is no list of strings."""
+    """Return the choices as a list. Raises ValueError for no choice, an empty one, or other types than strings."""
     listed = check_texts("choices", choices)
     if not listed:
         raise ValueError("choices must be at least one string")

@@ -43,7 +43,7 @@ class _Call:
 
     Attributes:
         deltas: queue of its deltas, ended by an error or None.
-        running: its handle in the ``LLM``, once it has begun.
+        running: the request's handle in the ``LLM``, once it has begun.
     """
 
     tokens: Sequence[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .namespace import Path
 from .node import TOKEN_BYTES, Node
 
-# So many branches are considered where a path forks.
+# Largest number of branches that are considered at a fork of a path.
 _CHOICES = 8
 
 

@@ -15,7 +15,7 @@ class Cursor:
     Attributes:
         path: the namespaces of the sequence.
         tokens: int32 tokens as bytes, from the first page to walk on.
-        position: number of tokens before it in the sequence, a multiple of ``page_size``.
+        position: number of the sequence's tokens before the cursor, a multiple of ``page_size``.
         start: the byte offset of ``position`` in ``tokens``.
     """
 
@@ -39,7 +39,7 @@ class Cursor:
 
     @property
     def run_pages(self) -> int:
-        """Whole pages left that fit in one node: up to the page that holds the namespace switch."""
+        """Number of whole pages left that fit in one node: up to the page that holds the namespace switch."""
         _, zone_end = self.path.zone(self.position)
         return min(self.num_pages, (zone_end - self.position) // self.page_size or self.num_pages)
 
@@ -50,7 +50,7 @@ class Cursor:
         return namespace, self.page[: (zone_end - self.position) * TOKEN_BYTES]
 
     def agreeing(self, node: Node) -> int:
-        """Return how many leading pages of ``node`` match the path; the first one is known to."""
+        """Return how many leading pages of ``node`` match the path; the first page is known to match."""
         most = min(len(node.pages), self.run_pages)
         return common_pages(self.tokens, self.start, node.tokens, most, self.page_size * TOKEN_BYTES)
 
@@ -64,9 +64,9 @@ class Match:
     """The longest reusable prefix of a sequence.
 
     Attributes:
-        node: the node at which it ends; the root if no whole page matches.
-        inside: pages of ``node`` that belong to it.
-        pages: ids of its whole pages, in order.
+        node: the node at which the prefix ends; the root if no whole page matches.
+        inside: number of pages of ``node`` that belong to the prefix.
+        pages: ids of the prefix's whole pages, in order.
         source: a page whose first ``num_copied`` cells continue after ``pages``; -1 if none.
     """
 

@@ -7,8 +7,8 @@ at each position, the namespaces are equal::
     ordinary           |<------------------- namespace ------------------------->|      switch_at = 0
     activated LoRA     |<------- before --------->|<-------- namespace --------->|
 
-Activated LoRA applies the adapter only from its invocation tokens on, so all tokens before them have the KV of the base
-model and are shared with it and with every other adapter.
+Activated LoRA applies the adapter only from its invocation tokens on, so all earlier tokens have the KV of the base
+model, and share it with the base model and with every other adapter.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Weights and tenant of KV. Separate fields: a salt cannot be taken for an adapter or a tenant.
+    """Weights and tenant of KV, in separate fields: a salt cannot be confused with an adapter or a tenant.
 
     Attributes:
         base: digest of the base model.
-        adapter: digest of an adapter's load, not its name, which may get new weights; None for the base model.
-        salt: chosen by a tenant to separate some of its own KV.
-        tenant: different tenants never share.
-        is_long: rotated as in sequences beyond the length at which the rotary embedding switches (LongRoPE).
+        adapter: digest of an adapter's load (not its name, which may get new weights); None for the base model.
+        salt: text chosen by a tenant to separate some of its own KV.
+        tenant: tenant of the KV; different tenants never share KV.
+        is_long: whether keys are rotated as in sequences beyond the length at which the rotary embedding switches
+            (LongRoPE).
     """
 
     base: str

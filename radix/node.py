@@ -16,24 +16,24 @@ TOKEN_BYTES = 4
 
 
 class Node:
-    """A run of pages, all but perhaps the first computed wholly in ``namespace``.
+    """A run of pages; all of them, except perhaps the first, were computed wholly in ``namespace``.
 
     A node is either whole pages, or a *tail*: one partly filled page, at which a sequence ended. A tail is never locked
     and has no children, because it is copied for use.
 
     Attributes:
-        origin: origin of the first page; None for the root alone.
+        origin: origin of the first page; None for the root.
         tokens: int32 tokens of the run.
         pages: one page id for each ``page_size`` tokens.
-        parent: None for the root and for a node that is no longer in the tree.
+        parent: parent node; None for the root and for a node that is no longer in the tree.
         children: children by the origin of their first page.
         heads: children whose first page holds a namespace switch, by the namespace before it: any path of that
             namespace can copy the cells before the switch.
-        lock: leases that end at this node or below.
+        lock: number of leases that end at this node or below.
         last_use: logical time of the last lease through it; never less than a child's.
-        pins: soft pins that end at this node or below, by ``PinKind``.
-        dropped: cut off from matches, kept until its leases end.
-        hits: leases that began with its first page.
+        pins: number of soft pins that end at this node or below, by ``PinKind``.
+        dropped: whether matches no longer reach the node, which is kept until its leases end.
+        hits: number of leases that began with its first page.
     """
 
     __slots__ = (
@@ -158,7 +158,8 @@ def common_tokens(left: bytes, right: bytes | bytearray) -> int:
 def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_bytes: int) -> int:
     """Return how many of the first ``most`` pages of ``run`` are in ``tokens`` from byte ``start`` on.
 
-    One memory comparison if all are; else bisection for the first difference, which reads each byte once more.
+    One memory comparison suffices if all are equal; else bisection finds the first difference and reads each byte
+    again.
     """
     with memoryview(run) as view:
         if tokens.startswith(view[: most * page_bytes], start):

@@ -30,7 +30,7 @@ class SoftPin:
     """A path that is evicted late, from ``RadixTree.pin`` to ``RadixTree.unpin``.
 
     Attributes:
-        node: the node at which it ends; None once nothing of it is left in the tree.
+        node: the node at which the pinned path ends; None once no page of it is left in the tree.
     """
 
     __slots__ = ("kind", "node")
@@ -45,7 +45,7 @@ class SoftPins:
 
     Attributes:
         ends: pins by their node.
-        num_pages: pinned pages, by kind.
+        num_pages: number of pinned pages, by kind.
     """
 
     def __init__(self, tenant_eviction: TenantEviction) -> None:
@@ -66,7 +66,7 @@ class SoftPins:
         return pin
 
     def unpin(self, pin: SoftPin) -> None:
-        """End a pin, even if nothing of it is left."""
+        """End a pin, even if no page of it is left."""
         node, pin.node = pin.node, None
         if node is None:
             return
@@ -81,13 +81,13 @@ class SoftPins:
             self._tenant_eviction.push(node)
 
     def shrink(self, leaf: Node, num_pages: int) -> None:
-        """Count the last pages of a leaf out, which are about to be evicted."""
+        """Subtract the last pages of a leaf, which will be evicted next, from the counts."""
         for kind in PinKind:
             if leaf.pins[kind]:
                 self.num_pages[kind] -= num_pages
 
     def move_up(self, leaf: Node) -> None:
-        """Move the pins that end at a leaf, which is about to be evicted as a whole, to its parent."""
+        """Move the pins that end at a leaf, which will be evicted as a whole, to its parent."""
         self.shrink(leaf, len(leaf.pages))
         moved = self.ends.pop(leaf, [])
         parent = leaf.parent

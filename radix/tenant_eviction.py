@@ -1,4 +1,4 @@
-"""Tenant eviction: fair sharing of the tree, pages of the tenant with the most pages are evicted first.
+"""Tenant eviction: fair sharing of the tree. Pages of the tenant with the most pages are evicted first.
 
 A tenant that fills the tree evicts its own pages; pages of others stay as long as they are no more than an equal share
 (max-min fairness). Leaves are evicted in this order, the least recently used first in each:
@@ -7,7 +7,7 @@ A tenant that fills the tree evicts its own pages; pages of others stay as long 
     2. leaves of the tenant with the most pages, its sessions' after its ordinary ones
     3. pinned leaves of all tenants
 
-These are all leaves without a lease.
+The list covers all leaves without a lease.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class TenantShare:
 
     Attributes:
         num_pages: number of the tenant's pages, leased ones included.
-        used: when it last found or entered a page.
+        used: time at which the tenant last found or added a page.
         leaves: leaves of the tenant that are evictable and not pinned.
-        entry: its entry in the order of tenants; None without such leaves.
+        entry: the tenant's entry in the order of tenants; None without such leaves.
         least, most: numbers of pages between which the entry stays valid.
     """
 
@@ -146,7 +146,7 @@ class TenantEviction:
             self._changed[share] = None
 
     def next(self) -> tuple[Node, int] | None:
-        """Return the leaf to evict from, and how many pages before the next call. None if no leaf is evictable."""
+        """Return the leaf to evict from, and how many pages before the next call. None without evictable leaves."""
         self._put_in_order()
         while self._order:
             entry = self._order[0]
@@ -182,7 +182,7 @@ class TenantEviction:
         share.entry = None
 
     def _lead(self, entry: Entry) -> int:
-        """Return how many pages the first tenant loses before another comes first: all if it is idle or alone."""
+        """Return how many pages the first tenant loses before another comes first: all pages if it is idle or alone."""
         active, size, _, share = entry
         following = self._order[1:3]
         if not active or not following:

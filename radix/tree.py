@@ -29,7 +29,7 @@ class RadixTree:
     """The tree. ``num_pages`` counts all its pages, ``num_locked`` the leased ones.
 
     Args:
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
         clock: seconds, monotonic, for idle tenants.
     """
 
@@ -65,13 +65,13 @@ class RadixTree:
         return Match(node, inside, pages, source, num_copied)
 
     def _child(self, node: Node, cursor: Cursor) -> Node | None:
-        """Return the child whose first page is the one at the cursor."""
+        """Return the child whose first page is the page at the cursor."""
         siblings = node.children.get(cursor.origin)
         key = cursor.page
         return siblings.find(key) if siblings and len(key) == self._page_bytes else None
 
     def _partial(self, node: Node, inside: int, cursor: Cursor) -> tuple[int, int]:
-        """Return the page that continues a match by the most tokens, and by how many."""
+        """Return the page that continues a match by the most tokens, and the number of these tokens."""
         namespace, pure = cursor.pure
         if inside < len(node.pages):
             following = node.tokens[inside * self._page_bytes :][: self._page_bytes]
@@ -173,7 +173,7 @@ class RadixTree:
         Args:
             node: the end of the lease; not dropped.
             path: the namespaces of the sequence.
-            position: tokens up to the end of ``node``, a multiple of the page size.
+            position: number of tokens up to the end of ``node``, a multiple of the page size.
             tokens: the tokens of ``pages``, int32 as bytes.
             pages: page ids.
         """
@@ -213,12 +213,12 @@ class RadixTree:
         return child
 
     def add_tail(self, node: Node, path: Path, position: int, tokens: bytes, page: int) -> list[int]:
-        """Enter a partly filled page below ``node``. Returns the pages that are not needed (any more).
+        """Enter a partly filled page below ``node``. Returns the pages that are no longer needed.
 
         Args:
             node: a node in the tree, which ``path`` reaches after ``position`` tokens.
             path: the namespaces of the sequence.
-            position: tokens before ``page``, a multiple of the page size.
+            position: number of tokens before ``page``, a multiple of the page size.
             tokens: the tokens of the page, int32 as bytes, at least one and fewer than a page.
             page: the page's id.
         """
@@ -234,7 +234,7 @@ class RadixTree:
         return freed
 
     def _supersede(self, node: Node, origin: Origin, key: bytes) -> list[int]:
-        """Remove the tail below ``node`` that ``key`` begins with, if there is one."""
+        """Remove the tail below ``node`` whose key is a prefix of ``key``, if there is one."""
         siblings = node.children.get(origin)
         tail = siblings.prefix_of(key) if siblings else None
         if tail is None:
@@ -294,7 +294,7 @@ class RadixTree:
         return []
 
     def _clear(self, node: Node) -> list[int]:
-        """Take the pages from a node that has been detached."""
+        """Remove the pages from a node that has been detached."""
         pages, node.pages, node.parent = node.pages, [], None
         node.tokens.clear()
         self._count(node, -len(pages))
@@ -308,7 +308,7 @@ class RadixTree:
     # Changing the shape
 
     def _split(self, node: Node, at: int) -> Node:
-        """Move the first ``at`` pages to a new parent; leases that end at ``node`` still do."""
+        """Move the first ``at`` pages to a new parent; leases that end at ``node`` are not changed."""
         assert node.parent and node.origin
         parent, size = node.parent, at * self._page_bytes
         self._detach(node)
@@ -384,7 +384,7 @@ def _remove(groups: dict[GroupName, Siblings], name: GroupName, key: bytes, node
 
 
 def _begun(node: Node) -> set[Namespace]:
-    """Return the namespaces that begin at a node of the tree: those that its parent does not have."""
+    """Return the namespaces that begin at a node of the tree: namespaces that its parent does not have."""
     assert node.parent and node.origin
     namespaces = {node.origin.namespace, node.origin.before or node.origin.namespace}
     return namespaces - {node.parent.namespace}

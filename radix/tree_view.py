@@ -56,7 +56,7 @@ class _Frontier:
         self._visits_left = MOST_VISITS
 
     def add_children(self, node: Node, chosen: Container[Node]) -> None:
-        """Add the children of a node that are not chosen, as far as visits are left."""
+        """Add the children of a node that are not chosen, as long as visits are left."""
         nodes = (child for siblings in node.children.values() for child in siblings.nodes)
         for child in islice(nodes, min(self._visits_left, MOST_SIBLINGS)):
             self._visits_left -= 1

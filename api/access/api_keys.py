@@ -1,4 +1,4 @@
-"""API keys: scopes, limits and tenants; the key file, which holds digests alone; the key ring that finds valid keys.
+"""API keys: scopes, limits and tenants; the key file, which contains only digests; the key ring that finds valid keys.
 
     [[keys]]
     name = "team-a"                   # in logs and metrics
@@ -71,10 +71,10 @@ class Key:
     Attributes:
         name: the key's name in logs.
         digest: SHA-256 of the key.
-        tenant: keys of one tenant share KV and take turns as one.
-        adapters: names that the key may use besides the base model's; None for all.
-        requests_per_minute: None for no limit.
-        tokens_per_minute: None for no limit.
+        tenant: tenant of the key; keys of one tenant share KV and take turns as one.
+        adapters: names of the adapters that the key may use besides the base model; None for all.
+        requests_per_minute: largest number of requests per minute; None for no limit.
+        tokens_per_minute: largest number of tokens per minute; None for no limit.
         priority: default priority class of requests.
         earliest: highest priority class that requests may name.
     """
@@ -166,7 +166,7 @@ def read_entries(path: Path) -> list[KeyEntry]:
 
 
 def check_entries(content: Any) -> list[KeyEntry]:
-    """Return the entries of a key file's content. Raises ConfigError for one that is wrong or repeats another."""
+    """Return the entries of a key file's content. Raises ConfigError for a malformed or repeated entry."""
     try:
         entries = KeyFile.model_validate(content).keys
     except ValidationError as error:
@@ -232,9 +232,9 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, token: bytes) -> Key | None:
-        """Return the key with this text; ``ANYBODY`` where no keys are in use.
+        """Return the key with this text; ``ANYBODY`` if no keys are in use.
 
-        The time depends on the number of keys alone: the digest is compared with all digests, in constant time.
+        The time depends only on the number of keys: the digest is compared with all digests, in constant time.
         """
         self._refresh()
         if not self._keys:
@@ -244,7 +244,7 @@ class KeyRing:
         return matches[0] if matches else None
 
     def named(self, name: str) -> Key | None:
-        """Return the valid key of this name; the name of ``ANYBODY``, where no keys are in use, is empty."""
+        """Return the valid key with this name; without keys in use, ``ANYBODY`` has an empty name."""
         self._refresh()
         if not self._keys:
             return None if name else ANYBODY

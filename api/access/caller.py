@@ -1,4 +1,4 @@
-"""The caller of a request: key, tenant, timeout and trace context, and the facts that the access log writes of it."""
+"""The caller of a request: key, tenant, timeout and trace context, and facts about the request for the access log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestFacts:
     trace_id: str | None = None
 
     def log_fields(self) -> dict[str, object]:
-        """Return the facts that are set, those of the generation in its place."""
+        """Return the facts that are set, with the facts of the generation inserted."""
         logged: dict[str, object] = {}
         for name, value in _values(self):
             if isinstance(value, GenerationFacts):
@@ -82,16 +82,16 @@ class Caller:
     """Made by ``Guard`` for each request that it admits, and for each line of a batch.
 
     Attributes:
-        key: the request's key, ``ANYBODY`` where no keys are in use.
+        key: the request's key, ``ANYBODY`` if no keys are in use.
         cache_tenant: tenant whose requests may share the request's KV.
-        timeout: seconds that the request may take; None for no bound.
-        facts: what is known of the request, for the access log.
+        timeout: seconds that the request may take; None for no limit.
+        facts: facts about the request for the access log.
         path: the path of the URL.
-        trace_context: the headers ``traceparent`` and ``tracestate``, where the request has them.
-        usage_id: under which a line of a batch counts in the usage ledger, once and when it has been answered. None:
-            the request counts whatever becomes of it.
-        asked_model: name of the model that the client has asked for, where another model answers.
-        is_strict: the request is to be refused if its first token cannot come within the target of its class.
+        trace_context: the headers ``traceparent`` and ``tracestate``, if the request has them.
+        usage_id: id under which a line of a batch counts once in the usage ledger, when it has been answered. None if
+            the request counts in any case.
+        asked_model: name of the model that the client requested, if another model answers.
+        is_strict: whether to refuse the request if its first token cannot come within the target of its class.
     """
 
     key: Key
@@ -105,12 +105,12 @@ class Caller:
     asked_model: str | None = None
 
     def told_model(self, name: str) -> str:
-        """Return what log and ledger call the model that answers."""
+        """Return the name of the answering model for log and ledger."""
         return name if self.asked_model is None else f"{name} (for {self.asked_model})"
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the request may still take once its adapter is loaded; None for no bound."""
+        """Seconds that the request may still take once its adapter is loaded; None for no limit."""
         waited = self.facts.adapter_seconds
         return self.timeout if self.timeout is None or waited is None else max(0.001, self.timeout - waited)
 

@@ -1,4 +1,4 @@
-"""Changes of a key file: add, revoke and rotate keys. What else a TOML file says stays, and each change is atomic."""
+"""Changes of a key file: add, revoke and rotate keys. The rest of a TOML file is kept, and each change is atomic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_key(path: Path, name: str, fields: Mapping[str, Any]) -> str:
 
 
 def rotate_key(path: Path, name: str) -> str:
-    """Give an entry a new key, which is returned; the old one is no longer valid. Raises ConfigError."""
+    """Give an entry a new key, and return it; the old key is no longer valid. Raises ConfigError."""
     secret = new_secret()
 
     def replace(entries: Entries) -> None:
@@ -54,7 +54,7 @@ def rotate_key(path: Path, name: str) -> str:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove an entry. Raises ConfigError, also for the last one, as a server does not take a file without keys."""
+    """Remove an entry. Raises ConfigError, also for the last entry, because a server refuses a file without keys."""
 
     def remove(entries: Entries) -> None:
         place = _place(path, entries, name)
@@ -107,7 +107,7 @@ def _change(path: Path, change: Callable[[Entries], None], *, can_be_new: bool =
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder, which no other change of a file in it shares."""
+    """Hold a lock on the folder, which excludes other changes of files in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -4,10 +4,10 @@ A prompt is marked at lengths that grow by a quarter, with a chained hash of all
 
     32      40    50   62  ...                     tokens
     |--------|-----|----|------ ... ---------------|
-     known    known  new                            what lies behind the first new mark must be computed
+     known    known  new                            all tokens after the first new mark must be computed
 
-Adapters, salts and tenants are not distinguished: a prompt of one of them counts as known for all. The error is on the
-side of too little work.
+Adapters, salts and tenants are not distinguished: a prompt of one of them counts as known for all. So the estimated
+work may be too small, but not too large.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-FIRST, GROWTH = 32, 1.25  # the length of the first mark, and of each in lengths of the one before
-MOST = 1 << 16  # marks that are remembered
+FIRST, GROWTH = 32, 1.25  # length of the first mark, and ratio of the lengths of consecutive marks
+MOST = 1 << 16  # largest number of marks that are remembered
 # The size of a prefix's hash.
 _BYTES = 6
 
 
 def mark_lengths(num_tokens: int) -> list[int]:
-    """Return the lengths at which a prompt of so many tokens is marked."""
+    """Return the lengths at which a prompt of ``num_tokens`` tokens is marked."""
     lengths, length = [], float(FIRST)
     while length <= num_tokens:
         lengths.append(int(length))
@@ -51,7 +51,7 @@ class KnownPrefixes:
         self._marks: OrderedDict[int, None] = OrderedDict()
 
     def num_new(self, num_tokens: int, marks: Sequence[int]) -> int:
-        """Return how many tokens of a prompt are surely new: those behind its first unknown mark."""
+        """Return how many tokens of a prompt are surely new: the tokens after its first unknown mark."""
         for mark, length in zip(marks, mark_lengths(num_tokens), strict=True):
             if mark not in self._marks:
                 return num_tokens - length
@@ -61,7 +61,7 @@ class KnownPrefixes:
         return mark in self._marks
 
     def add(self, marks: Sequence[int]) -> None:
-        """Remember a prompt that is sent to the engine."""
+        """Record a prompt that is sent to the engine."""
         for mark in marks:
             self._marks[mark] = None
             self._marks.move_to_end(mark)

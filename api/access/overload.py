@@ -5,8 +5,8 @@
     |----- interactive -----------------|
     |----- realtime -----------------------|
 
-A tenant may have as many sequences and prompt tokens waiting as there are places left (Choudhury and Hahne, "Dynamic
-Queue Length Thresholds", 1998): a single tenant gets half of the queue, and the next one still finds a place.
+A tenant may have as many waiting sequences and prompt tokens as there are free places (Choudhury and Hahne, "Dynamic
+Queue Length Thresholds", 1998): a single tenant gets half of the queue, and the next tenant still finds a place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Load:
 
     Attributes:
         is_short: whether all its prompts are short, so that none of them lets others pass.
-        is_known: the engine may have the beginning of a prompt in its cache, for which it goes before others.
+        is_known: whether the engine may have the beginning of a prompt in its cache, so that the prompt goes first.
         may_be_deferred: whether it has a grammar or an adapter, which the engine may have to compile or to load first.
         is_strict: whether to refuse it if its first token cannot come within the target of its priority class.
         longest: the work of its longest prompt.
@@ -56,7 +56,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """A sequence that has a token: since when, and how many tokens it is expected to have."""
+    """A sequence that has a token: the time of its first token, and its expected number of tokens."""
 
     priority: Priority
     since: float
@@ -68,7 +68,7 @@ class _Group:
     """The work of a tenant that waits in one priority class; work that may be deferred is counted separately.
 
     Attributes:
-        joined: when each work that is ready has joined, in order; only in a class with a target.
+        joined: times at which the ready work has joined, in order; only in a class with a target.
     """
 
     ready: Work = NOTHING
@@ -101,9 +101,9 @@ class _Group:
 
 
 class _Young:
-    """Sequences that may be deferred and joined lately, so that the engine has not said whether they are.
+    """Recently joined sequences that may be deferred: the engine has not reported yet whether they are deferred.
 
-    Two reports of the engine must have come since: the first may have been on its way when the sequence joined.
+    Two reports of the engine must have arrived since: the first may have been sent before the sequence joined.
     """
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ class QueueLimits:
     """Limits on the sequences without a first token. Belongs to one event loop.
 
     Args:
-        max_sequences: most that may wait.
-        max_tokens: most tokens in their prompts.
-        max_seconds: longest wait of a request, batch class aside.
+        max_sequences: largest number of sequences that may wait.
+        max_tokens: largest number of tokens in their prompts.
+        max_seconds: longest wait of a request, except in the batch class.
         clock: seconds, monotonic.
         capacity: returns the engine's capacity, from its last statistics.
 
@@ -160,7 +160,7 @@ class QueueLimits:
         self._served: dict[tuple[str, Priority], float] = {}
         self._last_to_leave = dict.fromkeys(Priority, "")
         self._begun: set[Answer] = set()
-        self._deferrable = Work()  # all that waits and may be deferred
+        self._deferrable = Work()  # all waiting work that may be deferred
         self._young = _Young()
         self._sequences = self._tokens = 0
 
@@ -183,7 +183,7 @@ class QueueLimits:
 
     @property
     def short_tokens(self) -> float:
-        """Most tokens of a prompt that passes longer ones; 0 while unknown."""
+        """Largest number of tokens of a prompt that passes longer ones; 0 while unknown."""
         return self._capacity().short
 
     def answer_tokens(self, most: int) -> float:
@@ -197,7 +197,7 @@ class QueueLimits:
         """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown.
 
         Args:
-            target: the limit of its time to first token: requests of its tenant that have waited for longer do not go
+            target: the limit for its time to first token: requests of its tenant that have waited for longer do not go
                 before it.
         """
         capacity = self._capacity()
@@ -214,11 +214,12 @@ class QueueLimits:
         return self._seconds(capacity, ahead, priority, short=False)
 
     def check(self, load: Load) -> None:
-        """Check that a request may join the queue. It always may if the queue is empty, unless it is strict.
+        """Check that a request may join the queue. It may always join an empty queue, unless it is strict.
 
         Raises:
-            Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much in it; with Retry-After.
-            HTTPError: 400 for a strict one if its priority class has no target.
+            Rejection: 503 if the queue is full or too slow, 429 if the tenant has too much work in it; with
+                Retry-After.
+            HTTPError: 400 for a strict request if its priority class has no target.
         """
         if load.is_strict:
             self._check_target(load)
@@ -254,7 +255,7 @@ class QueueLimits:
         Args:
             load: the load of its request, as it joined.
             work: the work of the sequence, as it joined.
-            begun: whether it has a token.
+            begun: whether the sequence has a token.
         """
         self._change(load, work, -1)
         name = load.tenant, load.priority
@@ -268,11 +269,11 @@ class QueueLimits:
             self.charge(load, work.cost - OUTPUT_WEIGHT * work.answer)
 
     def charge(self, load: Load, cost: float) -> None:
-        """Count what a tenant is served, in the currency of fair queueing."""
+        """Add the work done for a tenant, in the units of fair queueing."""
         self._served[load.tenant, load.priority] += cost
 
     def begin(self, load: Load, most: int) -> Answer:
-        """Count a sequence that has its first token, and may have so many; it has a row until ``end``."""
+        """Count a sequence that has its first token and at most ``most`` tokens; it has a row until ``end``."""
         answer = Answer(load.priority, self._clock(), self.answer_tokens(most))
         self._begun.add(answer)
         return answer
@@ -314,7 +315,7 @@ class QueueLimits:
 
     def _check_share(self, load: Load) -> None:
         groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
-        # The first request of a tenant is bound by the limit of all requests alone.
+        # Only the limit of all requests applies to the first request of a tenant.
         if not load.tenant or not groups:
             return
         own = sum(group.sequences for group in groups)
@@ -339,7 +340,7 @@ class QueueLimits:
             self._deferrable = self._deferrable.plus(work, sign).whole()
 
     def _lifted(self, name: tuple[str, Priority]) -> float:
-        """Return what a tenant that begins to wait counts as served: no less than the least of those that wait."""
+        """Return the served work with which a waiting tenant begins: at least the least of all waiting tenants."""
         own, priority = self._served.get(name, 0.0), name[1]
         waiting = (self._served[each] for each in self._waiting if each[1] is priority)
         last = self._served.get((self._last_to_leave[priority], priority), 0.0)
@@ -354,7 +355,7 @@ class QueueLimits:
         return whole
 
     def _ready_share(self, capacity: Capacity) -> float:
-        """Return which part of what may be deferred surely is not."""
+        """Return the part of the deferrable work that surely is not deferred."""
         self._young.hear(capacity)
         whole, young = self._deferrable, self._young.work
         if not round(whole.sequences):
@@ -364,10 +365,11 @@ class QueueLimits:
         return max(0.0, min(by_count, by_tokens))
 
     def _ahead_in_class(self, load: Load, ready: float, target: float) -> Iterator[tuple[Work, float]]:
-        """Yield what goes before a new request in its own priority class: work, and the part of it that does.
+        """Yield the waiting work of its own priority class and the part of it that goes before a new request.
 
-        Tenants take turns: the one that was served least is next. So a tenant goes before for as much as it was served
-        less than the request's own tenant will have been at the request's turn.
+        Tenants take turns: the tenant that was served least is next. So the part of a tenant's work that goes first is
+        the amount by which the tenant was served less than the request's own tenant will have been when the
+        request's turn comes.
         """
         name = load.tenant, load.priority
         own = self._waiting.get(name)
@@ -383,8 +385,8 @@ class QueueLimits:
         for other, group in self._waiting.items():
             lag = turn - self._served[other]
             if other[1] is load.priority and other != name and lag >= 0 and (work := group.surely(ready)).sequences:
-                # Among tenants that were served the same, the first to wait is next. Else only whole sequences
-                # count, as the one after them may come after the request.
+                # Among tenants that were served equally, the first to wait is next. Otherwise only whole sequences
+                # count, because the next one may come after the request.
                 count = int(work.sequences * min(1.0, lag / work.cost)) if lag and work.cost else 1
                 yield work, min(1.0, count / work.sequences)
 

@@ -62,7 +62,7 @@ class Reservation:
     amount: float
 
     def settle(self, used: int, now: float) -> None:
-        """Return the unused part at the request's end, or take what was used beyond it."""
+        """Return the unused part at the request's end, or take the tokens used beyond the reservation."""
         if self.bucket is not None:
             self.bucket.add(self.amount - used, now)
 

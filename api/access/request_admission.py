@@ -1,4 +1,4 @@
-"""Admission of requests: the queue limits and the key's rate limits, and what a request holds of both until its end."""
+"""Admission of requests: the queue limits and the key's rate limits, and each request's share of both until its end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one HTTP request asks for.
+    """Resources that one HTTP request needs.
 
     Attributes:
         priority: the priority class of its sequences.
         prompts: for each prompt, its tokens, the number of its answers, and the largest number of tokens of an answer.
-        marks: the beginnings of each prompt, as ``marks_of``; empty: nothing is known of their beginnings.
+        marks: marks of the beginnings of each prompt, from ``marks_of``; empty if nothing is known about them.
         may_be_deferred: whether the sequences have a grammar or an adapter.
         is_strict: whether to refuse the request if its first token cannot come in time.
     """
@@ -55,7 +55,7 @@ class Demand:
 
 
 class Ticket(Protocol):
-    """What a request that was admitted holds until its end; see ``QueueTicket``."""
+    """Resources that an admitted request holds until its end; see ``QueueTicket``."""
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None: ...
 
@@ -138,7 +138,7 @@ class QueueTicket:
             self._queue.join(load, work)
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
-        """Count tokens of a sequence (prompt, index), or its end with 0; the first ones give back its place."""
+        """Count tokens of a sequence (prompt, index), or its end with 0; the first tokens release its place."""
         self._num_generated = (self._num_generated or 0) + num_tokens
         if (work := self._waiting.pop(sequence, None)) is not None:
             self._queue.leave(self._load, work, begun=num_tokens > 0)
@@ -151,12 +151,12 @@ class QueueTicket:
                 self._queue.end(self._begun.pop(sequence), self._num_tokens[sequence])
 
     def close(self) -> None:
-        """Give back unused places and tokens. A request without a first token has used no tokens."""
+        """Release unused places and tokens. A request without a first token has used no tokens."""
         for work in self._waiting.values():
             self._queue.leave(self._load, work, begun=False)
         self._waiting.clear()
         for sequence, answer in self._begun.items():
-            # One of several answers may have ended untold when another ended the request: its length is not known then.
+            # If another answer ended the request, the end of an answer may be unreported: its length is then unknown.
             self._queue.end(answer, self._num_tokens[sequence] if self._load.sequences == 1 else None)
         self._begun.clear()
         used = 0 if self._num_generated is None else self._load.tokens + self._num_generated

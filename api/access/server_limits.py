@@ -1,4 +1,4 @@
-"""Server limits: whose requests it answers, how many at a time, and how many are being answered."""
+"""Server limits: which requests a server answers, how many at a time, and how many are being answered."""
 
 from __future__ import annotations
 

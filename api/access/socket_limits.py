@@ -1,4 +1,4 @@
-"""Socket limits: how many WebSocket connections there may be, and what each of them may hold."""
+"""Socket limits: number of WebSocket connections, and the resources that each of them may use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SocketLimits:
 
     Attributes:
         connections: open connections, counted by tenant.
-        requests: requests that run or wait on one connection.
-        conversation_bytes: bytes of past conversations that one connection may continue.
-        send_seconds: seconds within which a client must take a message; after them its connection is closed.
+        requests: limit of requests that run or wait on one connection.
+        conversation_bytes: limit of the bytes of past conversations that one connection may continue.
+        send_seconds: seconds within which a client must receive a message; after that its connection is closed.
     """
 
     connections: TenantShares

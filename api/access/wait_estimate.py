@@ -1,15 +1,15 @@
 """Wait estimate: how long a new request surely waits for its first token, from what was measured and nothing else.
 
-Two resources are waited for, and the longer wait counts:
+Requests wait for two resources, and the longer wait counts:
 
-- *Prompts*: the tokens that must be computed before, at the highest speed that the engine's step cost model allows. A
-  short prompt passes long ones, so it waits for other short ones alone.
-- *Rows*: where none is free, the answers that run and those that go before, by the length and the time per token of the
-  last answers that ended, as if all were equally long.
+- *Prompts*: the tokens that must be computed before, at the highest speed that the engine's step cost model allows.
+  Short prompts pass long ones, so a short prompt waits only for other short ones.
+- *Rows*: if no row is free, the running answers and the answers before this one must end. Their length and time per
+  token are assumed to be those of the last ended answers.
 
-What is unknown counts as no wait: a speed that was not measured, an answer's length before enough have ended, a prefix
-that may be cached, a sequence whose grammar may still be compiled or whose adapter may still be loaded. Time that
-passes without an event changes nothing.
+Unknown values count as no wait: a speed that was not measured, an answer's length before enough answers have ended, a
+prefix that may be cached, a sequence whose grammar may still be compiled or whose adapter may still be loaded. The
+estimate does not change while no event occurs.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# As in the engine's fair queueing: what a generated and a cached token cost where one of a prompt costs 1.
+# Cost of a generated and of a cached token, relative to a prompt token, as in the engine's fair queueing.
 OUTPUT_WEIGHT, CACHED_WEIGHT = 2.0, 0.1
 
-_FEW, _MANY = 8, 64  # answers that ended last: fewer than the first tell nothing
+_FEW, _MANY = 8, 64  # numbers of the last answers that count; fewer than the first number give no estimate
 
 
 class Work(NamedTuple):
-    """What sequences without a first token ask of the engine; sums and parts of it are works too.
+    """Work that sequences without a first token cause in the engine; sums and parts of works are works too.
 
     Attributes:
-        sequences: number of them.
+        sequences: number of sequences.
         tokens: number of tokens of their prompts.
         new: prompt tokens that must be computed.
-        pairs: query-key pairs of those.
-        short_new, short_pairs: the part of both in prompts that pass longer ones.
-        answer: expected tokens of their answers.
-        cost: their cost in the currency of fair queueing.
+        pairs: number of query-key pairs of these tokens.
+        short_new, short_pairs: the part of ``new`` and ``pairs`` in prompts that pass longer ones.
+        answer: expected number of tokens of their answers.
+        cost: cost of the sequences in units of fair queueing.
     """
 
     sequences: float = 0.0
@@ -49,11 +49,11 @@ class Work(NamedTuple):
     cost: float = 0.0
 
     def plus(self, other: Work, times: float = 1.0) -> Work:
-        """Return the sum with ``times`` another one."""
+        """Return the sum with ``times`` times another work."""
         return Work(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def whole(self) -> Work:
-        """Return the work of whole sequences, without what rounding leaves where none is left."""
+        """Return the work of whole sequences; rounding errors are dropped when no sequence is left."""
         return self if round(self.sequences) else NOTHING
 
 
@@ -65,9 +65,9 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
 
     Args:
         num_tokens: number of tokens of its prompt.
-        num_new: of these tokens, the number that the prefix cache surely does not have.
-        answer: expected tokens of the answer.
-        short: most tokens of a prompt that passes longer ones.
+        num_new: number of these tokens that the prefix cache surely does not hold.
+        answer: expected number of tokens of the answer.
+        short: largest number of tokens of a prompt that passes longer ones.
     """
     start = num_tokens - num_new
     pairs = (num_tokens * (num_tokens + 1) - start * (start + 1)) / 2
@@ -78,17 +78,18 @@ def work_of(num_tokens: int, num_new: int, answer: float, short: float) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The engine's capacity, from its statistics. The defaults stand for an engine about which nothing is known.
+    """The engine's capacity, from its statistics. The defaults are for an engine without statistics.
 
     Attributes:
-        rows: sequences that can run at once; 0 while unknown.
+        rows: number of sequences that can run at once; 0 while unknown.
         usable: number of these rows for which there are pages.
-        running: sequences that have a row.
-        deferred, deferred_tokens: sequences that wait for a grammar or an adapter, and tokens of their prompts.
-        tokens_per_second, pairs_per_second: most that are computed of prompts.
-        computed, computed_pairs: of prompts in progress.
-        short: most tokens of a prompt that passes longer ones.
-        steps: so far; a new value is news of the engine.
+        running: number of sequences that have a row.
+        deferred, deferred_tokens: number of sequences that wait for a grammar or an adapter, and of their prompts'
+            tokens.
+        tokens_per_second, pairs_per_second: highest speed at which prompts are computed.
+        computed, computed_pairs: amount of the prompts in progress that was computed.
+        short: largest number of tokens of a prompt that passes longer ones.
+        steps: number of steps so far; a new number shows new statistics of the engine.
     """
 
     rows: float = 0.0
@@ -105,7 +106,7 @@ class Capacity:
 
     @classmethod
     def told_by(cls, stats: Mapping[str, float]) -> Capacity:
-        """Return the capacity by the statistics of an engine, or by the sums of those of several."""
+        """Return the capacity from the statistics of an engine, or from the sums of several engines' statistics."""
         if not stats.get("row_limit"):
             return cls()
         return cls(
@@ -123,13 +124,13 @@ class Capacity:
         )
 
     def prefill_seconds(self, ahead: Work, *, short: bool) -> float:
-        """Return the least seconds until prompts ahead are computed, for one behind them that is short or is not."""
+        """Return the least seconds until the prompts before a short or a long prompt are computed."""
         tokens, pairs = (ahead.short_new, ahead.short_pairs) if short else (ahead.new, ahead.pairs)
         by_tokens = max(0.0, tokens - self.computed) / self.tokens_per_second
         return by_tokens + max(0.0, pairs - self.computed_pairs) / self.pairs_per_second
 
     def own_seconds(self, work: Work) -> float:
-        """Return the least seconds that the prompts of a work take themselves."""
+        """Return the least seconds for computing the prompts of a work."""
         return work.new / self.tokens_per_second + work.pairs / self.pairs_per_second
 
     def row_seconds(self, behind: float, hold: float, left: Sequence[float]) -> float:
@@ -162,12 +163,12 @@ class AnswerMeter:
         self._ended: deque[tuple[int, float]] = deque(maxlen=_MANY)
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Count an answer that had a row for so long after its first token."""
+        """Count an answer that had a row for ``seconds`` after its first token."""
         self._ended.append((num_tokens, seconds))
 
     @property
     def tokens(self) -> float:
-        """Tokens of an answer: the mean less its standard error; 0 while too few have ended."""
+        """Expected tokens of an answer: the mean less its standard error; 0 while too few have ended."""
         return min(map(_low_mean, ([each for each, _ in part] for part in self._parts())), default=0.0)
 
     @property

@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Percentile with linear interpolation between the two nearest ranks."""
+    """Return a percentile, with linear interpolation between the two nearest ranks."""
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100
     low = int(rank)
@@ -22,10 +22,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summarise(timings: Sequence[Timing]) -> dict[str, Any]:
-    """Figures of a run: counts, tokens, throughput per second, latencies in milliseconds.
+    """Return the figures of a run: counts, tokens, throughput per second, latencies in milliseconds.
 
-    The duration is from the first request sent to the end of the last stream. Tokens and latencies are of completed
-    requests only.
+    The duration is from the first request sent to the end of the last stream. Tokens and latencies include only
+    completed requests.
     """
     completed = [timing for timing in timings if timing.error is None]
     duration = max(t.ended for t in timings) - min(t.started for t in timings)

@@ -14,7 +14,7 @@ import orjson
 from ...engine.errors import ConfigError
 from .options import BenchOptions
 
-# Short frequent words: in nearly every tokenizer each is one token, together with the space before it.
+# Short frequent words. In nearly every tokenizer each word is one token, together with the space before it.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -24,7 +24,7 @@ _TEXT = (
     "reason research girl guy moment air teacher force education foot boy age policy music market"
 )
 _WORDS = _TEXT.split()
-# Tokens of the shared prefix of a mix, unless --shared-prefix-len says otherwise.
+# Number of tokens of a mix's shared prefix, unless --shared-prefix-len sets another.
 _SHARED_TOKENS = 1024
 
 
@@ -48,9 +48,9 @@ class BenchRequest:
     """One request of a load.
 
     Attributes:
-        body: without what ``RemoteServer.stream`` adds.
-        mix: which part of the load it belongs to.
-        schema: what its answer must follow, or None.
+        body: request body without the fields that ``RemoteServer.stream`` adds.
+        mix: name of the part of the load to which it belongs.
+        schema: JSON Schema of its answer, or None.
     """
 
     body: dict[str, Any]
@@ -60,21 +60,21 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenScale:
-    """Tokens of a prompt by the server's tokenizer: ``fixed + per_word * words``."""
+    """Number of tokens of a prompt in the server's tokenizer: ``fixed + per_word * words``."""
 
     fixed: float
     per_word: float
 
     @classmethod
     def fit(cls, few: tuple[int, int], many: tuple[int, int]) -> TokenScale:
-        """Line through two measurements (words, tokens); one token per word if the server reports no usage."""
+        """Return the line through two measurements (words, tokens); one token per word without reported usage."""
         if few[1] <= 0 or many[1] <= few[1]:
             return cls(0.0, 1.0)
         per_word = (many[1] - few[1]) / (many[0] - few[0])
         return cls(few[1] - per_word * few[0], per_word)
 
     def words(self, tokens: int, *, fixed: bool) -> int:
-        """Number of words for about ``tokens`` tokens, less the fixed part if ``fixed``; at least one."""
+        """Return the number of words for about ``tokens`` tokens, less the fixed part if ``fixed``; at least one."""
         return max(1, round((tokens - (self.fixed if fixed else 0)) / self.per_word))
 
 
@@ -83,10 +83,10 @@ def words(rng: Random, count: int) -> str:
 
 
 def mixed_requests(options: BenchOptions, scale: TokenScale, rng: Random, count: int) -> list[BenchRequest]:
-    """Return ``count`` requests, of the kinds of ``--mix`` in turn. No prompt comes twice, in one call or in several.
+    """Return ``count`` requests, of the kinds of ``--mix`` in turn. No prompt repeats, within a call or between calls.
 
     Args:
-        rng: of prompts: the same state makes the same requests.
+        rng: source of random prompts; the same state makes the same requests.
     """
     prefixes = {mix: _prefix(mix, options, scale, rng) for mix in options.mix}
     requests = []
@@ -106,7 +106,7 @@ def mixed_requests(options: BenchOptions, scale: TokenScale, rng: Random, count:
 
 
 def _prefix(mix: str, options: BenchOptions, scale: TokenScale, rng: Random) -> str:
-    """Return what all prompts of a mix begin with."""
+    """Return the common beginning of all prompts of a mix."""
     length = options.shared_prefix_len or (_SHARED_TOKENS if mix == "shared-prefix" else 0)
     return words(rng, scale.words(length, fixed=True)) + " " if length else ""
 
@@ -121,7 +121,7 @@ def _schema_request(text: str, turn: int, options: BenchOptions) -> BenchRequest
 
 
 def body_for(text: str, max_tokens: int, options: BenchOptions) -> dict[str, Any]:
-    """Request body for one prompt, for ``options.endpoint``."""
+    """Return the request body for one prompt, for ``options.endpoint``."""
     prompt = {"messages": [{"role": "user", "content": text}]} if options.endpoint == "chat" else {"prompt": text}
     return _with_fields(prompt, max_tokens, options)
 

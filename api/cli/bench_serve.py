@@ -1,7 +1,7 @@
 """``rootgraft bench serve``: load an OpenAI-compatible server at a given request rate and concurrency.
 
-The client does little work per arrival of text (two clock readings, one JSON object), because it often shares its
-cores with the measured server.
+The client does little work per arrival of text (two clock readings, one JSON object), because it often shares its cores
+with the measured server.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ EXIT_INTERRUPTED = 130
 
 
 class BenchRun:
-    """A server under load: sends requests, measures them, and keeps what it has measured if it is cancelled.
+    """A server under load: sends requests, measures them, and keeps the measurements if it is cancelled.
 
     Attributes:
-        timings: of the requests that have ended, in the order of their ends.
-        invalid: answers that broke their schema, by what was wrong.
+        timings: timings of the requests that have ended, in the order of their ends.
+        invalid: number of answers that violated their schema, by fault.
     """
 
     def __init__(self, server: RemoteServer, options: BenchOptions) -> None:
@@ -61,7 +61,7 @@ class BenchRun:
 
 
 def broken(schema: dict[str, Any], text: str, finish: str | None) -> str | None:
-    """Return what is wrong with a structured answer: "cut off", "not JSON", "breaks its schema"; None if nothing is."""
+    """Return the fault of a structured answer ("cut off", "not JSON", "breaks its schema"), or None without a fault."""
     from ..structured.jsonschema_validators import Draft202012Validator
 
     try:
@@ -74,7 +74,7 @@ def broken(schema: dict[str, Any], text: str, finish: str | None) -> str | None:
 def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
     """Run the load, print the table and write the JSON file. Returns 1 if no request was completed, else 0.
 
-    Interrupted, it does the same with the requests that have ended by then, and returns 130.
+    If interrupted, it does the same with the requests that have ended so far, and returns 130.
     """
     seed = seed_of(options)
     server, load, interrupted = uvloop.run(_run(remote, options, seed))
@@ -93,7 +93,7 @@ def bench_serve(remote: RemoteOptions, options: BenchOptions) -> int:
 
 
 async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple[RemoteServer, BenchRun, bool]:
-    """Return the server, what was measured, and whether it was interrupted."""
+    """Return the server, the measurements, and whether the run was interrupted."""
     extra = extra_fields(options.extra_body)
     async with RemoteServer.connect(remote) as server:
         load = BenchRun(server, options)
@@ -110,7 +110,7 @@ async def _run(remote: RemoteOptions, options: BenchOptions, seed: int) -> tuple
 
 
 def seed_of(options: BenchOptions) -> int:
-    """Return the seed of the run: the one given, or a new one; and tell it."""
+    """Return the seed of the run, given or new, and print it."""
     seed = randbits(_SEED_BITS) if options.seed is None else options.seed
     why = "as given: prompts that this server has seen are cached" if options.seed is not None else "new prompts"
     print(f"Seed {seed} ({why}), temperature {options.temperature:g}.", file=sys.stderr)
@@ -123,7 +123,7 @@ def with_extra(requests: Sequence[BenchRequest], extra: dict[str, Any]) -> list[
 
 
 async def measure_scale(server: RemoteServer, options: BenchOptions, extra: dict[str, Any]) -> TokenScale:
-    """Send two requests of one token, which warm the server up and measure the tokens per word."""
+    """Send two requests of one token, which warm up the server and measure the number of tokens per word."""
     measured = []
     for count in _PROBE_WORDS:
         body = body_for(words(Random(count), count), 1, options) | extra
@@ -151,12 +151,12 @@ async def _send_all(load: BenchRun, requests: Sequence[BenchRequest], options: B
 
 
 def progress(total: int, description: str | None = None) -> tqdm:
-    """Return a progress bar on standard error, and only in a terminal: standard output holds only the table."""
+    """Return a progress bar on standard error, only in a terminal: standard output contains only the table."""
     return tqdm(total=total, desc=description, unit="req", disable=not sys.stderr.isatty(), leave=False)
 
 
 def _arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Arrival times in seconds after the start: a Poisson process, or all 0 for rate inf."""
+    """Return arrival times in seconds after the start: a Poisson process, or all 0 for rate inf."""
     rng, now, times = Random(seed), 0.0, []
     for _ in range(count):
         times.append(now)
@@ -174,6 +174,6 @@ def write_json(path: Path, server: RemoteServer, options: BenchOptions, seed: in
 
 
 def explain_errors(timings: Iterable[Timing]) -> None:
-    """Print what each kind of failure said, once, on standard error."""
+    """Print the message of each kind of failure once, on standard error."""
     for kind, message in {timing.error: timing.message for timing in timings if timing.error}.items():
         print(f"{kind}: {message}", file=sys.stderr)

@@ -31,7 +31,7 @@ def bench_step(engine: EngineConfig, options: StepOptions) -> int:
 
 
 def table(times: StepTimes) -> str:
-    """The times for a person: milliseconds of a step, their share of it, and the share of the machine's limit."""
+    """Return the times as text: milliseconds of a step, their share of it, and the share of the machine's limit."""
     lines = [
         *times.summary,
         f"Limits: reading {times.reading / 1e9:.1f} GB/s, {times.products / 1e9:.0f} G products/s",
@@ -51,7 +51,7 @@ def table(times: StepTimes) -> str:
 
 
 def limit(times: StepTimes) -> float:
-    """The least seconds that the machine could take for a step."""
+    """Return the least seconds that the machine could need for a step."""
     return sum(part.limit or 0.0 for part in times.parts.values())
 
 
@@ -69,7 +69,7 @@ def _sum(parts: Iterable[Part]) -> float:
 
 
 def _write(path: Path, load: StepLoad, times: StepTimes) -> None:
-    """The file of ``--output-json``."""
+    """Write the file of ``--output-json``."""
     document = {"load": asdict(load), "times": asdict(times), "limit": limit(times)}
     try:
         write_whole(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))

@@ -1,7 +1,8 @@
-"""``rootgraft bench serve --sweep``: throughput and latencies of a server against the number of its clients.
+"""``rootgraft bench serve --sweep``: throughput and latencies of a server by the number of its clients.
 
-At each level so many clients send one request after another (a closed loop), each with a prompt that no other request
-of any level or run has, but for what a mix shares on purpose. A level ends with its last request.
+At each level a number of clients send one request after another (a closed loop). Each prompt differs from those of all
+other requests of any level or run, except for the text that a mix shares on purpose. A level ends with its last
+request.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from .sweep_chart import write_chart
 from .sweep_report import Level, find_knee, sweep_table
 
 _REQUESTS_PER_CLIENT = 4
-# A level has at least so many requests: a percentile of fewer says nothing.
+# Least number of requests of a level: a percentile of fewer is meaningless.
 _FEWEST_REQUESTS = 16
 
 
 def bench(remote: RemoteOptions, options: BenchOptions) -> int:
-    """Measure one load, or with ``--sweep`` one level after the other. Returns the exit code of either."""
+    """Measure one load, or with ``--sweep`` one level after the other. Returns the exit code of the measurement."""
     return bench_serve(remote, options) if options.sweep is None else bench_sweep(remote, options)
 
 
 def bench_sweep(remote: RemoteOptions, options: BenchOptions) -> int:
     """Measure all levels, print the table, write JSON and curves. Returns 1 if a level has no answer at all, else 0.
 
-    Interrupted, it tells of the levels that it has finished, and of the last one what had ended; it returns 130.
+    If interrupted, it prints the finished levels, and the ended requests of the last level, and returns 130.
 
     Raises:
         ConfigError: a file cannot be written, or PNG cannot be made.
@@ -98,7 +99,7 @@ async def _run(
 
 
 async def _measure(load: BenchRun, requests: Sequence[BenchRequest], clients: int) -> None:
-    """Let ``clients`` send the requests, each its next one when its last has ended."""
+    """Let ``clients`` clients send the requests; each sends its next request when its last one has ended."""
     left = iter(requests)
     with progress(len(requests), f"{clients} clients") as bar:
 

@@ -1,4 +1,4 @@
-"""``rootgraft cache``: lists, counts, removes, packs and unpacks KV, of a folder of ``--kv-disk`` or of a server."""
+"""``rootgraft cache``: lists, counts, removes, packs and unpacks the KV in a folder of ``--kv-disk`` or on a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_MATCH = "Nothing is taken: the file is damaged, no session, or of another mo
 
 
 def ls(options: KvCacheOptions) -> int:
-    """Print what a folder holds by tenant, adapter and base model. Returns 0. Raises ConfigError."""
+    """Print the contents of a folder by tenant, adapter and base model. Returns 0. Raises ConfigError."""
     if options.kv_disk is None:
         return stats(options)
     with _opened(options.kv_disk) as folder:
@@ -37,7 +37,7 @@ def ls(options: KvCacheOptions) -> int:
 
 
 def stats(options: KvCacheOptions) -> int:
-    """Print how much KV a folder or a server holds. Returns 0. Raises RemoteError, ConfigError."""
+    """Print the amount of KV in a folder or on a server. Returns 0. Raises RemoteError, ConfigError."""
     if options.kv_disk is not None:
         with _opened(options.kv_disk) as folder:
             pages, num_bytes = folder.size()
@@ -68,7 +68,7 @@ def clear(options: KvCacheOptions) -> int:
 
 
 def export(options: KvExportOptions) -> int:
-    """Pack a folder, or a session of a server, into a file. Returns 0. Raises ConfigError, RemoteError, OSError."""
+    """Pack a folder, or a session on a server, into a file. Returns 0. Raises ConfigError, RemoteError, OSError."""
     if options.kv_disk is not None:
         with _opened(options.kv_disk) as folder:
             print(f"{folder.export(Path(options.file))} pages of KV written to {options.file}")
@@ -80,10 +80,10 @@ def export(options: KvExportOptions) -> int:
 
 
 def import_file(options: KvImportOptions) -> int:
-    """Unpack a file into a folder or a server. Returns 0, and 1 where a server has no use for it.
+    """Unpack a file into a folder or a server. Returns 0, or 1 if the server cannot use it.
 
     Raises:
-        ConfigError, RemoteError, OSError: as ``export``.
+        ConfigError, RemoteError, OSError: as for ``export``.
     """
     if options.kv_disk is None:
         answer = asyncio.run(_upload(options, Path(options.file).read_bytes()))

@@ -1,7 +1,7 @@
-"""``rootgraft calibrate``: fit a calibration of a typed question to labelled lines, by a server's own answers.
+"""``rootgraft calibrate``: fit a calibration of a typed question to labelled lines, using a server's own answers.
 
-Each line of the data is an object: ``input``, as of ``POST /v1/decisions``, and ``answer``, what is right: true or
-false of a predicate, a choice's value, a level's label or number.
+Each line of the data is an object with ``input``, as in ``POST /v1/decisions``, and ``answer``, the right answer: true
+or false for a predicate, the value of a choice, the label or number of a level.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MOST_BYTES = 1 << 30
 
 
 def calibrate(remote: RemoteOptions, options: CalibrateOptions) -> int:
-    """Ask the server about all lines, fit, write the calibration, and tell what it is worth. Returns 0.
+    """Ask the server about all lines, fit the calibration, write it, and print its quality. Returns 0.
 
     Raises:
-        ConfigError: a file is wrong or cannot be read or written, or the examples are too few.
-        RemoteError: there is no server, or it refuses a line.
+        ConfigError: a file is malformed or cannot be read or written, or there are too few examples.
+        RemoteError: the server is not reachable, or refuses a line.
     """
     question = _object(options.question, Path(options.question))
     examples = [_example(question, Path(options.data), *each) for each in enumerate(_lines(Path(options.data)), 1)]
@@ -82,7 +82,7 @@ def _row(values: tuple[float, ...]) -> str:
 async def _ask(
     remote: RemoteOptions, options: CalibrateOptions, question: dict[str, Any], inputs: list[Any]
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Return the model's name and its answer about each input."""
+    """Return the model's name and its answer to each input."""
     limit = asyncio.Semaphore(_AT_A_TIME)
     async with RemoteServer.connect(remote) as server:
         with tqdm(total=len(inputs), unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -115,7 +115,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _object(option: str, path: Path) -> dict[str, Any]:
-    """Return the question in a file. Raises ConfigError."""
+    """Return the question from a file. Raises ConfigError."""
     try:
         found = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -129,7 +129,7 @@ def _object(option: str, path: Path) -> dict[str, Any]:
 
 
 def _example(question: dict[str, Any], path: Path, number: int, line: str) -> tuple[Any, int]:
-    """Return input and index of the right label of a line. Raises ConfigError."""
+    """Return the input of a line and the index of its right label. Raises ConfigError."""
     try:
         found = json.loads(line)
         labels = _labels(question)
@@ -141,7 +141,7 @@ def _example(question: dict[str, Any], path: Path, number: int, line: str) -> tu
 
 
 def _labels(question: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return what each label of a question is called."""
+    """Return the accepted spellings of each label of a question."""
     if question["type"] == "predicate":
         return [(True,), (False,)]
     if question["type"] == "choice":

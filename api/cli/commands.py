@@ -1,4 +1,4 @@
-"""The commands of ``rootgraft``: help, options, and the function of each, whose module is imported when it runs."""
+"""The commands of ``rootgraft``: help, options, and function of each; its module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ class Command:
 
     Attributes:
         about: a sentence for the help.
-        classes: dataclasses of its options.
-        function: ``module:name`` below this package; it takes one instance of each class and returns the exit code.
-        positional: an option that may be given without its flag, or an empty string.
-        takes_models: the function takes the models, of which a file may name several, and what reads them again.
-        common: the options that ``--help`` shows; ``--help-all`` has the others. Empty: ``--help`` has all.
+        classes: dataclasses of the command's options.
+        function: ``module:name`` within this package; it is called with one instance of each class and returns the exit
+            code.
+        positional: name of an option that may be given without its flag, or an empty string.
+        takes_models: whether the function gets the parsed models (a file may name several) and a function that rereads
+            them.
+        common: the options that ``--help`` shows; ``--help-all`` shows all. If empty, ``--help`` shows all.
     """
 
     about: str
@@ -67,7 +69,7 @@ class Command:
     common: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., int]:
-        """Return the function, with its module imported."""
+        """Import the function's module and return the function."""
         module, _, name = self.function.partition(":")
         return cast(Callable[..., int], getattr(import_module(f".{module}", __package__), name))
 

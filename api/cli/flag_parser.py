@@ -1,8 +1,8 @@
 """Flag parser: command lines from dataclasses; each field made with ``engine.config.option`` is one flag.
 
 A command that starts an engine also takes the options of vLLM and SGLang (``engine.peer_options``), a YAML file of
-options (``--config``) and vLLM's environment variables. The command line counts before the file, and that before the
-environment.
+options (``--config``) and vLLM's environment variables. The command line takes precedence over the file, and the file
+over the environment.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ...engine.peer_options import PeerOption, complete, environment, nearest, p
 from ..models_file import MODEL_OPTIONS, OWN_OPTIONS, ModelEntry, ModelsFile, models_file_of
 from .option_words import options_of_file, plain_words, words_of
 
-# Names in the namespace that are no field: the YAML file, and options of peers that set none of ours.
+# Names in the namespace that are no fields: the YAML file, and options of peers without an option of ours.
 _CONFIG = "config file"
 _PEER = "peer "
 
-# Options of several words, none of which can be a model's name.
+# Options that accept several words, of which none can be a model's name.
 _NO_MODELS = ("lora-modules", "adapter-sources")
 
 _SHORT_HELP = 170  # characters: two or three lines
@@ -72,12 +72,12 @@ def parse_models(
     argv: Sequence[str],
     note: Callable[[str], None] = lambda sentence: None,
 ) -> list[tuple[ModelEntry, list[Any]]]:
-    """Parse ``argv`` into the instances of one model, or of each model of a models file. Arguments as of ``parse``.
+    """Parse ``argv`` into the instances of one model, or of each model in a models file. Arguments as in ``parse``.
 
-    The command line counts before a model's own options, and these before those above ``models``.
+    The command line takes precedence over a model's own options, and those over the options above ``models``.
 
     Raises:
-        ConfigError: as ``parse``, or a model has an option that is of the whole server.
+        ConfigError: as for ``parse``, or a model has an option that applies to the whole server.
     """
     command = _Command(prog, about, classes, positional)
     given = command.read(argv, note)
@@ -94,7 +94,7 @@ def command_parser(prog: str, about: str, classes: Sequence[type[Any]], position
 
 
 def short_help(prog: str, about: str, classes: Sequence[type[Any]], positional: str, common: Collection[str]) -> str:
-    """Return a help with a few of a command's options, by field name; the other arguments are those of ``parse``."""
+    """Return a help text with the options in ``common``, by field name; the other arguments are those of ``parse``."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=_usage(prog, positional),
@@ -118,7 +118,7 @@ class _Command:
 
     Attributes:
         specs: fields and their types, by flag without dashes.
-        peers: options of vLLM and SGLang by name, if the command takes them.
+        peers: options of vLLM and SGLang by name, if the command accepts them.
         parser: argparse's parser of all of them.
     """
 
@@ -180,7 +180,7 @@ class _Command:
     def with_file(
         self, given: dict[str, Any], content: Mapping[str, Any], note: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Return options with those of a file, which count less."""
+        """Return options supplemented by those of a file, which have lower precedence."""
         if (file := given.pop(_CONFIG, None)) is None:
             return given
         with _named(f"--config {file}"):
@@ -190,7 +190,7 @@ class _Command:
         return given
 
     def options(self, given: dict[str, Any], argv: Sequence[str] | None) -> list[Any]:
-        """Return an instance of each class. ``argv`` is looked at for a model's name that an option took."""
+        """Return an instance of each class. ``argv`` is searched for a model's name that an option has consumed."""
         if argv is not None and self._positional and self._positional not in given:
             self.check_words(argv)
         if self.peers:
@@ -234,7 +234,7 @@ class _Command:
         return given
 
     def _word(self, option: PeerOption, value: str) -> str:
-        """Return the word of our command line that an environment variable stands for."""
+        """Return the command-line word that is equivalent to an environment variable."""
         if self.specs[option.ours][1] is not bool:
             return f"--{option.ours}={option.translate(value)}"
         is_on = option.translate(value, ("true", "false")) == "true"
@@ -250,14 +250,14 @@ class _Command:
         return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
 
     def _spellings(self) -> tuple[Mapping[str, str], frozenset[str]]:
-        """Return long forms by short ones, and the options without a value."""
+        """Return long forms of options by their short forms, and the options without a value."""
         shorts = {short: f"--{option.name}" for option in self.peers.values() for short in option.short}
         flags = [name for name, (_, kind) in self.specs.items() if kind is bool]
         flags += [name for name, option in self.peers.items() if option.takes == "flag"]
         return shorts, frozenset(f"--{name}" for name in flags)
 
     def check_words(self, argv: Sequence[str]) -> None:
-        """Refuse words without a model where an option of several words may have swallowed it."""
+        """Refuse a command line without a model if an option of several words may have consumed its name."""
         several = [name for name, (spec, _) in self.specs.items() if spec.metadata["words"] and name not in _NO_MODELS]
         words = plain_words(argv, *self._spellings())
         ends = [at for at, word in enumerate(words) if word.startswith("-")] + [len(words)]
@@ -294,7 +294,7 @@ class _Gather(argparse.Action):
 
 
 def _add(group: argparse._ActionsContainer, spec: Field[Any], kind: Any, option: PeerOption, text: str) -> None:
-    """Add an option of ours, or another spelling of one."""
+    """Add an option of ours, or another spelling of it."""
     flag = f"--{option.name}"
     if kind is bool:
         _add_switch(group, flag, spec.name, text, option.values.get("true", "true") == "false")
@@ -326,7 +326,7 @@ def _add_switch(group: argparse._ActionsContainer, flag: str, dest: str, text: s
 
 
 def _add_peer(parser: argparse.ArgumentParser, option: PeerOption) -> None:
-    """Add an option of a peer that sets none of ours, for ``take``."""
+    """Add an option of a peer that has no option of ours."""
     dest = _PEER + option.name
     if option.takes == "flag":
         parser.add_argument(
@@ -341,7 +341,7 @@ def _add_peer(parser: argparse.ArgumentParser, option: PeerOption) -> None:
 def _converter(
     kind: Callable[[Any], Any], option: PeerOption, choices: tuple[Any, ...], *, many: bool, optional: bool
 ) -> Callable[[str], Any]:
-    """Return what turns a word into a value of the field."""
+    """Return the function that converts a word to a value of the field."""
 
     def convert(text: str) -> Any:
         try:
@@ -361,7 +361,7 @@ def _converter(
 
 @contextmanager
 def _named(source: str) -> Iterator[None]:
-    """Put the source of an option before the message of its error."""
+    """Put the source of an option before the message of an error inside the block."""
     try:
         yield
     except ConfigError as error:
@@ -373,7 +373,7 @@ def _flag(name: str) -> str:
 
 
 def _bare(positional: str) -> str:
-    """Name of the positional argument in the namespace; its own, to detect that both are given."""
+    """Return the positional argument's name in the namespace, a separate one to detect that both are given."""
     return positional + " without flag"
 
 
@@ -385,7 +385,7 @@ def _specs(classes: Sequence[type[Any]]) -> Iterator[tuple[Field[Any], Any]]:
 
 
 def _help(spec: Field[Any], most: int | None = None) -> str:
-    """Return an option's help with its default: of a text of more than so many characters the sentences that fit."""
+    """Return an option's help with its default; text beyond ``most`` characters is cut after a sentence."""
     text: str = spec.metadata["help"]
     if most is not None and len(text) > most and (end := text.rfind(". ", 0, most)) > 0:
         text = text[: end + 1]

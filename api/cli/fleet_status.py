@@ -1,4 +1,4 @@
-"""``rootgraft fleet status``: the replicas and the gateways of a server as tables."""
+"""``rootgraft fleet status``: prints the replicas and the gateways of a server as tables."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def print_fleet(options: FleetStatusOptions) -> int:
 
 
 async def _ask(options: FleetStatusOptions) -> dict[str, Any]:
-    # The name of no model: asking for one would need a key with another scope.
+    # "-" is no model's name: to ask the server for a name would need a key with another scope.
     async with RemoteServer.connect(RemoteOptions(options.url, options.api_key, "-")) as server:
         return await server.get("fleet")
 
 
 def summary_of(fleet: Mapping[str, Any]) -> str:
-    """Return a line or two: how many replicas serve, and what has happened since the start."""
+    """Return one or two lines: how many replicas serve, and the events since the start."""
     states = [replica["state"] for replica in fleet["data"]]
     bounds = fleet["autoscale"]
     parts = [f"{states.count('serving')} of {fleet['wanted']} replicas serve"]
@@ -58,7 +58,7 @@ def summary_of(fleet: Mapping[str, Any]) -> str:
 
 
 def row_of(replica: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a replica's cells."""
+    """Return the cells of a replica's row."""
     rate = replica["prefix_cache_hit_rate"]
     return (
         replica["id"],
@@ -74,6 +74,6 @@ def row_of(replica: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def gateway_row(gateway: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a gateway's cells."""
+    """Return the cells of a gateway's row."""
     up = duration_text(gateway["up_seconds"])
     return gateway["id"], gateway["state"], str(gateway["active"]), up, gateway["place"]

@@ -1,4 +1,4 @@
-"""``rootgraft key add``, ``list``, ``rotate`` and ``revoke``: the keys of ``--api-key-file``."""
+"""``rootgraft key add``, ``list``, ``rotate`` and ``revoke``: manage the keys of ``--api-key-file``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD = ("NAME", "TENANT", "SCOPES", "PRIORITY", "REQUESTS/MIN", "TOKENS/MIN", "
 
 
 def add(options: KeyAddOptions) -> int:
-    """Write a new key's entry, and print the key, which is kept nowhere. Returns 0. Raises ConfigError."""
+    """Write a new key's entry, and print the key, which is not stored. Returns 0. Raises ConfigError."""
     fields = {
         "tenant": options.tenant,
         "scopes": None if options.scopes == ("inference",) else list(options.scopes),
@@ -42,7 +42,7 @@ def revoke(options: KeyNameOptions) -> int:
 
 
 def list_keys(options: KeyListOptions) -> int:
-    """Print the keys of a file, without anything that would let somebody use them. Returns 0. Raises ConfigError."""
+    """Print the keys of a file, without data by which they could be used. Returns 0. Raises ConfigError."""
     entries = read_entries(Path(options.api_key_file))
     if options.json:
         print(json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2))
@@ -52,7 +52,7 @@ def list_keys(options: KeyListOptions) -> int:
 
 
 def _show(key: str) -> None:
-    """Print a key on standard output, for a program to take, and what a person should know on standard error."""
+    """Print a key on standard output, for programs, and a hint for the user on standard error."""
     print("The key, which is shown only now; a running server takes it within a second:", file=sys.stderr, flush=True)
     print(key)
 

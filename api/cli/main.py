@@ -1,7 +1,6 @@
-"""Command line ``rootgraft``: finds the command, reads its options, runs it, and prints its errors in one line.
+"""Command line ``rootgraft``: finds the command, reads its options, runs it, and prints its errors on one line.
 
-Exit codes: 0 done, 1 the
-command failed, 2 the command line is wrong, 130 interrupted.
+Exit codes: 0 success, 1 the command failed, 2 the command line is malformed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _output_is_closed() -> bool:
-    """Return whether nobody reads standard output any more, as behind ``| head``: other pipes may break too."""
+    """Return whether the reader of standard output is gone, as after ``| head``: other pipes may break too."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
-    """Let the buffered rest of standard output go nowhere, as the interpreter would fail to write it at its end."""
+    """Discard the buffered rest of standard output, which the interpreter would fail to write at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_standard_descriptors() -> None:
-    """Open what is closed of the descriptors 0 to 2, as after ``2>&-``: a socket must not get one of their numbers."""
+    """Open those of the descriptors 0 to 2 that are closed, as by ``2>&-``, so that no socket gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -111,7 +110,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
 
 
 def _of_system(error: OSError) -> str:
-    """Return an error of the operating system in one line, with the file that it is about."""
+    """Return an error of the operating system on one line, with the name of its file."""
     if error.filename is None and "temporary directory" in str(error):
         return "no folder for temporary files can be written. Try: TMPDIR=FOLDER, with one that can be"
     about = "" if error.filename is None else f": {error.filename}"
@@ -128,7 +127,7 @@ def _print_error(prog: str, message: str, code: int) -> int:
 
 
 def _there_is(names: Sequence[str]) -> str:
-    """Return a sentence that names commands; an empty string for none."""
+    """Return a sentence that lists commands; an empty string for none."""
     *others, last = names or [""]
     return (f" There are {', '.join(others)} and {last}." if others else f" There is {last}.") if last else ""
 

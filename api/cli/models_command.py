@@ -1,4 +1,4 @@
-"""``rootgraft models``: lists, adds, promotes, gives a share, rolls back and removes versions of a server's models."""
+"""``rootgraft models``: lists, adds, promotes, weights, rolls back and removes versions of a server's models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_DIGITS = 12
 
 
 def list_models_of(admin: AdminOptions) -> int:
-    """Print the names that a server's catalogue has, with their versions. Returns 0."""
+    """Print the names in a server's catalogue, with their versions. Returns 0."""
     answer = _ask(admin, "GET", _PATH)
     _print(admin, answer, _table(answer["data"]) if answer["data"] else "The server's catalogue is empty.")
     return 0
@@ -31,14 +31,14 @@ def add(admin: AdminOptions, options: AddOptions) -> int:
 
 
 def promote(admin: AdminOptions, options: VersionOptions) -> int:
-    """Let a version get all new requests. Returns 0."""
+    """Send all new requests to a version. Returns 0."""
     name, version = options.parts
     _show(admin, _ask(admin, "POST", _path(name, "promote"), {"version": version}))
     return 0
 
 
 def canary(admin: AdminOptions, options: VersionOptions, share: CanaryOptions) -> int:
-    """Let a version get a share of new requests. Returns 0."""
+    """Send a share of new requests to a version. Returns 0."""
     name, version = options.parts
     _show(admin, _ask(admin, "POST", _path(name, "canary"), {"version": version, "weight": share.weight}))
     return 0
@@ -61,7 +61,7 @@ def remove(admin: AdminOptions, options: NameOptions) -> int:
 
 
 def _path(name: str, verb: str) -> str:
-    """Return the path of a name, which may hold slashes."""
+    """Return the URL path of a name, which may contain slashes."""
     return f"{_PATH}/{name}/{verb}"
 
 

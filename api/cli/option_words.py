@@ -1,4 +1,4 @@
-"""Command-line words in the spellings that vLLM and SGLang take, and those of a YAML file, made into plain ones.
+"""Convert command-line words in the spellings of vLLM and SGLang, and options of a YAML file, to our spelling.
 
 ``--max_model_len 4k``, ``-tp 1``, ``--enable-lora=true`` and ``--speculative-config.method off`` become
 ``--max-model-len 4k``, ``--tensor-parallel-size 1``, ``--enable-lora`` and ``--speculative-config={"method": "off"}``.
@@ -19,15 +19,15 @@ _SWITCH = {"true": "--", "false": "--no-"}
 
 
 def plain_words(words: Sequence[str], shorts: Mapping[str, str], flags: frozenset[str]) -> list[str]:
-    """Return command-line words with options in their long form, and dotted keys gathered into JSON objects.
+    """Return command-line words with options in their long form, and dotted keys collected into JSON objects.
 
     Args:
         words: the words after the command.
-        shorts: long forms, with dashes, of short ones such as ``-tp``.
-        flags: options without a value, with their dashes; an attached or following true or false switches them.
+        shorts: long forms, with dashes, by short forms such as ``-tp``.
+        flags: options without a value, with their dashes; a true or false attached or following switches them.
 
     Raises:
-        ConfigError: a dotted key has no value, or contradicts another one or the whole option.
+        ConfigError: a dotted key has no value, or contradicts another key or the whole option.
     """
     plain: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ def options_of_file(name: str) -> dict[str, Any]:
     """Return the content of a YAML file whose keys are long option names.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping.
+        ConfigError: the file cannot be read, or is no mapping.
     """
     import yaml
 
@@ -69,17 +69,17 @@ def options_of_file(name: str) -> dict[str, Any]:
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words of options by their long names."""
+    """Return the command-line words for options given by their long names."""
     return [word for key, value in options.items() for word in _words_of(key, value)]
 
 
 def _split(word: str, shorts: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return option, equals sign and attached value; a word that is no option comes back alone."""
+    """Return option, equals sign and attached value; a word that is no option is returned alone."""
     option, equals, value = word.partition("=")
     name, dot, keys = option.partition(".")
     if name in shorts:
         return shorts[name] + dot + keys, equals, value
-    # The value may follow without a space, as in -O3.
+    # The value may follow without a space, as in ``-O3``.
     if word.startswith("-O") and "-O" in shorts:
         return shorts["-O"], "=", word[2:]
     if not word.startswith("--"):
@@ -103,7 +103,7 @@ def _put(target: dict[str, Any], dotted: re.Match[str], text: str) -> None:
 
 
 def _parsed(text: str) -> Any:
-    """Return JSON, or the text itself if it is none."""
+    """Return the value of a text that is JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -111,7 +111,7 @@ def _parsed(text: str) -> Any:
 
 
 def _words_of(key: str, value: Any) -> Iterator[str]:
-    """Return the words of one entry; a list is several values of one option."""
+    """Return the words of one entry; a list gives several values of one option."""
     flag = f"--{key.lstrip('-')}"
     if isinstance(value, bool):
         yield flag if value else f"--no-{key.lstrip('-')}"

@@ -1,6 +1,6 @@
-"""Options of the commands other than serve. A command takes several of these classes together.
+"""Options of all commands except serve. A command uses several of these classes together.
 
-They are separate from the commands' code, so that help and usage errors do not import it.
+They are in a module of their own, so that help and usage errors do not import the commands' code.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class KvCacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class KvFileOptions:
-    """What ``rootgraft cache export`` and ``import`` have in common: a file of a folder's KV, or of a session's."""
+    """Common options of ``rootgraft cache export`` and ``import``: a file with the KV of a folder or of a session."""
 
     file: str = option("", "File of KV, which can be taken to another machine.", group="cache")
     kv_disk: str | None = option(
@@ -140,7 +140,7 @@ class KvImportOptions(KvFileOptions):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Sampling parameters; None leaves the server's default."""
+    """Sampling parameters; None selects the server's default."""
 
     temperature: float | None = option(None, "0 is greedy. Default: the server's.", low=0, high=2, group="answer")
     top_p: float | None = option(
@@ -180,9 +180,9 @@ _ELLIPSIS = "..."
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """Parse ``1,2,4,8`` or ``1,2,4,...,64``: dots go on with the factor of the two numbers before, or their difference.
+    """Parse ``1,2,4,8`` or ``1,2,4,...,64``: dots continue the sequence by the factor or difference of its numbers.
 
-    The factor is taken where it is a whole number and fits all numbers before the dots. Raises ConfigError.
+    The factor is used if it is a whole number and fits all numbers before the dots. Raises ConfigError.
     """
     words = [word.strip() for word in text.split(",")]
     wrong = ConfigError(
@@ -203,7 +203,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 def _continued(levels: list[int], last: int) -> list[int]:
-    """Return the numbers that go on from ``levels`` below ``last``; none if they do not ascend."""
+    """Return the numbers after ``levels`` that are smaller than ``last``; none if ``levels`` do not ascend."""
     before, current = levels[-2:]
     if not 0 < before < current:
         return []
@@ -216,7 +216,7 @@ def _continued(levels: list[int], last: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Load of ``rootgraft bench serve``. Lengths are in tokens."""
+    """Load for ``rootgraft bench serve``. Lengths are in tokens."""
 
     endpoint: str = option("chat", "What to call.", choices=("chat", "completions"), group="load")
     num_prompts: int | None = option(
@@ -297,12 +297,12 @@ class BenchOptions:
 
     @property
     def num_requests(self) -> int:
-        """Requests of a run that is no sweep."""
+        """Number of requests of a run without a sweep."""
         return 100 if self.num_prompts is None else self.num_prompts
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Numbers of clients of ``--sweep``, ascending. Raises ConfigError."""
+        """Numbers of clients for ``--sweep``, ascending. Raises ConfigError."""
         return parse_levels(self.sweep or "")
 
 
@@ -327,7 +327,7 @@ class RunBatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Load of ``rootgraft bench step``."""
+    """Load for ``rootgraft bench step``."""
 
     rows: int = option(32, "Sequences that draw one token each in every step.", low=0, group="load")
     context: int = option(128, "Tokens of each sequence at the first step.", low=1, group="load")
@@ -351,7 +351,7 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeyFileOptions:
-    """The file of ``rootgraft key``."""
+    """The key file of the ``rootgraft key`` commands."""
 
     api_key_file: str = option(
         "", "The file (.toml or .json) that the server has as --api-key-file. It takes changes at once.", group="key"
@@ -366,7 +366,7 @@ class KeyFileOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeyNameOptions(KeyFileOptions):
-    """The key that ``rootgraft key revoke`` and ``key rotate`` are about."""
+    """The key that ``rootgraft key revoke`` and ``key rotate`` change."""
 
     name: str = option("", "Name of the key, as rootgraft key list shows it.", group="key")
 
@@ -378,7 +378,7 @@ class KeyNameOptions(KeyFileOptions):
 
 @dataclass(frozen=True, slots=True)
 class KeyAddOptions(KeyNameOptions):
-    """What the key of ``rootgraft key add`` may do."""
+    """Permissions of the new key in ``rootgraft key add``."""
 
     tenant: str | None = option(
         None, "Tenant, whose keys share cache and turns. Default: the key's name.", group="rights"
@@ -482,7 +482,7 @@ class AdminOptions:
 
 @dataclass(frozen=True, slots=True)
 class NameOptions:
-    """Name of ``rootgraft models rollback`` and ``remove``."""
+    """Name for ``rootgraft models rollback`` and ``remove``."""
 
     name: str = option("", "A name of the catalogue; NAME@DIGEST is one version of it.", group="model")
 
@@ -502,7 +502,7 @@ class NameOptions:
 
 @dataclass(frozen=True, slots=True)
 class VersionOptions(NameOptions):
-    """Version of ``rootgraft models promote`` and ``canary``."""
+    """Version for ``rootgraft models promote`` and ``canary``."""
 
     def __post_init__(self) -> None:
         if self.name and self.parts[1] is None:
@@ -513,7 +513,7 @@ class VersionOptions(NameOptions):
 
 @dataclass(frozen=True, slots=True)
 class CanaryOptions:
-    """Share of ``rootgraft models canary``."""
+    """Share of requests for ``rootgraft models canary``."""
 
     weight: int = option(10, "Percent of new requests that the version gets.", low=1, high=99, group="model")
 
@@ -523,7 +523,7 @@ class CanaryOptions:
 
 @dataclass(frozen=True, slots=True)
 class AddOptions:
-    """What ``rootgraft models add`` brings."""
+    """The version that ``rootgraft models add`` adds."""
 
     name: str = option("", "Name that the version is added to.", group="model")
     source: str = option(

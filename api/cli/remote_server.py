@@ -1,4 +1,4 @@
-"""Async HTTP client of an OpenAI-compatible server: post, streamed and timed answers, errors in one line."""
+"""Async HTTP client for an OpenAI-compatible server: requests, streamed and timed answers, errors on one line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
-_HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # seconds between two health checks, and for the answer to one
-_SILENT_SECONDS = 600.0  # most seconds before a streamed token
+_HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # seconds between two health checks, and time limit of one
+_SILENT_SECONDS = 600.0  # most seconds between two streamed tokens
 _CONNECT_SECONDS = 10.0
 _DEFAULT_ADDRESS = "http://127.0.0.1:8000/v1"
 
@@ -30,9 +30,9 @@ class RemoteError(EngineError):
     """A server is not reachable, refuses a request or breaks off an answer.
 
     Args:
-        kind: label for counting: "HTTP 503", "not reachable", "broken off".
+        kind: kind of the error for counting: "HTTP 503", "not reachable", "broken off".
         message: one line for the user.
-        code: the code of the server's error, such as "context_length_exceeded"; empty without one.
+        code: code of the server's error, such as "context_length_exceeded"; empty without one.
     """
 
     def __init__(self, kind: str, message: str, code: str = "") -> None:
@@ -46,15 +46,15 @@ class Timing:
     """Timing of one request, in seconds; ``started`` and ``ended`` are on the scale of ``time.perf_counter``.
 
     Attributes:
-        ended: end of the stream, or time of the failure.
-        ttft: time to the first token, None without a token.
-        gaps: times between consecutive arrivals of text (an arrival may hold several tokens).
-        prompt: prompt tokens by the server's usage, ``cached`` of them from its cache (None: not reported).
-        completion: output tokens by the server's usage, else the number of arrivals.
+        ended: time of the end of the stream, or of the failure.
+        ttft: seconds to the first token, None without a token.
+        gaps: seconds between consecutive arrivals of text (an arrival may hold several tokens).
+        prompt: number of prompt tokens in the server's usage, ``cached`` of them from its cache (None if not reported).
+        completion: number of output tokens in the server's usage, else the number of arrivals.
         finish: the server's finish reason.
         error: the kind of failure, or None.
-        message: the failure in one line.
-        code: the code of the server's error; empty without one.
+        message: description of the failure on one line.
+        code: code of the server's error; empty without one.
     """
 
     started: float = 0.0
@@ -75,7 +75,7 @@ class Timing:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None for fewer than two."""
+        """Seconds per output token after the first; None for fewer than two tokens."""
         return sum(self.gaps) / (self.completion - 1) if self.completion > 1 and self.gaps else None
 
 
@@ -90,10 +90,10 @@ class RemoteServer:
     @classmethod
     @asynccontextmanager
     async def connect(cls, options: RemoteOptions, *, uds: str | None = None) -> AsyncIterator[Self]:
-        """Open a session; without a model name, use the first listed. Raises ``RemoteError``, ``ConfigError``.
+        """Open a session; without a model's name, use the first listed model. Raises ``RemoteError``, ``ConfigError``.
 
         Args:
-            uds: Unix domain socket to connect to, whatever the host of the address.
+            uds: Unix domain socket to which to connect, regardless of the address's host.
         """
         url = _base_url(_default_url() if options.url is None else options.url)
         key = os.environ.get("ROOTGRAFT_API_KEY") if options.api_key is None else options.api_key
@@ -113,7 +113,7 @@ class RemoteServer:
 
     @property
     def url(self) -> str:
-        """Address that paths such as ``chat/completions`` are below."""
+        """Base address of paths such as ``chat/completions``."""
         return str(self._url)
 
     async def _first_model(self) -> str:
@@ -128,7 +128,7 @@ class RemoteServer:
             raise RemoteError("no model", f"{self._url} lists no model: name one with --model.") from error
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raises RemoteError for a refusal, no answer, or anything else."""
+        """Return the JSON object at a path. Raises RemoteError for a refusal, no answer, or other content."""
         try:
             async with self._session.get(self._url / path, timeout=_timeout(_HEALTH_TIMEOUT)) as response:
                 await _raise_for_status(response)
@@ -142,19 +142,19 @@ class RemoteServer:
         return found
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Send JSON or a file, return (status, headers, body) for any status. Raises RemoteError without an answer."""
+        """Send JSON or a file; return (status, headers, body) for any status. Raises RemoteError without an answer."""
         async with self._sent("POST", path, body) as response:
             return response.status, response.headers, await response.read()
 
     async def download(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Send a request and return the file of its answer. Raises as ``call``."""
+        """Send a request and return the file in its answer. Raises as ``call``."""
         async with self._sent("POST", path, body) as response:
             await _raise_for_status(response)
             return await response.read()
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Send a request and return the JSON of its answer. Raises RemoteError for a refusal, or without an answer."""
-        # A POST may download an adapter, for which there is no limit.
+        # A POST may download an adapter, so its time is not limited.
         silent = _HEALTH_TIMEOUT if method == "GET" else None
         async with self._sent(method, path, body, silent) as response:
             await _raise_for_status(response)
@@ -168,7 +168,7 @@ class RemoteServer:
         """Yield the events of one streamed answer; the last may hold only ``usage``.
 
         Args:
-            path: below the base address: ``"chat/completions"``.
+            path: path relative to the base address: ``"chat/completions"``.
             body: request body; ``model``, ``stream`` and ``stream_options`` are added.
 
         Raises:
@@ -181,10 +181,10 @@ class RemoteServer:
                 yield event
 
     async def watch(self) -> NoReturn:
-        """Ask for the server's health again and again; any answer will do.
+        """Ask for the server's health repeatedly; any answer counts.
 
         Raises:
-            RemoteError: it has not answered for a minute, or is not reachable.
+            RemoteError: the server has not answered for a minute, or is not reachable.
         """
         while True:
             try:
@@ -201,7 +201,7 @@ class RemoteServer:
     async def _sent(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None, silent: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request. Raises RemoteError, also if the server says nothing for ``silent`` seconds."""
+        """Send a request. Raises RemoteError, also if the server sends nothing for ``silent`` seconds."""
         kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
         headers = {} if body is None else {"Content-Type": kind}
         try:
@@ -233,10 +233,10 @@ async def timed(
     """Send one request and measure it. Failures are recorded in the timing, not raised.
 
     Args:
-        path: endpoint below the server's base address.
+        path: path relative to the server's base address.
         body: request body without the fields that ``RemoteServer.stream`` adds.
         on_text: called with each piece of the answer.
-        on_thought: called with each piece of the thought before it, whose tokens count in the times as well.
+        on_thought: called with each piece of the thought before the answer, whose tokens are part of the times too.
     """
     timing = Timing(started=time.perf_counter())
     arrivals, last = 0, 0.0
@@ -272,12 +272,12 @@ async def timed(
 
 
 def _timeout(silent: float | None = None) -> aiohttp.ClientTimeout:
-    """Return the limits of a request whose server may say nothing for so many seconds; None for ever."""
+    """Return the time limits of a request; ``silent`` is the longest pause of the server, None for no limit."""
     return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=silent)
 
 
 def _default_url() -> str:
-    """Return the address for a command that names none. Raises ConfigError if several servers may be meant."""
+    """Return the address for a command that is given none. Raises ConfigError if several servers run."""
     if url := os.environ.get("ROOTGRAFT_URL"):
         return url
     urls = [f"{each.url}/v1" for each in running_servers({os.getuid()}) if each.url.startswith("http")]
@@ -287,7 +287,7 @@ def _default_url() -> str:
 
 
 def _base_url(text: str) -> URL:
-    """Parse the address; a missing path becomes ``/v1``. Raises ``ConfigError`` for anything but HTTP."""
+    """Parse the address; a missing path becomes ``/v1``. Raises ``ConfigError`` for any scheme but HTTP."""
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -311,7 +311,7 @@ def _silent(url: URL) -> RemoteError:
 
 
 def _cause(error: Exception) -> str:
-    """Cause of the error without the address, which the message has already."""
+    """Return the cause of the error without the address, which the message contains already."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the host is not known"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -328,7 +328,7 @@ async def _raise_for_status(response: aiohttp.ClientResponse) -> None:
 
 
 def _error(raw: bytes) -> tuple[str, str]:
-    """Return the message of an error body in any format, on one line, and its code, empty if it has none."""
+    """Return the message of an error body in any format, on one line, and its code, empty without one."""
     text, code = raw.decode(errors="replace"), ""
     try:
         body = orjson.loads(raw)
@@ -343,7 +343,7 @@ def _error(raw: bytes) -> tuple[str, str]:
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """Parse server-sent events, each one ``data:`` line, into JSON objects until ``[DONE]``.
 
-    The body is then read to its end, so that the connection can be reused.
+    After ``[DONE]`` the body is read to its end, so that the connection can be reused.
     """
     rest, done = b"", False
     async for chunk in content.iter_any():

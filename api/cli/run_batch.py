@@ -1,4 +1,4 @@
-"""``rootgraft run-batch``: answer a file of requests by a running server or by an engine of its own."""
+"""``rootgraft run-batch``: answer a file of requests with a running server or with a new engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
 from .remote_server import RemoteError, RemoteServer
 
-_POLL_SECONDS = 0.1  # seconds between two looks at an engine that starts
-_STOP_SECONDS = 20.0  # seconds that the server gets to end
+_POLL_SECONDS = 0.1  # seconds between two checks of an engine that is starting
+_STOP_SECONDS = 20.0  # seconds within which the server must end
 
 
 def run_batch(options: RunBatchOptions, engine: EngineConfig) -> int:
@@ -73,7 +73,7 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
 
 
 async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, which ends with a RemoteError if the server no longer answers."""
+    """Run the work, but raise RemoteError once the server no longer answers."""
     working, watching = asyncio.create_task(work), asyncio.create_task(server.watch())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +86,7 @@ async def _while_it_answers(server: RemoteServer, work: Coroutine[Any, Any, None
 
 @contextlib.asynccontextmanager
 async def _connected(options: RemoteOptions, uds: str | None) -> AsyncIterator[RemoteServer]:
-    """Connect to a server; if it is our own, at a Unix domain socket, poll until it has loaded its model."""
+    """Connect to a server; at the Unix domain socket of our own server, retry until it has loaded its model."""
     while uds is not None:
         try:
             async with RemoteServer.connect(options, uds=uds):
@@ -105,9 +105,9 @@ def _check_server_runs() -> None:
 
 @contextlib.contextmanager
 def _own_server(engine: EngineConfig) -> Iterator[str]:
-    """Run a server in a child process within the block. Returns its Unix domain socket, in a folder that is ours alone.
+    """Run a server in a child process inside the block. Returns its Unix domain socket, in a folder of this user only.
 
-    A free port could be taken by another program while the server starts, which would then get the requests.
+    A free port could be taken by another program while the server starts, and that program would get the requests.
     """
     with tempfile.TemporaryDirectory(prefix="rootgraft-") as folder:
         uds = f"{folder}/socket"
@@ -119,7 +119,7 @@ def _own_server(engine: EngineConfig) -> Iterator[str]:
         finally:
             process.terminate()
             process.join(_STOP_SECONDS)
-            # A process that is stopped, or hangs, does not end by itself.
+            # A stopped or hanging process does not end by itself.
             process.kill()
             process.join()
 

@@ -1,6 +1,6 @@
 """``rootgraft serve``: check the models of the command line, and serve them.
 
-The process of a single engine imports the engine while this one imports the server.
+The engine's process imports the engine while this process imports the server, if there is a single engine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ParsedModels = Sequence[tuple[ModelEntry, list[Any]]]
 
 
 def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
-    """Serve models until the process is told to end. Returns the exit code.
+    """Serve models until the process is asked to end. Returns the exit code.
 
     Args:
-        read_again: reads the models anew, after a SIGHUP.
+        read_again: reads the models again, after a SIGHUP.
 
     Raises:
-        ConfigError: options or models do not fit together.
-        ModelError: a model is not there, or cannot be loaded.
+        ConfigError: options or models are not compatible.
+        ModelError: a model does not exist, or cannot be loaded.
     """
     if models[0][1][-1].dry_run:
         return _dry_run(models)
@@ -40,7 +40,7 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
         with naming_place(entry):
             _check_kv_memory(options[0])
     with ExitStack() as stack:
-        # A SIGHUP re-reads the models file. It stays pending until the server can handle it.
+        # A SIGHUP rereads the models file. The signal stays pending until the server can handle it.
         if models[0][0].options is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             stack.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGHUP})
@@ -52,7 +52,7 @@ def serve(models: ParsedModels, read_again: Callable[[], ParsedModels]) -> int:
 
 
 def _dry_run(models: ParsedModels) -> int:
-    """Print what each model would take here, with these options. Returns 0, or 1 if one does not fit."""
+    """Print what each model would need here with these options. Returns 0, or 1 if a model does not fit."""
     from .machine.doctor import print_report
     from .machine.doctor_checks import check_model
 
@@ -65,7 +65,7 @@ def _dry_run(models: ParsedModels) -> int:
 
 
 def _check_kv_memory(config: EngineConfig) -> None:
-    """Check that the KV pool of a CPU is no larger than its memory, which else shows once the weights are loaded."""
+    """Check that the KV pool of a CPU fits in its memory; otherwise the error would come only after loading weights."""
     asked, has = config.kv_cache_memory, memory().total / 2**30
     if asked is not None and asked > has and not takes_gpu(config.device):
         raise ConfigError(
@@ -80,7 +80,7 @@ def _is_single_engine(models: ParsedModels) -> bool:
 
 
 def _checked(parsed: ParsedModels) -> Sequence[ServedModel]:
-    """Return models once their files are on this machine and fit together. Raises ConfigError, ModelError."""
+    """Return models once their files are on this machine and they are compatible. Raises ConfigError, ModelError."""
     from ...engine.checkpoint.base_digest import base_digest
 
     models, names = [ServedModel(entry, *options) for entry, options in parsed], []

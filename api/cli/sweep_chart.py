@@ -1,7 +1,7 @@
-"""Sweep chart: throughput, time to first token and time between tokens against the number of clients, as SVG or PNG.
+"""Sweep chart: throughput, time to first token and time between tokens by the number of clients, as SVG or PNG.
 
-The picture has a ground of its own, light or dark as the viewer prefers. Percentiles differ in their dashes too, so
-that they can be told apart without colours.
+The picture has its own background, light or dark as the viewer prefers. Percentiles also differ in their dashes, so
+that they can be distinguished without colours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ text{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#3a4150}.title
 
 
 class PlotCurve(NamedTuple):
-    """A named line: a value for each position, None where there is none."""
+    """A named curve: a value for each position, None if it has no value there."""
 
     name: str
     values: Sequence[float | None]
@@ -46,7 +46,7 @@ def write_chart(path: Path, levels: Sequence[Level], knee: int | None, subject: 
     """Write the picture of a sweep.
 
     Args:
-        path: ends in .svg or .png.
+        path: path that ends in .svg or .png.
         subject: model and server, for the title.
 
     Raises:
@@ -98,12 +98,12 @@ def _latencies(levels: Sequence[Level], key: str) -> list[PlotCurve]:
 
 
 class LinePlot:
-    """One plot of curves, its x axis logarithmic, below ``y`` = 84 and above 286.
+    """One plot of curves with a logarithmic x axis, between ``y`` = 84 and 286.
 
     Args:
         sides: left and right edge.
-        x: rising positions of the curves' values.
-        x_label: what they are.
+        x: positions of the curves' values, ascending.
+        x_label: label of the x axis.
         is_log: whether the y axis is logarithmic too.
         mark: index of the position to mark as the knee; None for none.
     """
@@ -132,7 +132,7 @@ class LinePlot:
             self._ticks = log_ticks(min(known), max(known)) if is_log else linear_ticks(max(known))
 
     def parts(self) -> list[str]:
-        """Return the marks: title, grid, frame, knee, curves with their names at the end."""
+        """Return the elements: title, grid, frame, knee, and curves with their names at the end."""
         title = svg_text(self._left, _TOP - 20, self._title, "head")
         if not self._ticks:
             return [title, svg_text(self._left, (_TOP + _BOTTOM) / 2, "nothing was measured", "small")]
@@ -162,7 +162,7 @@ class LinePlot:
         return parts
 
     def _x_labels(self) -> list[str]:
-        """Return the numbers under the plot, without those that would touch the one before."""
+        """Return the numbers below the plot, without numbers that would touch the one before."""
         parts, free = [], -math.inf
         for count in self._values:
             if self._x(count) >= free:
@@ -187,7 +187,7 @@ class LinePlot:
 
 
 def _apart(heights: list[float], least: float = 13.0) -> list[float]:
-    """Return heights moved so that names at them do not overlap, in the same order."""
+    """Return heights in the same order, moved apart so that names at them do not overlap."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     moved = list(heights)
     for above, below in pairwise(order):
@@ -204,7 +204,7 @@ def linear_ticks(highest: float) -> list[float]:
 
 
 def log_ticks(lowest: float, highest: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten around both values, or powers alone where those would be too many."""
+    """Return 1, 2 and 5 times powers of ten around both values, or only powers of ten if there would be too many."""
     lowest = max(lowest, 1e-3)
     first, last = math.floor(math.log10(lowest)), math.ceil(math.log10(max(highest, lowest)))
     for mantissas in ((1, 2, 5), (1,)):

@@ -1,4 +1,4 @@
-"""Sweep report: the knee of throughput against the number of clients, and the table of a sweep."""
+"""Sweep report: the knee of throughput by the number of clients, and the table of a sweep."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PERCENTILES = ("p50", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One number of clients, and what was measured with it.
+    """One number of clients, and the measurements with it.
 
     Attributes:
-        figures: as in ``bench_report.summarise``, with ``invalid_answers`` by what was wrong.
-        interrupted: not all of its requests have ended; it is shown, and counts for no knee.
+        figures: figures as in ``bench_report.summarise``, with counts of ``invalid_answers`` by fault.
+        interrupted: whether some of its requests have not ended; it is shown, but not used for the knee.
     """
 
     clients: int
@@ -29,17 +29,17 @@ class Level:
 
     @property
     def throughput(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return float(self.figures["output_tokens_per_s"])
 
 
 def find_knee(levels: Sequence[Level]) -> int | None:
     """Return the index of the knee: beyond it more clients cost much latency and bring little throughput.
 
-    Kneedle's (Satopaa et al., 2011) for a rising, concave curve: clients and throughput are both scaled to 0..1, and
-    the knee is the level that lies farthest above the chord from the first level to the last. None for fewer than three
-    levels, where the curve is all but straight, and where throughput more than doubles later, as in a noisy curve that
-    goes on rising: the knee may lie beyond the last level.
+    The method is Kneedle (Satopaa et al., 2011) for a rising, concave curve: clients and throughput are both scaled to
+    0..1, and the knee is the level farthest above the chord from the first level to the last. The result is None for
+    fewer than three levels and for an almost straight curve. It is also None if throughput more than doubles after the
+    knee, as in a noisy curve that still rises: its knee may be beyond the last level.
     """
     whole = [level for level in levels if not level.interrupted]
     if len(whole) < 3:
@@ -99,7 +99,7 @@ def _line(level: Level, mark: str) -> str:
 
 
 def _cell(values: dict[str, float] | None, name: str, width: int) -> str:
-    """Return a number of milliseconds that fits its column: 3.21, 32.1, 321, 32100."""
+    """Return a number of milliseconds in the width of its column: 3.21, 32.1, 321, 32100."""
     if values is None:
         return f"{'-':>{width}}"
     value = values[name]

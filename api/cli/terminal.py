@@ -1,4 +1,4 @@
-"""Answers in a terminal: text as it streams, thoughts dim, figures in one line, errors after the command's name."""
+"""Answers in a terminal: streamed text, dim thoughts, figures on one line, errors after the command's name."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .remote_server import RemoteServer, Timing, timed
 
 # Generated text must not control the terminal: tab and newline are the only control characters printed.
 _CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n")
-# A speed is told from this many seconds between first and last token on: a short answer may arrive as one piece.
+# Least seconds between first and last token for a speed to be printed: a short answer may arrive as one piece.
 _LEAST_SECONDS = 0.01
 
 
 class TextOutput(Protocol):
-    """What shows the text of one answer."""
+    """Output for the text of one answer."""
 
     def write(self, text: str) -> None:
         """Show a further piece."""
 
     def close(self) -> None:
-        """Show what is left, and end the line. Called once, also for an answer that was stopped."""
+        """Show the remaining text, and end the line. Called once, also for a stopped answer."""
 
 
 class PlainOutput:
-    """Text as it arrives; in a terminal without control characters."""
+    """Prints text as it arrives; in a terminal without control characters."""
 
     def __init__(self) -> None:
         self._line_is_open = False
@@ -46,12 +46,13 @@ class PlainOutput:
 
 @dataclass(slots=True)
 class ShownAnswer:
-    """An answer as it is shown.
+    """An answer that is being shown.
 
     Attributes:
-        output: where its text goes.
+        output: output for its text.
         pieces: the text so far, without the thought.
-        has_thought: a thought was printed. It is dim, and only where somebody reads: pipes get the answer alone.
+        has_thought: whether a thought was printed. Thoughts are dim and printed only in a terminal: pipes get only the
+            answer.
     """
 
     output: TextOutput
@@ -70,13 +71,13 @@ class ShownAnswer:
         self.output.write(text)
 
     def write_thought(self, text: str) -> None:
-        """Show a piece of the thought before it."""
+        """Show a piece of the thought before the answer."""
         if in_terminal():
             self.has_thought = True
             print(f"\x1b[2m{without_controls(text)}\x1b[0m", end="", flush=True)
 
     def close(self) -> None:
-        """End the line of what was shown."""
+        """End the line of the shown text."""
         if self.pieces:
             self.output.close()
         elif self.has_thought:
@@ -86,10 +87,10 @@ class ShownAnswer:
 def stream_answer(
     runner: asyncio.Runner, server: RemoteServer, path: str, body: dict[str, Any], answer: ShownAnswer
 ) -> Timing:
-    """Show an answer as it arrives, and its figures where somebody reads. Failures are in the timing returned.
+    """Show an answer as it arrives, and in a terminal its figures. Failures are in the returned timing.
 
     Raises:
-        KeyboardInterrupt: it was stopped; what arrived is shown.
+        KeyboardInterrupt: the user stopped the answer; the text that has arrived is shown.
     """
     try:
         timing = runner.run(timed(server, path, body, answer.write_text, answer.write_thought))
@@ -104,7 +105,7 @@ def stream_answer(
 
 
 def summary(timing: Timing) -> str:
-    """Tokens, speed and cache hits in one line; empty if the server reports no usage."""
+    """Return tokens, speed and cache hits on one line; empty if the server reports no usage."""
     if not timing.prompt or timing.ttft is None:
         return ""
     parts = [f"{timing.completion} tokens", f"first after {timing.ttft:.2f} s"]
@@ -116,14 +117,14 @@ def summary(timing: Timing) -> str:
 
 
 def take_any_text() -> None:
-    """Let input that is not UTF-8 reach the request, which refuses it, and print ``?`` for what the output lacks."""
+    """Let input that is not UTF-8 reach the request, which refuses it; print ``?`` for characters the output lacks."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
 
 
 def sampling_fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[str, Any]:
-    """Return the request fields of the given options."""
+    """Return the request fields for the given options."""
     fields = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -135,7 +136,7 @@ def sampling_fields(sampling: SamplingOptions, max_tokens: int | None) -> dict[s
 
 @contextlib.contextmanager
 def connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[RemoteServer]:
-    """Connect for the block, for several calls of the runner."""
+    """Connect inside the block, for several calls of the runner."""
     connection = RemoteServer.connect(options)
     server = runner.run(connection.__aenter__())
     try:
@@ -145,17 +146,17 @@ def connected(runner: asyncio.Runner, options: RemoteOptions) -> Iterator[Remote
 
 
 def without_controls(text: str) -> str:
-    """Return the text without the characters that control a terminal."""
+    """Return the text without characters that control a terminal."""
     return text.translate(_CONTROLS)
 
 
 def in_terminal() -> bool:
-    """Whether a person types and reads."""
+    """Return whether input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_dim(text: str) -> None:
-    """Print a line that is about answers: dim in a terminal, else on standard error, for pipes get answers alone."""
+    """Print a line of information: dim in a terminal, else on standard error, because pipes get only the answers."""
     if in_terminal():
         print(f"\x1b[2m{text}\x1b[0m", flush=True)
     else:

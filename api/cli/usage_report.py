@@ -1,4 +1,4 @@
-"""``rootgraft usage``: what was used, from the ledger of a server, as a table, CSV or JSON, with or without prices.
+"""``rootgraft usage``: prints the usage in a server's ledger as a table, CSV or JSON, with or without prices.
 
 A file of prices has a table for each model or adapter, and ``"*"`` for all others, in any currency:
 
@@ -36,14 +36,14 @@ Price = Annotated[Decimal, Field(ge=0, le=1_000_000, strict=False, allow_inf_nan
 
 
 class ModelPrices(StrictModel):
-    """Prices of a million tokens; ``cached`` is for those of prompts that were in the cache, by default ``prompt``."""
+    """Prices of a million tokens; ``cached`` is the price of cached prompt tokens, by default ``prompt``."""
 
     prompt: Price
     completion: Price
     cached: Price | None = None
 
     def cost(self, usage: DailyUsage) -> Decimal:
-        """Return what a row of the ledger costs."""
+        """Return the price of a row of the ledger."""
         cached = self.prompt if self.cached is None else self.cached
         new = usage.prompt_tokens - usage.cached_tokens
         return (new * self.prompt + usage.cached_tokens * cached + usage.completion_tokens * self.completion) / _MILLION
@@ -82,7 +82,7 @@ def report_usage(options: UsageOptions) -> int:
 
 
 class _Groups:
-    """Names of the rows that usage is summed up in."""
+    """Names of the rows for which usage is summed."""
 
     def __init__(self, options: UsageOptions) -> None:
         self._by = options.by

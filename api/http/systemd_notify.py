@@ -1,6 +1,6 @@
 """Notification of systemd: a service of ``Type=notify`` counts as started when the model is loaded.
 
-With ``WatchdogSec`` it is restarted when it gives no sign of life.
+With ``WatchdogSec``, systemd restarts the service when it gives no sign of life.
 """
 
 from __future__ import annotations

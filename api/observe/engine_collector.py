@@ -32,7 +32,7 @@ ByEngine = Mapping[str, float | Mapping[str, float]]
 
 
 class EngineCollector:
-    """Yields the families of an engine, with a series for each of its replicas where it has several.
+    """Yields the families of an engine; an engine with several replicas has a series for each of them.
 
     Args:
         stats: returns the last gauges and counters of the engine as a whole, and of the server.
@@ -58,7 +58,7 @@ class EngineCollector:
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
+        """Yield all metric families."""
         whole = self._stats()
         engines = {str(index): stats for index, stats in self._engines().items()} or {self._engine: whole}
         usage = {name: kv_usage(stats) for name, stats in engines.items()}
@@ -78,13 +78,13 @@ class EngineCollector:
     def _values(
         self, key: str, engines: Mapping[str, Mapping[str, float]], whole: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the values of the replicas that have one, or that of the engine as a whole."""
+        """Return the values of the replicas that have one, or else the value of the engine as a whole."""
         return {name: stats[key] for name, stats in engines.items() if key in stats} or {
             self._engine: whole.get(key, 0.0)
         }
 
     def _tiers(self, engines: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-        """Yield what is counted of each tier of KV beside the pool; nothing where there is none."""
+        """Yield the counts of each tier of KV beside the pool; nothing without tiers."""
         for rows, make in ((KV_TIER_GAUGES, self._gauge), (KV_TIER_COUNTERS, self._counter)):
             for key, name, text in rows:
                 values = {

@@ -23,7 +23,7 @@ _ABSENT = (
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Known once the engine is ready; the defaults are those of a server that is still loading.
+    """Facts that are known once the engine is ready; the defaults are for a server that is still loading.
 
     Attributes:
         max_model_len: most tokens in prompt and answer together.

@@ -48,7 +48,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
 
 
 def open_gpus() -> GpuCollector | None:
-    """Return a collector of the GPUs that this process may use; None if NVML finds none of them."""
+    """Return a collector of the GPUs that this process may use; None if NVML finds no such GPU."""
     try:
         import pynvml
     except ImportError:
@@ -107,7 +107,7 @@ class GpuCollector:
         return True
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families that have a value."""
+        """Yield the metric families that have a value."""
         for name, text, read in _GAUGES:
             family = GaugeMetricFamily(OWN_PREFIX + name, text, labels=("gpu",))
             for number, device in self._devices.items():

@@ -25,7 +25,7 @@ class Point:
         prompt, cached: tokens of admitted prompts a second, and of them those found in the prefix cache.
         running, waiting: sequences at the end.
         first: median and 95th percentile of the seconds to the first token; None if there was none.
-        between: the same for the seconds between tokens.
+        between: median and 95th percentile of the seconds between tokens, likewise.
         queued: the same for the seconds from a sequence's arrival at the engine to its first step, over sequences that
             ended.
         batch: mean number of sequences in a step; None without a step.

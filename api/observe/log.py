@@ -53,7 +53,7 @@ class TextLines(logging.Formatter):
 
 
 def request_words(fields: Mapping[str, Any]) -> str:
-    """Return what people look for in a request's fields: what it asked, who answered, tokens, times, end, id."""
+    """Return the values to show from a request's fields: question, model, tokens, times, end, id."""
     parts = [f"{fields['method']} {fields['path']} {fields['status']} in {fields['seconds']:.2f} s"]
     parts += [f"{name} {fields[name]}" for name in ("error", "model", "adapter", "tenant") if fields.get(name)]
     if (prompt := fields.get("prompt_tokens")) is not None:
@@ -73,8 +73,8 @@ def set_up_log(level: str, form: str, *, log_requests: bool = False) -> None:
     """Log to standard error from ``level`` on, in the form ``text`` or ``json``.
 
     Args:
-        log_requests: a line for each request also where the log is text in a terminal, whose reader wants to see what
-            goes wrong. Everywhere else each is logged. Those that end in a server's error always are.
+        log_requests: whether to log each request even as text in a terminal, where by default only requests that end in
+            a server's error are logged. All other logs have a line for each request.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

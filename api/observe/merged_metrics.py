@@ -1,4 +1,4 @@
-"""Metrics of several base models as one exposition: series of one family stand together, apart by ``model_name``."""
+"""Metrics of several base models as one exposition: series of a family are adjacent and differ in ``model_name``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .metrics import Metrics
 
 
 class _MergedRegistry:
-    """Collects the families of several registries; what has no label of a model is that of the whole server."""
+    """Collects the families of several registries; series without a model's label belong to the whole server."""
 
     def __init__(self, server: Metrics, models: Sequence[Metrics]) -> None:
         self._server = server

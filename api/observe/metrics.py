@@ -73,10 +73,10 @@ _OF_ADAPTERS = (
 
 
 class SequenceHistograms:
-    """Histograms of what is measured of sequences, and of the engine's steps.
+    """Histograms of measurements of sequences and of the engine's steps.
 
     Args:
-        families: make them.
+        families: makes the metric families.
         max_model_len: tokens, up to which the buckets of lengths go.
     """
 
@@ -98,7 +98,7 @@ class SequenceHistograms:
         )
 
     def observe_steps(self, histograms: Mapping[str, Sequence[float]]) -> None:
-        """Add the engine's observations by the histogram's name; those of unknown names are left out."""
+        """Add the engine's observations by the histogram's name; observations with unknown names are ignored."""
         for name, values in histograms.items():
             if (histogram := self._of_steps.get(name)) is not None:
                 for value in values:
@@ -121,7 +121,7 @@ class SequenceHistograms:
 class UsageCounters:
     """Requests and tokens by the name of their key, and by their adapter.
 
-    A key's name is written by the operator; an adapter's by whoever loaded it, so that those are bounded.
+    The operator writes the names of keys; clients may load adapters, so the number of adapter names is limited.
     """
 
     def __init__(self, families: MetricFamilies) -> None:
@@ -196,10 +196,10 @@ class Metrics:
         prefix: beginning of the names of the metrics that vLLM has too: ours or vLLM's. With vLLM's, their buckets
             equal vLLM's exactly.
         facts: facts of the engine, once it is ready.
-        gpus: collector of GPU use; None where there is no GPU to tell of.
+        gpus: collector of GPU use; None without a GPU.
         engines: returns the engine's gauges and counters by replica; none for an engine of one process.
         fleet: returns the status of a fleet; None for an engine of one process.
-        gateways: returns the status of the gateways; None where there are none.
+        gateways: returns the status of the gateways; None without gateways.
 
     Attributes:
         model_name: value of the label.
@@ -257,7 +257,7 @@ class Metrics:
         self._sequences.observe_steps(heartbeat.histograms)
 
     def observe_prompt(self, num_tokens: int, num_answers: int, max_tokens: int) -> None:
-        """Add what a request asks for, once for each of its prompts."""
+        """Add the values of a request, once for each of its prompts."""
         self._sequences.observe(
             request_prompt_tokens=num_tokens, request_params_n=num_answers, request_params_max_tokens=max_tokens
         )
@@ -273,7 +273,7 @@ class Metrics:
         self.history.add_between(seconds)
 
     def observe_end(self, seconds: float, usage: Usage, stats: SequenceStats | None) -> None:
-        """Add a sequence that has ended by itself: seconds from the request, tokens, and what the engine measured."""
+        """Add a sequence that has ended by itself: seconds from the request, tokens, and the engine's measurements."""
         self._sequences.observe_end(seconds, usage, stats)
         if stats is not None:
             self.history.add_queued(stats.queued)
@@ -290,7 +290,7 @@ class Metrics:
         self._success.labels(*self._labels, reason).inc()
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was not taken; under vLLM's prefix those that vLLM counts too."""
+        """Count a refused request; under vLLM's prefix only the requests that vLLM counts too."""
         self._failures.count_rejection(reason)
 
     def count_http(self, handler: str, method: str, status: int) -> None:
@@ -320,7 +320,7 @@ class Metrics:
         """Add the tokens of requests with this key and adapter.
 
         Args:
-            key: its name, "" where no keys are in use.
+            key: name of the key, "" without keys.
             adapter: None for the base model, whose label is "".
             loaded: names of adapters that are loaded; only they get series of their own.
         """

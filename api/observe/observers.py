@@ -21,10 +21,10 @@ class Observers:
         metrics: metrics of the model; ``ServerState`` begins them again when it learns the model's names, and its
             engine.
         tracer: tracer of the whole server; None without ``--otlp-traces-endpoint``.
-        gpus: collector of GPU use for the metrics; None where there is none, and beside the main state.
+        gpus: collector of GPU use for the metrics; None without a GPU, and in all states but the main one.
         gateways: returns the status of the gateways; None where this process answers HTTP alone.
         watch: snapshots of the engine for the live page.
-        recent: the last requests of this process, for the live page; of several models those of the main one have all.
+        recent: last requests of this process, for the live page; with several models the main model's state holds all.
     """
 
     metrics: Metrics

@@ -29,7 +29,7 @@ class CallerUsage:
         requests: number of requests that have ended; ``failed`` of them had an error status or an error in their
             stream.
         prompt_tokens, cached_tokens, completion_tokens: tokens of its generations.
-        last: when its last request ended, in seconds since the epoch.
+        last: time at which its last request ended, in seconds since the epoch.
     """
 
     key: str

@@ -15,10 +15,10 @@ _STATES = ("serving", "starting", "draining")
 
 
 class ReplicaCollector:
-    """Yields the families of a fleet; none for an engine of one process.
+    """Yields the metric families of a fleet; none for an engine of one process.
 
     Args:
-        status: returns the fleet's status; None where there is no fleet.
+        status: returns the fleet's status; None without a fleet.
     """
 
     def __init__(self, status: Callable[[], FleetStatus | None], model_name: str) -> None:
@@ -26,7 +26,7 @@ class ReplicaCollector:
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
+        """Yield all metric families."""
         status = self._status()
         if status is None:
             return
@@ -65,7 +65,7 @@ class ReplicaCollector:
 
 
 class GatewayCollector:
-    """Yields the families of the gateways, which are those of the whole server.
+    """Yields the metric families of the gateways, which belong to the whole server.
 
     Args:
         status: returns their status.
@@ -75,7 +75,7 @@ class GatewayCollector:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
+        """Yield all metric families."""
         status = self._status()
         states = Counter(gateway.state for gateway in status.gateways)
         gateways = GaugeMetricFamily(OWN_PREFIX + "gateways", "Processes that answer HTTP.", labels=("state",))

@@ -14,11 +14,11 @@ class GatewayStatus:
     """One process that answers HTTP.
 
     Attributes:
-        name: unique, also among those that are gone.
+        name: unique name, never used for another gateway.
         state: serving, starting or draining.
-        up_seconds: since its process was started.
-        silent_seconds: since its last sign of life.
-        active: answers that it is generating.
+        up_seconds: seconds since its process was started.
+        silent_seconds: seconds since its last sign of life.
+        active: number of answers that it is generating.
     """
 
     name: str
@@ -60,7 +60,7 @@ def gateways_json(status: GatewaysStatus) -> dict[str, Any]:
 
 
 def fleet_json(status: FleetStatus, gateways: GatewaysStatus | None = None) -> dict[str, Any]:
-    """Return a fleet's status as a JSON object, with that of the gateways where there are some."""
+    """Return a fleet's status as a JSON object, with the status of the gateways, if there are any."""
     bounds = None if status.bounds is None else {"min": status.bounds[0], "max": status.bounds[1]}
     return {
         "object": "fleet",

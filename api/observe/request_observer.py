@@ -29,7 +29,7 @@ class RequestEnd:
         finished: number of sequences by reason of their end.
         measured: the engine's measurements of the sequences that ended by themselves, added up; None if no sequence
             did.
-        tokens_per_second: tokens a second of these sequences together, after the first token of each; None without a
+        tokens_per_second: tokens per second of these sequences together, after the first token of each; None without a
             second token.
     """
 

@@ -23,7 +23,7 @@ def usage_body(prompt: int, completion: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request: of its prompts, of them those that were cached, of all answers, of these drafted."""
+    """Tokens of one HTTP request: of all prompts (and the cached part), and of all answers (and the drafted part)."""
 
     prompt: int
     cached: int
@@ -51,7 +51,7 @@ class UsageCount:
         self.add(prompt, Usage(num_prompt, cached, num_completion))
 
     def counts(self) -> TokenCounts:
-        """Return the sum. Of a prompt's n sequences the one with the fewest cached tokens counts: it computed them."""
+        """Return the sum. For the n sequences of a prompt the fewest cached tokens count: the rest was computed."""
         groups = self._by_prompt.values()
         return TokenCounts(
             sum(group[0].prompt for group in groups),

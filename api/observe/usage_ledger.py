@@ -65,7 +65,7 @@ class UsageRecord:
 
     Attributes:
         id: made by the server, as a client could repeat its own ids to be counted once.
-        ended: seconds since 1970; the day is that of UTC.
+        ended: time of the end, in seconds since 1970; it determines the day, in UTC.
         key: name of the key, "" where no keys are in use.
         model: name of the adapter or base model in the response.
         cached_tokens: number of tokens of the prompt that were cached.
@@ -197,7 +197,7 @@ class UsageLedger:
 
     Attributes:
         num_lost: records dropped because the file could not be written.
-        is_stalled: whether the file could not be written lately, so that nobody waits for it.
+        is_stalled: whether writes to the file have failed lately, so that no request waits for them.
     """
 
     def __init__(self, path: Path) -> None:

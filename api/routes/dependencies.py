@@ -133,9 +133,10 @@ class _StrictRequest(Request):
         return await beside_loop(partial(_loads, body))
 
     async def validate(self, validate: Callable[[Any], Any]) -> None:
-        """Let ``json`` return the body as a model, which the framework then takes as it is.
+        """Let ``json`` return the body as a model, which the framework then uses without further validation.
 
-        The framework would validate on the event loop, and name each fault of millions. What is no JSON is left to it.
+        The framework would validate on the event loop, and would list each of millions of faults. The framework itself
+        reports a body that is no JSON.
 
         Raises:
             RequestValidationError: the body is not valid.

@@ -24,7 +24,7 @@ _TIMED = ("in_progress", "finalizing", "cancelling", "completed", "failed", "can
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Lines of a batch's input, those that are answered and that failed, and the tokens of the answers by kind."""
+    """Number of a batch's lines, of answered and of failed lines, and the tokens of the answers by kind."""
 
     total: int = 0
     completed: int = 0
@@ -39,9 +39,9 @@ class BatchRecord:
     Attributes:
         owner: the tenant, empty without keys.
         key: name of the API key of its requests.
-        outcome: the state in which it will end.
+        outcome: the state in which the batch will end.
         output_expiry: seconds until the output files expire, None for the default.
-        times: when it came into each state that it has been in.
+        times: time at which it entered each state.
     """
 
     owner: str

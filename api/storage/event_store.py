@@ -126,7 +126,7 @@ class EventLog:
 
 @dataclass(slots=True)
 class _OwnerLogs:
-    """An owner's logs, and their bytes; those that have ended in the order of their ends."""
+    """The logs of an owner, and their bytes; ended logs are in the order of their ends."""
 
     running: dict[str, EventLog] = field(default_factory=dict)
     ended: OrderedDict[str, EventLog] = field(default_factory=OrderedDict)
@@ -189,7 +189,7 @@ class EventStore:
         owner.ended[log.response_id] = self._ended[log.response_id] = log
 
     def grow(self, log: EventLog, num_bytes: int) -> None:
-        """Count bytes that a log has got, and make room for them, or those that it has lost. Called by the log."""
+        """Count bytes that a log has gained, and free space for them, or bytes that it has lost. Called by the log."""
         self.num_bytes += num_bytes
         self._owners[log.owner].num_bytes += num_bytes
         while num_bytes > 0 and self.num_bytes > self.max_bytes:

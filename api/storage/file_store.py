@@ -64,7 +64,7 @@ class FileStore:
         folder: created if missing; no other process may use it.
         max_bytes: limit on all files together; with keys, half of it for each owner.
         max_upload: bytes of the largest file.
-        is_read: whether a file is in use, and so stays beyond its time.
+        is_read: returns whether a file is in use, so that it is kept even after its expiry.
         clock: seconds since 1970.
     """
 
@@ -223,7 +223,8 @@ def read_records(
         make: a record of a file's fields.
 
     Returns:
-        The records, and the files that have none, as those of another version of the server: they are logged and stay.
+        The records, and files without a valid record, as written by another version of the server, which are logged and
+        kept.
     """
     records: list[_Record] = []
     unread: list[Path] = []

@@ -158,7 +158,7 @@ class ResponseStore:
         return next((item for item in items if item["id"] == item_id), None)
 
     def _evict(self) -> None:
-        """Evict expired responses, then those of the owners that have the most; never one in progress."""
+        """Evict expired responses, then responses of the owners that have the most; responses in progress are kept."""
         expired = self.clock() - self.max_idle
         for record in tuple(itertools.islice(self._records.values(), _MOST_AT_ONCE)):
             if record.last_used > expired:

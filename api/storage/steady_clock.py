@@ -1,8 +1,8 @@
-"""Steady clock: seconds since 1970 that pass as time does, whatever is done to the system's clock meanwhile.
+"""Steady clock: seconds since 1970 that advance evenly, regardless of changes to the system's clock.
 
-What is kept until a moment (files, batches) goes when the clock says so. A clock that is set forward by mistake, or was
-wrong at the machine's start, must not take a day's work with it. So a process reads the system's clock once, and counts
-from there; sleep of the machine counts too.
+Objects with an expiry time (files, batches) are removed when the clock reaches it. A system clock that is set forward
+by mistake, or was wrong at the machine's start, must not cause the loss of a day's work. So a process reads the
+system's clock once, and counts from there; time in which the machine sleeps counts too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SteadyClock:
 
 
 def _elapsed() -> float:
-    """Seconds since some moment, sleep of the machine included where the system counts it."""
+    """Return seconds since some fixed moment; time in which the machine sleeps counts if the system supports it."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 

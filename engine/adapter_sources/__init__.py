@@ -1,1 +1,1 @@
-"""Adapters from elsewhere: sources and their allow-list, checked downloads, the cache on disk. No torch."""
+"""Adapters from other places: sources and their allow-list, checked downloads, the cache on disk. No torch."""

@@ -1,10 +1,11 @@
-"""Adapter fetcher: downloads adapters on threads of its own, checks them, and keeps them in the cache on disk.
+"""Adapter fetcher: downloads adapters on separate threads, checks them, and keeps them in the cache on disk.
 
     source --find--> version --known?--> content in the cache
                         |                     ^
                         +-- download, check --+ publish
 
-A source that is pinned and in the cache is not asked at all. One that does not answer is taken as it was last seen.
+If a source is pinned and its content is cached, the source is not asked. If a source does not answer, the version that
+was seen last is used.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from .source_policy import SourcePolicy
 from .source_uri import AdapterSource, location_of
 from .web_client import WebClient
 
-_MOST_DOWNLOADS = 8  # downloads that read from their sources at a time
-# Downloads that are reserved for the operator and admins, out of those that may run at once.
+_MOST_DOWNLOADS = 8  # most downloads that read from their sources at one time
+# Number of the concurrent downloads that are reserved for the operator and admins.
 _RESERVED_DOWNLOADS = 2
-_CLOSE_SECONDS = 5.0  # seconds that downloads get to end when the fetcher is closed
-_TRIES = 2  # tries of a download whose source changes meanwhile, or whose earlier part is damaged
+_CLOSE_SECONDS = 5.0  # seconds for which ``close`` waits for downloads
+_TRIES = 2  # attempts of a download whose source changes meanwhile, or whose earlier part is damaged
 _POLL_SECONDS = 0.1
 
 logger = logging.getLogger("rootgraft.adapters")
@@ -58,7 +59,7 @@ class FetchedAdapter:
 
     Attributes:
         folder: folder with the adapter's two files, which is kept until it is released.
-        origin: its source, pinned to the version found there.
+        origin: source of the adapter, pinned to the version found there.
     """
 
     folder: Path
@@ -71,7 +72,7 @@ class Download:
 
     Attributes:
         result: result of the fetch; awaiting it raises the errors of ``AdapterFetcher.fetch``.
-        progress: read by any thread.
+        progress: progress of the fetch, which any thread may read.
     """
 
     result: Future[FetchedAdapter]
@@ -105,8 +106,8 @@ class AdapterFetcher:
         """Return the fetcher that the options describe.
 
         Raises:
-            ConfigError: an entry of ``--adapter-sources`` is malformed or needs a package that is missing, or what
-                requests will ask for cannot be kept.
+            ConfigError: an entry of ``--adapter-sources`` is malformed or needs a package that is missing, or the
+                adapters that requests will ask for cannot be stored.
         """
         policy = SourcePolicy(config.adapter_sources)
         if policy.names_buckets and find_spec("s3fs") is None:
@@ -125,9 +126,9 @@ class AdapterFetcher:
         """Begin to fetch an adapter.
 
         Args:
-            trusted: named by the operator, so that host and folder need not be listed.
-            for_request: named by the request of a client, which leaves slots of downloads to others: to admins, and of
-                the current tenant to other tenants.
+            trusted: whether the operator has named the source, so that its host and folder need not be listed.
+            for_request: whether a client's request has named the source. Such a download leaves slots free: for admins,
+                and those of the current tenant for other tenants.
         """
         progress, result = DownloadProgress(), Future[FetchedAdapter]()
         result.set_running_or_notify_cancel()
@@ -149,22 +150,22 @@ class AdapterFetcher:
         return self.begin(source, trusted=trusted).result.result()
 
     def release(self, fetched: FetchedAdapter) -> None:
-        """Give an adapter back that nobody reads any more."""
+        """Release an adapter that nobody reads any more."""
         self._opened_cache().release(fetched.folder)
 
     def bytes_freed(self, fetched: Iterable[FetchedAdapter]) -> int:
-        """Return the bytes of the cache that nobody would use once these adapters are released."""
+        """Return the bytes of the cache that would be unused after the release of these adapters."""
         return self._opened_cache().bytes_freed(each.folder for each in fetched)
 
     def stop(self) -> None:
-        """Begin to end all downloads, and begin no others. What has come stays in the cache."""
+        """Begin to end all downloads, and begin no others. Downloaded parts stay in the cache."""
         with self._lock:
             self._closed = True
             for loop, task in self._running.items():
                 loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """End all downloads, wait for them for a few seconds, and give back all adapters."""
+        """End all downloads, wait for them for a few seconds, and release all adapters."""
         self.stop()
         until = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
@@ -204,7 +205,7 @@ class AdapterFetcher:
             raise AdapterUnavailable(f"{source} cannot be downloaded: {type(error).__name__}; see the log.") from error
 
     async def _watched(self, source: AdapterSource, standing: _Standing, progress: DownloadProgress) -> FetchedAdapter:
-        """Fetch within the time given, as a task that ``close`` can cancel."""
+        """Fetch within the time limit, as a task that ``close`` can cancel."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         with self._lock:
@@ -222,7 +223,7 @@ class AdapterFetcher:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Who has named a source: the operator (trusted), an admin, or the request of a tenant's client."""
+    """The party that has named a source: the operator (trusted), an admin, or a client's request of a tenant."""
 
     trusted: bool
     for_request: bool
@@ -273,14 +274,15 @@ class _Fetch:
         raise AdapterUnavailable(f"{self._source} changed while it was downloaded, {_TRIES} times: try it again.")
 
     def _is_at_hand(self) -> bool:
-        """Whether the source is pinned and in the cache, so that it need not be asked."""
+        """Return whether the source is pinned and its content is cached, so that the source need not be asked."""
         return self._source.is_pinned and self._known(None) is not None
 
     def _known(self, version: str | None) -> tuple[str, str] | None:
         """Return digest and version of the source's content, if it is in the cache.
 
         Args:
-            version: as the source has told it; None for the one seen last, of a request only as requests may name it.
+            version: version reported by the source; None for the version seen last, for a request only a version that
+                requests may name.
         """
         digest = self._source.digest
         if digest:
@@ -292,7 +294,7 @@ class _Fetch:
         return self._cache.find(f"{name}{UNCHECKED}", version) if found is None and is_checked else found
 
     def _name_of(self, version: str | None) -> str:
-        """Return what the cache knows a version by: a commit of the Hub by its own name, whatever branch it is on."""
+        """Return the cache's name for a version: a commit of the Hub has the same name on every branch."""
         is_commit = self._source.scheme == "hf" and version
         return str(self._source.pinned(version, "") if is_commit and version else self._source)
 
@@ -306,7 +308,7 @@ class _Fetch:
         return fetched
 
     def _noted(self, folder: Path, digest: str, version: str) -> FetchedAdapter:
-        """Return content in the cache as an adapter, and note which version of its source it is."""
+        """Return cached content as an adapter, and record to which version of its source it belongs."""
         if version:
             may_be_foreign = self._source.scheme == "hf" and self._source.revision not in ("", "main")
             is_unchecked = may_be_foreign and not self._standing.for_request
@@ -315,14 +317,15 @@ class _Fetch:
         return FetchedAdapter(folder, self._source.pinned(version if self._source.scheme == "hf" else "", digest))
 
     async def _downloaded(self, remote: RemoteAdapter) -> FetchedAdapter:
-        """Download into a folder that no other download has, here or in another process."""
+        """Download into a folder that no other download uses, in this process or another."""
         self._limits.check_sizes(remote)
         resumable = remote.version and remote.config.can_resume and remote.weights.can_resume
         text = f"{self._source.scheme}://{self._source.location} {remote.version}" if resumable else uuid.uuid4().hex
         key = hashlib.sha256(text.encode()).hexdigest()
         while True:
             self._progress.state = "waiting for other downloads"
-            # The slot first: who waits for one holds up nobody who wants the same content and has one.
+            # The slot is acquired first: so a task that waits for a slot does not block others that want the same
+            # content.
             async with self._slots.slot(self._standing.tenant, for_request=self._standing.for_request):
                 with self._cache.partial(key) as partial:
                     if partial is not None:
@@ -347,7 +350,7 @@ class _Fetch:
                 )
             folder = self._cache.publish(partial, digest)
         except (TransferBroken, TimeoutError, asyncio.CancelledError):
-            # After any other error the part that is there would fail the next download too.
+            # After any other error, resuming from the downloaded part would fail again.
             keeps_part = keep
             raise
         finally:
@@ -359,7 +362,7 @@ class _Fetch:
 
 
 def _client_of(source: AdapterSource, policy: SourcePolicy, standing: _Standing) -> SourceClient:
-    """Return the client of a source, under the rules for who has named it."""
+    """Return the client of a source, under the rules for the party that has named the source."""
     match source.scheme:
         case "hf":
             return HubClient(source, policy.allows_address, checks_commits=standing.for_request)
@@ -378,7 +381,7 @@ def _web_rules(source: AdapterSource, policy: SourcePolicy, trusted: bool) -> Ch
 
 
 def _listed_by(policy: SourcePolicy, own: str | None) -> Callable[[SplitResult], bool]:
-    """Return the rule for redirects of web servers: to listed places, and below the operator's own source, alone."""
+    """Return the rule for redirects of web servers: only to listed places, and below the operator's own source."""
 
     def may_follow(target: SplitResult) -> bool:
         place = location_of("https", target.netloc + target.path) if target.scheme == "https" else None

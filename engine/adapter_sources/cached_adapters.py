@@ -1,4 +1,4 @@
-"""Cached adapters: which downloaded adapters a cache on disk holds, where from, and removal from it."""
+"""Cached adapters: lists the downloaded adapters in a cache on disk with their sources, and removes them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CachedAdapter:
         name: a source that had the adapter, or ``sha256:DIGEST`` if no source is known.
         digest: SHA-256 of its content.
         path: folder of the adapter.
-        size: bytes on disk.
+        size: number of bytes on disk.
         used: last use, in seconds since 1970.
-        is_loaded: whether a server has it.
+        is_loaded: whether a running server has loaded it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class CachedAdapter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a command may call it: one of the Hub's also without ``hf://``."""
+        """Names of the adapter in commands; a name on the Hub is also accepted without ``hf://``."""
         return self.name, self.name.removeprefix("hf://"), self.digest, str(self.path)
 
 
@@ -46,7 +46,7 @@ def adapter_cache_folder(given: str | None = None) -> Path:
 
 
 def cached_adapters(root: Path) -> list[CachedAdapter]:
-    """Return the whole adapters in a cache, by name; none where there is no such folder. Changes nothing."""
+    """Return the complete adapters in a cache, sorted by name; none if there is no such folder. Changes nothing."""
     sources = defaultdict(set)
     for path in (root / "versions").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -56,7 +56,7 @@ def cached_adapters(root: Path) -> list[CachedAdapter]:
     for path in (root / "content").glob("*"):
         with suppress(OSError):
             files = [(path / name).stat() for name in (CONFIG, WEIGHTS)]
-            # Where a branch and its commit are both noted, a person has named the branch.
+            # If a branch and its commit are both recorded, a person has named the branch.
             name = min(sources[path.name], key=lambda source: (len(source), source), default=f"sha256:{path.name}")
             is_loaded = any(each.st_nlink > 1 for each in files)
             size = sum(each.st_size for each in files)
@@ -68,8 +68,8 @@ def remove_cached(root: Path, adapter: CachedAdapter) -> None:
     """Delete an adapter from a cache.
 
     Raises:
-        ModelError: a running server has it.
-        AdapterUnavailable: the cache cannot be written.
+        ModelError: a running server has loaded it.
+        AdapterUnavailable: the cache is not writable.
     """
     cache = DownloadCache(root, 0)
     try:

@@ -1,8 +1,8 @@
-"""Checked HTTP: requests that connect to allowed addresses alone, and follow redirects only where they may lead.
+"""Checked HTTP: requests that connect only to allowed addresses, and follow redirects only to allowed places.
 
-The address is checked when its socket is made, and exactly this address is connected to, so that a name cannot resolve
-to another address between check and use. Through a proxy of the environment's (``HTTPS_PROXY``) it is the proxy that
-looks names up and connects; addresses in URLs are checked all the same. No cookies, no other credentials.
+The address is checked when its socket is made, and exactly this address is used, so that a name cannot resolve to
+another address between check and use. With a proxy from the environment (``HTTPS_PROXY``), the proxy looks up names and
+connects; addresses in URLs are checked nevertheless. No cookies and no other credentials are sent.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class CheckedHttp:
     """Makes requests under rules.
 
     Attributes:
-        allows_address: whether an IP address may be connected to.
-        may_follow: whether a redirect may lead to a URL; scheme and address are checked besides.
-        trusted: host and port of URLs that the operator has named, at whatever address they are.
-        plain: whether ``http`` is allowed as well, for a Hub of the operator's own.
-        secrets: headers for the origin of the first URL alone.
+        allows_address: returns whether connections to an IP address are allowed.
+        may_follow: returns whether a redirect may lead to a URL; scheme and address are checked in addition.
+        trusted: host and port of URLs that the operator has named; their addresses are not checked.
+        plain: whether ``http`` is allowed as well, for the operator's own Hub.
+        secrets: headers that are sent only to the origin of the first URL.
     """
 
     allows_address: Callable[[str], bool]
@@ -55,11 +55,12 @@ class CheckedHttp:
     async def request(
         self, method: str, url: str, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response behind all redirects.
+        """Send a request and yield the response after all redirects.
 
         Raises:
-            RequestError: a redirect or an address that is not allowed.
-            TransferBroken: no connection, no answer, or it broke off; also while the body is read.
+            RequestError: a redirect or an address is not allowed.
+            TransferBroken: there is no connection or no answer, or the connection broke off; also while the body is
+                read.
         """
         first = _origin(urlsplit(url))
         for _ in range(_MOST_REDIRECTS + 1):
@@ -81,7 +82,7 @@ class CheckedHttp:
         return parts
 
     def _redirected(self, url: str, location: str) -> str:
-        """Return the URL that a redirect leads to. Raises RequestError if it may not be followed, or is none."""
+        """Return the target URL of a redirect. Raises RequestError if it may not be followed, or is no URL."""
         try:
             target = urljoin(url, location)
         except ValueError:
@@ -135,7 +136,7 @@ class CheckedHttp:
                         yield response
                     finally:
                         if response.connection is not None and response.connection.transport is not None:
-                            response.connection.transport.abort()  # the rest of the body is not waited for
+                            response.connection.transport.abort()  # does not wait for the rest of the body
         finally:
             await _until_closed(sockets)
 
@@ -152,7 +153,7 @@ def _session(open_socket: aiohttp.SocketFactoryType) -> aiohttp.ClientSession:
 
 
 async def _until_closed(sockets: Sequence[socket.socket]) -> None:
-    """Wait for the ends of TLS connections, half a second at most: the event loop may be closed right afterwards."""
+    """Wait until TLS connections are closed, half a second at most: the event loop may be closed right after."""
     for _ in range(_CLOSE_POLLS):
         if all(each.fileno() < 0 for each in sockets):
             return
@@ -190,12 +191,12 @@ def _is_address(host: str) -> bool:
 
 
 def _origin(parts: SplitResult) -> tuple[str, str, int]:
-    """Return scheme, host and port. Raises ValueError for a port that is none."""
+    """Return scheme, host and port. Raises ValueError for an invalid port."""
     return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme, 0)
 
 
 def _shown(url: str) -> str:
-    """Return a URL as errors show it: without its query, which may be a signature."""
+    """Return a URL for errors: without its query, which may be a signature."""
     return quoted(url.partition("?")[0])
 
 

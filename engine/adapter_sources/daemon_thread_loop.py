@@ -1,4 +1,4 @@
-"""Event loop whose blocking calls run on daemon threads: neither the end of a task nor the process waits for them."""
+"""Event loop that runs blocking calls on daemon threads: neither the end of a task nor the process waits for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class DaemonThreadLoop(asyncio.SelectorEventLoop):
-    """Event loop that gives each blocking call (``asyncio.to_thread``, look-ups of names) a daemon thread of its own.
+    """Event loop that runs each blocking call (``asyncio.to_thread``, look-ups of names) on a new daemon thread.
 
-    asyncio's own loops wait for the threads of their executor when they end, however long a call takes.
+    asyncio's own loops wait at their end for the threads of their executor, regardless of how long a call takes.
     """
 
     def run_in_executor(  # type: ignore[override]  # a Future of asyncio in every case
@@ -28,7 +28,7 @@ class DaemonThreadLoop(asyncio.SelectorEventLoop):
 
 
 def settle(result: Future[Any], call: Callable[..., Any], *arguments: Any) -> None:
-    """Run a call and put what it returns or raises into a future that was told to run."""
+    """Run a call and put its result or exception into a future that is marked as running."""
     try:
         value = call(*arguments)
     except BaseException as error:

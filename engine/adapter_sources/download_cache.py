@@ -2,11 +2,11 @@
 
     content/DIGEST/         whole adapters: adapter_config.json and adapter_model.safetensors
     versions/KEY.json       which content a source had at a version: a commit, an ETag
-    partial/KEY/            a download in progress, to go on from; locked by KEY.lock
-    users/ID/N/             hard links of a process to what it uses; the process holds ID.lock as long as it runs
+    partial/KEY/            an unfinished download, which is resumed; locked by KEY.lock
+    users/ID/N/             hard links of a process to the content it uses; the process holds ID.lock while it runs
 
-Content gets its name by one rename, once it is whole. What has links in ``users`` is not evicted, and eviction never
-takes files from under a process, which has its own links. Every change of names is made under ``cache.lock``.
+Content gets its name by one rename, once it is complete. Content with links in ``users`` is not evicted. Eviction never
+removes files that a process uses, because the process has links of its own. All names are changed under ``cache.lock``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RESERVED = "reserved"  # file in a folder of ``partial`` with the bytes that th
 
 
 class CacheFull(AdapterUnavailable):
-    """No room for a download, as adapters in use fill the cache.
+    """Error: there is no room for a download, because adapters in use fill the cache.
 
     Args:
         message: the error.
@@ -62,11 +62,11 @@ class DownloadCache:
     """Cache of one process. Its methods may be called from any thread.
 
     Args:
-        root: the folder, made if need be.
+        root: folder of the cache, created if missing.
         most_bytes: largest size of content and of downloads in progress, together.
 
     Raises:
-        AdapterUnavailable: the folder cannot be written.
+        AdapterUnavailable: the folder is not writable.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
@@ -90,10 +90,10 @@ class DownloadCache:
             ) from error
 
     def find(self, source: str, version: str | None) -> tuple[str, str] | None:
-        """Return digest and version of the content that a source is known to have had.
+        """Return digest and version of the content that a source had when it was last seen.
 
         Args:
-            version: None for the one seen last.
+            version: version of the content; None for the version seen last.
         """
         try:
             found = json.loads(self._note_of(source).read_bytes())
@@ -106,7 +106,7 @@ class DownloadCache:
         return (self._content(digest) / WEIGHTS).is_file()
 
     def use(self, digest: str) -> Path | None:
-        """Return a folder with this content that stays until ``release``; None if it is not here, or damaged."""
+        """Return a folder with this content, kept until ``release``; None if the content is missing or damaged."""
         with self._locked():
             folder = self._linked(digest)
         if folder is None or digest in self._verified:
@@ -120,11 +120,11 @@ class DownloadCache:
         return None
 
     def release(self, folder: Path) -> None:
-        """Give a folder of ``use`` or ``publish`` back: its content may be evicted, unless others use it."""
+        """Release a folder of ``use`` or ``publish``: its content may be evicted, unless it is used otherwise."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def bytes_freed(self, folders: Iterable[Path]) -> int:
-        """Return the bytes that releasing these folders of ``use`` or ``publish`` frees: what nobody else uses."""
+        """Return the bytes freed by releasing these folders of ``use`` or ``publish``: content without other users."""
         links: Counter[int] = Counter()
         found: dict[int, os.stat_result] = {}
         for folder in folders:
@@ -136,7 +136,7 @@ class DownloadCache:
         return sum(stat.st_size for inode, stat in found.items() if links[inode] >= stat.st_nlink - 1)
 
     def remove(self, digest: str) -> bool:
-        """Remove content and all notes about it; False if a process uses it."""
+        """Remove content and all records about it; return False if a process uses it."""
         with self._locked():
             self._drop_dead_users()
             if any(not entry.is_free for entry in self._entries() if entry.path == self._content(digest)):
@@ -146,7 +146,7 @@ class DownloadCache:
             return True
 
     def note(self, source: str, version: str, digest: str) -> None:
-        """Note which content a source has at a version."""
+        """Record which content a source has at a version."""
         note = {"source": source, "version": version, "digest": digest}
         target = self._note_of(source)
         made = target.with_suffix(".new")
@@ -156,7 +156,7 @@ class DownloadCache:
 
     @contextmanager
     def partial(self, key: str) -> Iterator[Path | None]:
-        """Lock the folder of a download within the block; None if another one has it, here or in another process."""
+        """Lock the folder of a download inside the block; None if another download has it, also in other processes."""
         path = self._root / "partial" / key
         lock = _try_lock(path.with_suffix(".lock"))
         if lock is None:
@@ -172,13 +172,13 @@ class DownloadCache:
                     path.with_suffix(".lock").unlink(missing_ok=True)
 
     def reserve(self, partial: Path, num_bytes: int) -> None:
-        """Make room for a download. Raises CacheFull if what is in use leaves none."""
+        """Free space for a download. Raises CacheFull if content in use leaves too little."""
         with self._locked():
             (partial / _RESERVED).write_text(str(num_bytes))
             self._evict()
 
     def publish(self, partial: Path, digest: str) -> Path:
-        """Make a whole download content, and return a folder with it as ``use`` does."""
+        """Turn a complete download into content, and return a folder with it as ``use`` does."""
         for name in (CONFIG, WEIGHTS):
             with (partial / name).open("rb") as file:
                 os.fsync(file.fileno())
@@ -195,14 +195,14 @@ class DownloadCache:
             return folder
 
     def close(self) -> None:
-        """Give back all folders of this process."""
+        """Release all folders of this process."""
         with self._locked():
             shutil.rmtree(self._own, ignore_errors=True)
             self._own.with_suffix(".lock").unlink(missing_ok=True)
             self._alive.close()
 
     def _note_verified(self, digest: str) -> None:
-        """Note that a content is what its digest says, so that it need not be read again; of the last ones."""
+        """Record that a content matches its digest, so that it need not be read again; only for recent contents."""
         self._verified[digest] = None
         while len(self._verified) > _MOST_VERIFIED:
             self._verified.popitem(last=False)
@@ -214,7 +214,7 @@ class DownloadCache:
         return self._root / "versions" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
 
     def _linked(self, digest: str) -> Path | None:
-        """Link content to a folder of this process, and mark it used."""
+        """Link content to a folder of this process, and mark it as used."""
         folder = self._own / str(next(self._numbers))
         folder.mkdir(mode=0o700)
         try:
@@ -227,7 +227,7 @@ class DownloadCache:
         return folder
 
     def _evict(self) -> None:
-        """Remove what was used longest ago, and nobody uses, until the cache is within its bound."""
+        """Remove the content that was unused for longest, until the cache is within its limit; keep content in use."""
         self._drop_dead_users()
         entries = sorted(self._entries(), key=lambda entry: entry.used)
         excess = sum(entry.num_bytes for entry in entries) - self._most_bytes
@@ -249,7 +249,7 @@ class DownloadCache:
         self._drop_stale_notes()
 
     def _removed(self, path: Path) -> bool:
-        """Remove a folder; of ``partial`` only if no download has begun to go on from it."""
+        """Remove a folder; in ``partial`` only if no download has begun to resume from it."""
         if path.parent.name != "partial":
             shutil.rmtree(path, ignore_errors=True)
             return True
@@ -282,7 +282,7 @@ class DownloadCache:
                     path.unlink(missing_ok=True)
 
     def _drop_stale_notes(self) -> None:
-        """Remove the notes of content that is gone, and those that a process did not end writing."""
+        """Remove the records of content that is gone, and records that a process did not write completely."""
         for path in (self._root / "versions").iterdir():
             try:
                 digest = str(json.loads(path.read_bytes())["digest"])
@@ -293,7 +293,7 @@ class DownloadCache:
                 path.unlink(missing_ok=True)
 
     def _drop_idle_locks(self) -> None:
-        """Remove the locks of downloads that have left no folder."""
+        """Remove the locks of downloads whose folders are gone."""
         for path in (self._root / "partial").glob("*.lock"):
             if not path.with_suffix("").exists() and (lock := _try_lock(path)) is not None:
                 with lock:
@@ -307,7 +307,7 @@ class DownloadCache:
 
 
 def _lock_file(path: Path) -> IO[bytes]:
-    """Open a file and wait for its lock, which ends when the file is closed or the process has ended."""
+    """Open a file and wait for its lock, which is released when the file is closed or the process ends."""
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -339,7 +339,7 @@ def _is_locked(partial: Path) -> bool:
 
 
 def _partial_bytes(path: Path) -> int:
-    """Return the bytes that a download has, or will have if that is more."""
+    """Return the present size of a download in bytes, or its expected size if that is larger."""
     there = sum(file.stat().st_size for file in path.iterdir())
     try:
         return max(there, int((path / _RESERVED).read_text()))
@@ -348,7 +348,7 @@ def _partial_bytes(path: Path) -> int:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file, or copy it where the file system has no hard links."""
+    """Link a file, or copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Download slots: how many downloads read from their sources at a time, and how many of them for one tenant."""
+"""Download slots: limit the downloads that run at one time, in total and for each tenant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...tenancy.tenant_slots import TenantSlots
 
 
 class DownloadSlots:
-    """Slots of downloads on several event loops. A tenant's requests get as many as they leave to others.
+    """Slots for downloads on several event loops. A tenant may use free slots as long as others do not need them.
 
     Args:
-        most: downloads at a time.
+        most: largest number of downloads at one time.
         reserved: number of these slots that downloads for requests leave free for downloads of the operator and of
             admins.
     """
@@ -23,7 +23,7 @@ class DownloadSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str, *, for_request: bool) -> AsyncIterator[None]:
-        """Hold a slot within the block, once there is one."""
+        """Acquire a slot, and hold it inside the block."""
         if not for_request:
             async with self._all.hold_async(""):
                 yield

@@ -1,8 +1,8 @@
 """Hub client: adapters of the Hugging Face Hub, pinned to a commit by ``huggingface_hub``.
 
-``huggingface_hub`` asks for commit, size and hash of each file, with the user's token and endpoint (``HF_TOKEN``,
-``HF_ENDPOINT``). The bytes come by ``CheckedHttp``, so that they are bounded while they arrive and come from allowed
-addresses alone, wherever the Hub redirects to.
+``huggingface_hub`` requests commit, size and hash of each file, with the user's token and endpoint (``HF_TOKEN``,
+``HF_ENDPOINT``). ``CheckedHttp`` reads the bytes, so that their number is limited while they arrive and they come only
+from allowed addresses, also after redirects of the Hub.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 _COMMIT = _GIT_BLOB
 _LIKE_A_COMMIT = re.compile(r"[0-9a-fA-F]{4,40}")
 _SECONDS = 15
-_MOST_COMMITS = 1000  # commits of branches and tags that are searched for a revision
+_MOST_COMMITS = 1000  # number of commits of branches and tags that are searched for a revision
 
 
 class HubClient:
     """Client of one repository on the Hub.
 
     Args:
-        source: the adapter.
-        allows_address: whether an IP address may be connected to.
-        checks_commits: whether a commit has to be on a branch or tag. Those of pull requests, which anybody may open,
-            are in the repository too.
+        source: source of the adapter.
+        allows_address: returns whether connections to an IP address are allowed.
+        checks_commits: whether a commit must be on a branch or tag. The repository also contains commits of pull
+            requests, which anybody may open.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HubClient:
         )
 
     async def find(self) -> RemoteAdapter:
-        """Return the files at the commit that the revision stands for now. Raises as ``SourceClient.find``."""
+        """Return the files at the commit to which the revision points now. Raises as ``SourceClient.find``."""
         revision = self._source.revision or "main"
         config = await self._described(CONFIG, revision)
         if config is None:
@@ -89,7 +89,7 @@ class HubClient:
             found = _error_of(error, self._source)
             if isinstance(found, TransferBroken):
                 raise found from error
-            # The Hub did not tell: what looks like a commit is taken for one that is on no branch.
+            # The Hub has no answer: a revision that looks like a commit is treated as being on no branch.
             is_on_one = not _LIKE_A_COMMIT.fullmatch(self._source.revision)
         if not is_on_one:
             raise AdapterNotFound(
@@ -98,7 +98,7 @@ class HubClient:
             )
 
     def _is_on_branch(self, commit: str) -> bool:
-        """Return whether the source's revision is a branch or tag, or the commit is among the last ones of them."""
+        """Return whether the source's revision is a branch or tag, or the commit is among the last commits of one."""
         from huggingface_hub import HfApi
         from huggingface_hub.utils import build_hf_headers, paginate  # type: ignore[attr-defined]
 
@@ -132,7 +132,7 @@ class HubClient:
         commit = found.commit_hash
         if commit is None or not _COMMIT.fullmatch(commit):
             raise TransferBroken(f"{urlsplit(self._endpoint).hostname} names no commit for {self._source}")
-        # By its commit, so that the file read is the one described.
+        # The address contains the commit, so that the file read is the file described.
         address = hf_hub_url(self._source.location, name, revision=commit, endpoint=self._endpoint)
         return commit, _file(name, address, found)
 
@@ -155,7 +155,7 @@ def _is_missing_file(error: Exception) -> bool:
 
 
 def _error_of(error: Exception, source: AdapterSource) -> Exception:
-    """Return our error for one of ``huggingface_hub``."""
+    """Return our error for an error of ``huggingface_hub``."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

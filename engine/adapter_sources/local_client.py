@@ -1,4 +1,4 @@
-"""Local client: adapters at ``file://`` URIs, below allowed folders once all links are followed."""
+"""Local client: adapters at ``file://`` URIs, in allowed folders after all links are resolved."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LocalClient:
     """Client of a folder of this machine.
 
     Args:
-        source: the adapter.
-        folders: folders below which the files must lie; None allows any folder.
+        source: source of the adapter.
+        folders: folders that must contain the files; None allows any folder.
     """
 
     def __init__(self, source: AdapterSource, folders: Sequence[str] | None) -> None:
@@ -62,7 +62,7 @@ class LocalClient:
     def _opened(self, name: str) -> BinaryIO | None:
         """Open a regular file below an allowed folder; None if there is none.
 
-        Where it lies is looked at again once it is open, as links may have been changed meanwhile.
+        Its location is checked again after it was opened, as links may have been changed meanwhile.
         """
         path = self._folder / name
         try:

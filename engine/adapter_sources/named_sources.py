@@ -1,4 +1,4 @@
-"""Named sources: adapters that the operator names by source and not by folder, in options and in calls of ``LLM``."""
+"""Named sources: adapters that the operator names by source instead of folder, in options and in calls of ``LLM``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..config import EngineConfig
 from ..errors import ConfigError, EngineError
 from .source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
 
-# Engine processes read names here and download nothing: they are spared the HTTP client.
+# Engine processes read names here and download nothing, so they do not import the HTTP client.
 if TYPE_CHECKING:
     from .adapter_fetcher import AdapterFetcher, FetchedAdapter
 
-MOST_LISTED = 1_000  # folders of adapters
+MOST_LISTED = 1_000  # most folders of adapters that are listed
 
 
 def adapter_names(root: Path) -> list[str]:
-    """Return the names by which requests may ask for the folders of adapters below one: ``name`` and ``team/name``.
+    """Return the names for requests of the adapters' folders below ``root``: ``name`` and ``team/name``.
 
-    In order, and at most ``MOST_LISTED``. It reads the disk.
+    Names are sorted, and at most ``MOST_LISTED`` are returned. The function reads the disk.
     """
     found: list[str] = []
     with suppress(OSError):
@@ -41,13 +41,13 @@ def adapter_names(root: Path) -> list[str]:
 def named_source(path: str, root: str | None) -> AdapterSource | None:
     """Return the source that a path names; None if it is the path of a folder.
 
-    A name such as ``org/name`` is a folder where there is one, and of the Hub where there is none.
+    A name such as ``org/name`` is a folder if there is one, and otherwise a name on the Hub.
 
     Args:
-        root: the folder that relative paths begin at; None for the working directory.
+        root: base folder of relative paths; None for the working directory.
 
     Raises:
-        RequestError: it looks like a source and is malformed.
+        RequestError: the text looks like a source but is malformed.
     """
     if has_scheme(path) or (is_hub_name(path) and not (Path(root or "") / path).exists()):
         return parse_source(path)
@@ -55,11 +55,11 @@ def named_source(path: str, root: str | None) -> AdapterSource | None:
 
 
 def named_folder(path: str, root: str | None) -> str:
-    """Return the path of a folder that the operator names: first as a shell reads it, then below ``--lora-dir``.
+    """Return the path of a folder that the operator names: relative to the working directory, else to ``--lora-dir``.
 
     Args:
-        path: as given; a source is returned as it is.
-        root: ``--lora-dir``, where what reads adapters begins with relative paths.
+        path: path as given; a source is returned unchanged.
+        root: folder of ``--lora-dir``, which is the base folder of relative paths for readers of adapters.
     """
     if root is None or has_scheme(path) or not (folder := Path(path).absolute()).is_dir():
         return path
@@ -68,18 +68,18 @@ def named_folder(path: str, root: str | None) -> str:
 
 
 def looked_in(path: str, root: str | None) -> str:
-    """Return the folders that a path of the operator's was looked for in, for an error."""
+    """Return the folders in which the operator's path was searched, for an error."""
     return path if root is None else f"{path}, nor {Path(root) / path}"
 
 
 def fetch_named(config: EngineConfig, fetcher: AdapterFetcher) -> tuple[EngineConfig, Mapping[str, FetchedAdapter]]:
-    """Fetch the adapters of ``--lora-modules`` that are named by source, all at the same time.
+    """Fetch all adapters of ``--lora-modules`` that are named by source, concurrently.
 
     Returns:
-        The options with their folders in place of their sources, and the adapters by name.
+        The options with folders in place of the sources, and the adapters by name.
 
     Raises:
-        ConfigError: the first that cannot be fetched.
+        ConfigError: an adapter cannot be fetched; only the first error is raised.
     """
     begun, fetched = {}, {}
     given = config.named_adapters

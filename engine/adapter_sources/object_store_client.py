@@ -1,4 +1,4 @@
-"""Object store client: adapters in buckets (``s3://``), read as ``checkpoint.bucket_files`` says."""
+"""Object store client: adapters in buckets (``s3://``), read through ``checkpoint.bucket_files``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ObjectStoreClient:
     """Client of an adapter's folder in a bucket.
 
     Args:
-        source: the adapter.
+        source: source of the adapter.
 
     Raises:
         RequestError: the package for such buckets is not installed.
@@ -48,7 +48,7 @@ class ObjectStoreClient:
         yield Body(start, self._chunks(file, start))
 
     async def _chunks(self, file: RemoteFile, start: int) -> AsyncIterator[bytes]:
-        """Yield parts of a file, all of the same version: fsspec asks for the ETag that it saw when it opened."""
+        """Yield parts of a file, all of one version: fsspec requests the ETag that it saw at opening."""
         with await self._asked(self._opened, file) as stream:
             if stream.details.get("ETag") != file.validator:
                 raise SourceChanged(f"{file.name} has another ETag now")
@@ -70,7 +70,7 @@ class ObjectStoreClient:
         return RemoteFile(name, address, int(found["size"]), str(found.get("ETag", "")))
 
     async def _asked(self, call: Any, *arguments: Any) -> Any:
-        """Return what a blocking call of fsspec returns, on another thread."""
+        """Run a blocking call of fsspec on another thread, and return its result."""
         from botocore.exceptions import NoCredentialsError
 
         place = f"s3://{self._source.location}"

@@ -1,4 +1,4 @@
-"""Partial download: one file brought to disk piece by piece, within limits, going on after breaks."""
+"""Partial download: downloads one file piece by piece within limits, and resumes after interruptions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import RequestError
 from .remote_files import CONFIG, RemoteAdapter, RemoteFile, SourceChanged, SourceClient, TransferBroken
 from .source_uri import AdapterSource
 
-_FRUITLESS = 4  # breaks in a row without a new byte, after which a download fails
-_FIRST_PAUSE = 0.25  # seconds before the second try; doubled with each further one
+_FRUITLESS = 4  # interruptions in a row without a new byte after which a download fails
+_FIRST_PAUSE = 0.25  # seconds before the second attempt; doubled for each further one
 _LOG_SECONDS = 5
 _MOST_HEADER_BYTES = 1 << 20  # bytes of a safetensors header, the limit of lora.safetensors_file
 
@@ -25,12 +25,12 @@ logger = logging.getLogger("rootgraft.adapters")
 
 @dataclass(slots=True)
 class DownloadProgress:
-    """How far a fetch is. Written by its thread.
+    """Progress of a fetch. Written by the fetch's thread.
 
     Attributes:
-        state: a few words.
-        done: bytes of the weights that are here.
-        total: bytes of the weights; 0 until they are known.
+        state: description of the state in a few words.
+        done: number of bytes of the weights that are downloaded.
+        total: number of bytes of the weights; 0 until it is known.
     """
 
     state: str = "asking the source"
@@ -39,7 +39,7 @@ class DownloadProgress:
 
     @property
     def amount(self) -> str:
-        """Bytes here, in words: ``12.3 MB`` or ``4.5 of 12.3 MB``."""
+        """Number of downloaded bytes, in words: ``12.3 MB`` or ``4.5 of 12.3 MB``."""
         whole = f"{max(self.total, self.done) / 1e6:.1f} MB"
         return whole if self.done >= self.total else f"{self.done / 1e6:.1f} of {whole}"
 
@@ -57,21 +57,21 @@ class DownloadLimits:
     seconds: float
 
     def of(self, file: RemoteFile) -> int:
-        """Return the most bytes of a file."""
+        """Return the largest number of bytes allowed for a file."""
         return MOST_BYTES if file.name == CONFIG else self.most_bytes
 
     def check_sizes(self, remote: RemoteAdapter) -> None:
-        """Raise RequestError if a file is larger than is allowed, by what its source says."""
+        """Raise RequestError if a file is larger than the limit, by the size that its source reports."""
         for file in (remote.config, remote.weights):
             if file.size is not None and file.size > self.of(file):
                 raise self.too_large(file, f"{file.size:,}")
 
     def bytes_of(self, remote: RemoteAdapter) -> int:
-        """Return the bytes that an adapter takes on disk: the limit, where its source does not say."""
+        """Return the bytes that an adapter needs on disk: the limit if its source reports no size."""
         return sum(self.of(file) if file.size is None else file.size for file in (remote.config, remote.weights))
 
     def too_large(self, file: RemoteFile, size: str) -> RequestError:
-        """Return the error of a file of more bytes than are allowed."""
+        """Return the error for a file with more bytes than allowed."""
         flag = "" if file.name == CONFIG else " (--max-adapter-bytes)"
         return RequestError(
             f"The adapter is too large: {file.name} has {size} bytes; at most {self.of(file):,} are downloaded{flag}.",
@@ -91,8 +91,8 @@ async def download_file(
 
     Raises:
         RequestError: the file is too large, or not a part of an adapter.
-        SourceChanged: the file has changed at its source meanwhile, or the downloaded part is damaged.
-        TransferBroken: the source broke off again and again.
+        SourceChanged: the file has changed at its source, or the downloaded part is damaged.
+        TransferBroken: the source has broken off repeatedly.
     """
     path = folder / file.name
     path.touch(mode=0o600)
@@ -115,7 +115,7 @@ async def download_file(
 
 
 class _Transfer:
-    """The way of one file to disk."""
+    """The transfer of one file to disk."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Transfer:
             logger.info("%s: downloading, %s", source, progress.amount)
 
     async def go_on(self, client: SourceClient) -> None:
-        """Read from the end of what is here to the end of the file. Raises as ``download_file``."""
+        """Read from the end of the part on disk to the end of the file. Raises as ``download_file``."""
         start = self._path.stat().st_size if self._file.can_resume else 0
         async with client.open(self._file, start) as body:
             with self._path.open("r+b") as out:
@@ -172,7 +172,7 @@ class _Transfer:
 
 
 def _check_config(path: Path, source: AdapterSource) -> None:
-    """Raise RequestError unless a file is the config of an adapter that can be computed, before its weights come."""
+    """Raise RequestError unless a file is the config of a supported adapter, before the weights are downloaded."""
     try:
         read_config(path.read_bytes())
     except AdapterError as error:
@@ -180,14 +180,14 @@ def _check_config(path: Path, source: AdapterSource) -> None:
 
 
 def _check_begin(begin: bytes, source: AdapterSource) -> None:
-    """Raise RequestError if a file cannot be one in safetensors, by its first bytes, before the others come."""
+    """Raise RequestError if the first bytes show that a file is not in safetensors format, before the rest arrives."""
     length = int.from_bytes(begin[:8], "little")
     if len(begin) > 8 and (not 2 <= length <= _MOST_HEADER_BYTES or begin[8:9] != b"{"):
         raise _no_weights(source)
 
 
 def _check_weights(path: Path, source: AdapterSource) -> None:
-    """Raise RequestError unless a file has as many bytes as its header describes; the loader checks all else."""
+    """Raise RequestError unless a file has the size that its header describes; the loader checks everything else."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= _MOST_HEADER_BYTES else b""

@@ -1,4 +1,4 @@
-"""Remote files: what a source's client says of an adapter's two files, and the errors of reading them."""
+"""Remote files: the data of a source's client about an adapter's two files, and the errors of reading them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CHUNK = 1 << 20
 
 
 class TransferBroken(Exception):
-    """A source that did not answer, or whose answer broke off; another try may go on from there."""
+    """A source that did not answer, or whose answer broke off; another attempt may resume the download."""
 
 
 class SourceChanged(Exception):
-    """A file that is another one than was found."""
+    """A file that differs from the file found before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class RemoteFile:
     Attributes:
         name: name of the file on this machine.
         address: address by which the source's client reads the file.
-        size: bytes; None if the source does not say.
-        validator: ETag or the like, which another content does not have; empty if the source gives none.
+        size: number of bytes; None if the source does not report it.
+        validator: ETag or another text that differs for other content; empty if the source gives none.
         sha256: SHA-256 of the content, if the source publishes it.
-        git_blob: Git's hash of the content, where the source says it.
+        git_blob: Git's hash of the content, if the source reports it.
     """
 
     name: str
@@ -45,11 +45,11 @@ class RemoteFile:
 
     @property
     def can_resume(self) -> bool:
-        """Whether a part that was read before can be told from a part of another content."""
+        """Whether a part that was read before can be distinguished from a part of other content."""
         return bool(self.validator or self.sha256 or self.git_blob)
 
     def is_whole(self, path: Path) -> bool:
-        """Return whether a file on this machine has the hashes that the source says."""
+        """Return whether a file on this machine has the hashes that the source reports."""
         size = path.stat().st_size
         if self.size is not None and size != self.size:
             return False
@@ -63,7 +63,7 @@ class RemoteAdapter:
     """The two files of an adapter.
 
     Attributes:
-        revision: commit of the Hub; empty elsewhere.
+        revision: commit on the Hub; empty for other sources.
     """
 
     config: RemoteFile
@@ -72,7 +72,7 @@ class RemoteAdapter:
 
     @property
     def version(self) -> str:
-        """Text that another content at the same source does not have; empty if the source gives no validators."""
+        """Text that differs for other content at the same source; empty if the source gives no validators."""
         if self.revision:
             return self.revision
         parts = [f"{file.validator} {file.size}" for file in (self.config, self.weights)]
@@ -81,7 +81,7 @@ class RemoteAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a file from ``start`` on, which is 0 if the source would not go on from where it was asked to."""
+    """Bytes of a file from ``start`` on; ``start`` is 0 if the source does not resume at the requested offset."""
 
     start: int
     chunks: AsyncIterator[bytes]
@@ -103,12 +103,12 @@ class SourceClient(Protocol):
 
         Raises:
             TransferBroken: the source does not answer; also while chunks are read.
-            SourceChanged: the file is another one now.
+            SourceChanged: the file is a different one now.
         """
 
 
 def content_digest(folder: Path) -> str:
-    """Return the SHA-256 of an adapter: of its config's bytes and then of its weights'."""
+    """Return the SHA-256 of an adapter: of the config's bytes followed by the weights' bytes."""
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         _feed(digest, folder / name)

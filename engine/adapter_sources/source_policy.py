@@ -1,4 +1,4 @@
-"""Source policy: the allow-list of ``--adapter-sources``, and the addresses that a download may connect to."""
+"""Source policy: the allow-list of ``--adapter-sources``, and the addresses to which downloads may connect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENTRIES = (
 
 
 class SourcePolicy:
-    """What requests may load, and where downloads may connect to.
+    """Rules for the sources that requests may load, and for the addresses to which downloads may connect.
 
     Args:
         entries: words of ``--adapter-sources``; see ``docs/guide/adapter-sources.md``.
@@ -93,7 +93,7 @@ def is_public(text: str) -> bool:
 
 
 def _embedded(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 address stands for, or the address itself."""
+    """Return the IPv4 address that is embedded in an IPv6 address, or the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

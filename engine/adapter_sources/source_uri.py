@@ -3,8 +3,8 @@
     org/name, org/name@revision, hf://org/name@revision
     s3://bucket/folder, https://host:port/folder, file:///folder    each also with @sha256:DIGEST
 
-A source is a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. DIGEST is that of both files'
-bytes, in this order: ``cat adapter_config.json adapter_model.safetensors | sha256sum``.
+A source is a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. DIGEST is the SHA-256 of the bytes
+of both files, in this order: ``cat adapter_config.json adapter_model.safetensors | sha256sum``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AdapterSource:
         return self.location.rpartition("/")[2]
 
     def pinned(self, revision: str, digest: str) -> AdapterSource:
-        """Return the source with what it was found to be: a commit on the Hub, a digest elsewhere."""
+        """Return the source with its exact version: a commit on the Hub, a digest elsewhere."""
         return replace(self, revision=revision) if revision else replace(self, digest=digest)
 
 
@@ -83,7 +83,7 @@ def parse_source(text: str, param: str | None = None) -> AdapterSource:
         param: the request's field, for errors.
 
     Raises:
-        RequestError: the text is neither of these, or has parts that are not allowed.
+        RequestError: the text has none of these forms, or has parts that are not allowed.
     """
     if len(text) > MOST_CHARACTERS:
         raise RequestError(f"An adapter's source has at most {MOST_CHARACTERS} characters.", param=param)

@@ -21,7 +21,7 @@ class WebClient:
     """Client of an adapter's folder at an ``https://`` URL.
 
     Args:
-        http: what requests may do.
+        http: rules for requests.
         source: the adapter.
     """
 
@@ -60,7 +60,7 @@ class WebClient:
 
 @asynccontextmanager
 async def open_range(http: CheckedHttp, file: RemoteFile, start: int) -> AsyncIterator[Body]:
-    """Open a file by HTTP at an offset, or at its begin if the server does not go on from there."""
+    """Open a file by HTTP at an offset, or at its beginning if the server does not resume."""
     headers = {"Range": f"bytes={start}-"} if start else {}
     headers |= {"If-Range": file.validator} if start and file.validator else {}
     async with http.request("GET", file.address, headers) as response:
@@ -85,7 +85,7 @@ def no_weights(place: str, *, has_pickle: bool) -> RequestError:
 
 
 def check_status(response: aiohttp.ClientResponse, url: str) -> None:
-    """Raise the error that a status stands for, if it is one."""
+    """Raise the error for a status, if it is an error."""
     status, place = response.status, url.partition("?")[0]
     if status in (200, 206):
         return
@@ -108,7 +108,7 @@ def _first_byte(response: aiohttp.ClientResponse, start: int) -> int:
 
 
 def _validator(response: aiohttp.ClientResponse) -> str:
-    """Return the strong ETag, or else the time of the last change; either can stand in If-Range.
+    """Return the strong ETag, or else the time of the last change; either may be sent in If-Range.
 
     Bytes that are not ASCII cannot be sent back, so a text with them is no validator.
     """

@@ -1,13 +1,14 @@
 """Digest of a base model: which weights a process serves, found without reading all of them.
 
-Covered in full: the configuration, the size and header of each weights file (names, shapes, types and offsets of all
-tensors, in a GGUF file the tokenizer too). Of each tensor's bytes a sample: ``BLOCK`` bytes at its beginning, middle
-and end. Training, merging an adapter, or editing even one matrix changes nearly all bytes of a tensor, and so the
-digest; a change of single values elsewhere is not seen. So it tells models apart that are mixed up by mistake, which is
-what replicas and stored KV need, and is no proof against forged weights: that takes a hash of the whole files.
+The digest covers in full: the configuration, and the size and header of each weights file (names, shapes, types and
+offsets of all tensors; in a GGUF file the tokenizer too). Of each tensor's bytes it covers a sample: ``BLOCK``
+bytes at its beginning, middle and end. Training, merging an adapter, or editing even one matrix changes nearly all
+bytes of a tensor, and so the digest; a change of single values outside of the samples is not detected. So the
+digest distinguishes models that are confused by mistake, which is sufficient for replicas and stored KV. It is no
+proof against forged weights: such a proof needs a hash of the whole files.
 
-A model of 100 MB has 3 MB of samples, one of 140 GB with 723 tensors 9 MB; they are read after the weights, from pages
-that the system still has.
+A model of 100 MB has 3 MB of samples, a model of 140 GB with 723 tensors 9 MB. The samples are read after the weights,
+while the system still caches the pages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def base_digest(checkpoint: Path | GgufFile, *, dummy: bool = False) -> str:
     """Return the digest of a folder in Hugging Face format or of a GGUF file, opened or not, 32 hexadecimal digits.
 
     Args:
-        dummy: the weights are random, and follow from the configuration alone.
+        dummy: whether the weights are random, and derived from the configuration alone.
 
     Raises:
         ModelError: a file cannot be read, or its header is malformed.
@@ -63,7 +64,7 @@ def _add_gguf(digest: hashlib.blake2b, opened: GgufFile, dummy: bool) -> None:
 
 
 def _add_samples(digest: hashlib.blake2b, path: Path, spans: Iterable[tuple[int, int]]) -> None:
-    """Add a file's size and the samples of its tensors, which are given by start and end."""
+    """Add a file's size and the samples of its tensors, whose spans are given by start and end."""
     _add(digest, str(path.stat().st_size).encode())
     with path.open("rb", buffering=0) as file:
         for start, end in spans:
@@ -74,6 +75,6 @@ def _add_samples(digest: hashlib.blake2b, path: Path, spans: Iterable[tuple[int,
 
 
 def _add(digest: hashlib.blake2b, *parts: bytes) -> None:
-    """Add parts with their lengths, so that no two lists of parts are taken for each other."""
+    """Add parts with their lengths, so that different lists of parts never have the same digest."""
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -1,7 +1,7 @@
 """Bucket files: the file system of object stores (``s3://``), through ``fsspec`` with the environment's options.
 
-Endpoint, region and credentials are those of the AWS client (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, a profile,
-the machine's role) and of fsspec (``FSSPEC_S3_ANON=true`` for public buckets).
+Endpoint, region and credentials come from the settings of the AWS client (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``,
+a profile, the machine's role) and of fsspec (``FSSPEC_S3_ANON=true`` for public buckets).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CLIENT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_att
 
 
 def open_buckets() -> Any:
-    """Return fsspec's file system of buckets, which follows no redirects. ImportError without the extra ``s3``."""
+    """Return fsspec's file system of buckets; it follows no redirects. Raises ImportError without the extra ``s3``."""
     import fsspec
     import s3fs  # noqa: F401
 

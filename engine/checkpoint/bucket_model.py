@@ -1,11 +1,12 @@
 """Base models in buckets: ``s3://BUCKET/FOLDER`` in Hugging Face format, or ``s3://BUCKET/FILE.gguf``.
 
     buckets/PLACE/VERSION/      a whole model, by the ETags and sizes of its files
-    buckets/PLACE/partial/      a download in progress, to go on from
-    buckets/PLACE/latest        the version that was seen last: what counts while the store does not answer
-    buckets/PLACE/place         the bucket and folder or file, of which PLACE is a hash
+    buckets/PLACE/partial/      an unfinished download, which is resumed
+    buckets/PLACE/latest        the version seen last, which is used while the store does not answer
+    buckets/PLACE/place         the bucket and folder or file; PLACE is a hash of it
 
-A version gets its name by one rename, once all its files are whole. Older ones stay, as processes may read them.
+A version gets its name by one rename, once all its files are whole. Older versions are kept, as processes may read
+them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ logger = logging.getLogger("rootgraft.models")
 
 @dataclass(frozen=True, slots=True)
 class _BucketFile:
-    """A file of a model: its name here, its address in the store, bytes, and ETag."""
+    """A file of a model: its local name, its address in the store, its size in bytes, and its ETag."""
 
     name: str
     address: str
@@ -52,7 +53,7 @@ class _BucketFile:
 
 
 def is_in_bucket(model: str | None) -> bool:
-    """Return whether a model's name is that of a place in a bucket."""
+    """Return whether a model's name is a place in a bucket."""
     return model is not None and model.startswith(_PREFIX)
 
 
@@ -64,16 +65,17 @@ def fetch_from_bucket(
     *,
     on_machine: bool = False,
 ) -> Path:
-    """Return the folder or GGUF file of a model in a bucket, downloaded if this version of it is not here.
+    """Return the folder or GGUF file of a model in a bucket; download it if this version is not on this machine.
 
     Args:
         cache: folder of downloaded models.
-        patterns: of names of a folder's files that are wanted, and of those that are not.
+        patterns: patterns of the file names in a folder that are wanted, and patterns of the names that are not.
         progress: called during downloads.
-        on_machine: the version that was seen last, without asking the store.
+        on_machine: whether to return the version that was seen last, without asking the store.
 
     Raises:
-        ModelError: there is no such model, it may not be read, or the store does not answer and none was seen before.
+        ModelError: there is no such model, access to it is denied, or the store does not answer and no version was seen
+            before.
     """
     place = model.removeprefix(_PREFIX).removesuffix("/")
     if len(place) > _LONGEST or not _PLACE.fullmatch(place):
@@ -99,7 +101,7 @@ def _latest(folder: Path, model: str, fault: str = "") -> Path:
 
 
 def _kept(folder: Path, place: str, files: list[_BucketFile], progress: Progress | None) -> Path:
-    """Return what a place has now, downloaded if need be."""
+    """Return the current version of a place, downloaded if need be."""
     version = hashlib.sha256(repr([(each.name, each.size, each.etag) for each in files]).encode()).hexdigest()[:32]
     base = place.rpartition("/")[2]
     is_file = len(files) == 1 and files[0].address == place
@@ -128,8 +130,8 @@ class BucketCopy:
     """A model of a bucket on this machine.
 
     Attributes:
-        model: its name, ``s3://...``.
-        folder: of all its versions.
+        model: name of the model, ``s3://...``.
+        folder: folder of all versions of the model.
         path: the folder or GGUF file of the version seen last; None while its first download has not ended.
     """
 
@@ -139,7 +141,7 @@ class BucketCopy:
 
 
 def bucket_copies(cache: Path) -> Iterator[BucketCopy]:
-    """Yield the models of buckets in a cache of downloaded models."""
+    """Yield the models of buckets that are in a cache of downloaded models."""
     for noted in sorted((cache / _FOLDER).glob(f"*/{_PLACE_NAME}")):
         with suppress(OSError, ValueError):
             model = _PREFIX + noted.read_text()
@@ -181,7 +183,7 @@ def _download(folder: Path, target: Path, place: str, files: list[_BucketFile], 
 
 
 class _Store:
-    """Blocking client of one place in a bucket. Raises ModelError, and ConnectionError where it does not answer."""
+    """Blocking client of one place in a bucket. Raises ModelError, and ConnectionError if the store does not answer."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -191,7 +193,7 @@ class _Store:
             raise ModelError(_NEEDS_EXTRA) from error
 
     def list(self, wanted: list[str], ignored: list[str]) -> list[_BucketFile]:
-        """Return the files of a model, by name."""
+        """Return the files of a model, sorted by name."""
         listed = self._asked(self._files.ls, self._place, True)
         found = [_described(each) for each in listed if each.get("type") == "file"]
         if not any(each.address == self._place for each in found):
@@ -204,7 +206,7 @@ class _Store:
         return sorted(found, key=lambda each: each.name)
 
     def read(self, file: _BucketFile, target: Path, progress: Progress | None) -> None:
-        """Append what lacks of a file, all of the version that was listed."""
+        """Append the missing rest of a file to the target; all parts must be of the version that was listed."""
         opened = partial(self._files.open, file.address, "rb", cache_type="none")
         with target.open("ab") as out, self._asked(opened) as stream:
             if (stream.details.get("ETag"), stream.size) != (file.etag, file.size):

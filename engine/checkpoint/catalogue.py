@@ -1,4 +1,4 @@
-"""The model catalogue: short names, such as ``qwen3:4b``, for models on the hub, with what each takes of a machine."""
+"""The model catalogue: short names, such as ``qwen3:4b``, for models on the hub, with their sizes and needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 _CONTEXT = 8192
 _BYTES_OF_A_NUMBER = 2
-# What the memory of a usual laptop delivers, in GB/s: two channels of DDR4-3200 or DDR5-4800, about half of the peak.
+# Memory bandwidth of a usual laptop, in GB/s: two channels of DDR4-3200 or DDR5-4800 deliver about half of their peak.
 LAPTOP_BANDWIDTH = 40.0
 
 
@@ -22,13 +22,14 @@ class CatalogueModel:
     Attributes:
         name: the short name.
         repository: name on the hub, with ``:TAG`` for one GGUF file.
-        form: how its weights are stored.
-        gigabytes: bytes of the weights, in 1e9.
-        kv: layers that keep KV, heads of keys, and size of a head.
-        context: the longest sequence, in tokens.
-        use: what it is for.
-        license: as its publisher names it.
-        active: gigabytes of weights that a token reads, where experts rest; 0 for all.
+        form: form in which the weights are stored.
+        gigabytes: size of the weights, in 1e9 bytes.
+        kv: number of layers that keep KV, number of key heads, and size of a head.
+        context: length of the longest sequence, in tokens.
+        use: purpose of the model.
+        license: license, as the publisher names it.
+        active: gigabytes of weights that one token reads, if not all experts are active; 0 if a token reads all
+            weights.
     """
 
     name: str
@@ -43,7 +44,7 @@ class CatalogueModel:
 
     @property
     def memory_bytes(self) -> float:
-        """Return bytes for the weights as they are stored, and for the KV of 8,192 tokens in 16 bits."""
+        """Return the bytes of the stored weights and of the KV of 8,192 tokens in 16 bits."""
         layers, heads, size = self.kv
         return self.gigabytes * 1e9 + 2 * layers * heads * size * _BYTES_OF_A_NUMBER * min(_CONTEXT, self.context)
 
@@ -61,12 +62,12 @@ def catalogue() -> Mapping[str, CatalogueModel]:
 
 
 def family_sizes(name: str) -> list[str]:
-    """Return the names whose part before the colon is that of a name, such as ``qwen3`` or ``qwen3:5b``."""
+    """Return the short names whose part before the colon equals that of ``name``, such as ``qwen3`` or ``qwen3:5b``."""
     return [known for known in catalogue() if known.partition(":")[0] == name.partition(":")[0]]
 
 
 def search_catalogue(words: str) -> list[CatalogueModel]:
-    """Return the models whose name, repository, form, use or license has each of the words, in any case."""
+    """Return the models that contain each of the words in name, repository, form, use or license, in any case."""
     wanted = words.lower().split()
     texts = {
         model: " ".join((model.name, model.repository, model.form, model.use, model.license)).lower()

@@ -9,9 +9,9 @@ from ..errors import ModelError, quoted
 
 
 class Fields:
-    """A config's values by key, where None counts as absent.
+    """A config's values by key; a value of None counts as absent.
 
-    Every reader raises ``ModelError`` naming the config (``where``), the key, its value and the valid ones.
+    Every reader raises ``ModelError``, which names the config (``where``), the key, its value and the valid values.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -19,7 +19,7 @@ class Fields:
         self.where = where
 
     def wrong(self, key: str, wanted: str) -> ModelError:
-        """Return the error for a value that is not as ``wanted``."""
+        """Return the error for a value that differs from the description ``wanted``."""
         value = self.values.get(key)
         return ModelError(f"{self.where}: {key} must be {wanted}, not {quoted(value)}.")
 
@@ -72,9 +72,9 @@ class Fields:
         return value or {}
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Return the distinct token ids of a single one or a list; none if absent.
+        """Return the distinct token ids of a value that is one id or a list of ids; an empty tuple if absent.
 
-        Ids without a token, -1 and those beyond the vocabulary, are left out: no step can end with them.
+        Ids without a token (-1, and ids beyond the vocabulary) are left out: no step can end with them.
         """
         value = self.values.get(key)
         if value is None:

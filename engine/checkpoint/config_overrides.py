@@ -1,8 +1,9 @@
 """Overrides of a model's configuration: ``--hf-overrides``, a JSON object whose keys replace those of ``config.json``.
 
-The files stay as they are: beside the downloaded models there is a folder for each pair of a model and its overrides,
-with links to its files and a ``config.json`` of its own, so that whoever reads the model reads one configuration. A
-process holds the lock of each folder that it uses, to its end; whoever makes one removes those that nobody holds.
+The model's files are not changed: next to the downloaded models there is a folder for each pair of a model and its
+overrides, with links to the model's files and a ``config.json`` of its own, so that all readers of the model read the
+same configuration. A process holds the lock of each folder that it uses until the process ends. A process that makes a
+folder removes the folders whose lock nobody holds.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def resolve_served_model(config: EngineConfig, *, on_machine: bool = False) -> M
     """Return the files of the model that an engine serves, with the overrides of its configuration.
 
     Args:
-        on_machine: of the hub only what was downloaded before.
+        on_machine: whether to use only downloaded models of the hub.
 
     Raises:
-        ModelError, ConfigError: as ``resolve_model``, or the overrides are of no folder.
+        ModelError, ConfigError: as for ``resolve_model``, or there are overrides for a model that is no folder.
     """
     files = resolve_model(config.model, revision=config.revision, on_machine=on_machine)
     overrides = parse_overrides(config.hf_overrides)
@@ -47,9 +48,9 @@ def resolve_served_model(config: EngineConfig, *, on_machine: bool = False) -> M
 
 
 def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose keys are replaced; those inside ``text_config`` and its like one by one.
+    """Return a configuration with replaced keys; keys inside objects such as ``text_config`` are replaced one by one.
 
-    What is said of rotary embeddings under their older or newer name is in place of what the file says under the other.
+    An override of rotary embeddings under their older or newer key replaces what the file has under the other key.
     """
     merged = dict(content)
     for key, value in overrides.items():
@@ -66,7 +67,7 @@ def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def _scaled(parameters: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters with another scaling; where layers with a window have their own, those of the others."""
+    """Return rotary parameters with another scaling, in full-attention layers if the file has both kinds of layers."""
     if isinstance(full := parameters.get("full_attention"), dict):
         return {**parameters, "full_attention": _scaled(full, scaling)}
     return {key: parameters[key] for key in _ROPE_KEPT if key in parameters} | dict(scaling)
@@ -96,7 +97,7 @@ def _overridden(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
 
 
 def _hold(folder: Path) -> bool:
-    """Lock a folder for as long as this process runs. Return whether it is there, and not removed meanwhile."""
+    """Lock a folder until this process ends. Return whether the folder exists and was not removed meanwhile."""
     held = _held.get(folder)
     if held is not None and _is_of(held, folder):
         return True
@@ -116,7 +117,7 @@ def _hold(folder: Path) -> bool:
 
 
 def _is_of(descriptor: int, folder: Path) -> bool:
-    """Return whether a folder that was opened is the one that is there now."""
+    """Return whether an opened folder is still the folder at its path."""
     try:
         return os.path.samestat(os.fstat(descriptor), folder.stat())
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def _remove_unused(parent: Path) -> None:
 
 
 def _make(folder: Path, name: str, config: bytes, links: Mapping[str, str]) -> None:
-    """Make a folder whole or not at all, unless another process has made it meanwhile."""
+    """Make a complete folder, or none if another process has made it meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -52,7 +52,7 @@ _SPLIT_INDEX, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.t
 _MOST_PARTS = 10_000
 _ARRAY = 9
 
-# The least bytes of an entry, to refuse absurd counts before the first is read.
+# The smallest size of an entry in bytes, to refuse absurd counts before the first entry is read.
 _LEAST_METADATA = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8
 
@@ -63,9 +63,9 @@ class GgufTensor:
 
     Attributes:
         shape: in torch's order, outermost dimension first (GGUF writes the innermost first).
-        type: name of its type, one of those in ``TENSOR_TYPES``.
+        type: name of its type, a key of ``TENSOR_TYPES`` by name.
         offset: bytes from the start of the file.
-        num_bytes: its length.
+        num_bytes: size of the tensor in bytes.
     """
 
     name: str
@@ -78,8 +78,9 @@ class GgufTensor:
 class GgufFile:
     """One opened file at ``path``: ``metadata`` by key, ``tensors`` by name, tensor bytes on demand.
 
-    A model that was split into several files (``gguf-split``) is opened by the first, which has the metadata;
-    ``tensors`` are those of all of them, and ``parts`` the files, itself the first, with their ``own_tensors``.
+    A model that was split into several files (``gguf-split``) is opened by its first file, which has the metadata.
+    ``tensors`` contains the tensors of all files. ``parts`` are the files, this one first, each with its
+    ``own_tensors``.
 
     Metadata values are int, float, bool, str, ``list[str]`` or, for arrays of numbers, ``np.ndarray``. The file
     stays mapped as long as the object or an array from ``data`` lives.
@@ -96,7 +97,7 @@ class GgufFile:
         for _ in range(num_metadata):
             key, value = _read_metadata(reader)
             _add(self.metadata, key, value, "metadata key")
-        # Offsets count from the end of the table of tensors, so they become absolute once it is read.
+        # Offsets are relative to the end of the table of tensors, so they become absolute once the table is read.
         table = [_read_tensor(reader) for _ in range(num_tensors)]
         alignment = _alignment(self.metadata)
         start = -(-reader.position // alignment) * alignment
@@ -108,7 +109,7 @@ class GgufFile:
         self._part_of: dict[str, GgufFile] = {}
 
     def _join(self, others: tuple[GgufFile, ...]) -> None:
-        """Take in the tensors of the further files of a split model. Raises ModelError."""
+        """Add the tensors of the further files of a split model. Raises ModelError."""
         for part in others:
             for name, tensor in part.own_tensors.items():
                 _add(self.tensors, name, tensor, "tensor")
@@ -169,7 +170,7 @@ class GgufFile:
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 
     def release(self, data: npt.NDArray[np.uint8]) -> None:
-        """Take bytes returned by ``data``, or a part of them, out of this process's memory; they may be read again."""
+        """Release the memory of bytes that ``data`` returned, or of a part of them. The bytes may be read again."""
         if (advice := getattr(mmap, "MADV_DONTNEED", None)) is None or not data.nbytes:
             return
         start = data.ctypes.data - self._bytes.ctypes.data
@@ -183,7 +184,7 @@ class GgufFile:
 
 
 def _split_names(path: Path, metadata: dict[str, Any]) -> list[str]:
-    """Return the names of all files of a split model, of one file its own name alone. Raises ModelError."""
+    """Return the names of all files of a split model; for one file its own name alone. Raises ModelError."""
     count, index = metadata.get(_SPLIT_COUNT, 0), metadata.get(_SPLIT_INDEX, 0)
     if not isinstance(count, int) or not isinstance(index, int) or not 0 <= count <= _MOST_PARTS:
         raise ModelError(f"{_SPLIT_COUNT} must be the number of files, at most {_MOST_PARTS}, not {quoted(count)}")
@@ -199,7 +200,7 @@ def _split_names(path: Path, metadata: dict[str, Any]) -> list[str]:
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins with the letters GGUF."""
+    """Return whether a path is a file that begins with the letters GGUF."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -222,7 +223,7 @@ class _Reader:
         self.position = 0
 
     def take(self, count: int, what: str) -> int:
-        """Step over ``count`` bytes and return where they start."""
+        """Advance the position by ``count`` bytes, and return the old position."""
         start = self.position
         if count > self.size - start:
             raise ModelError(f"truncated or malformed: {what} needs {count} bytes where {self.size - start} are left")
@@ -243,7 +244,7 @@ class _Reader:
         return _decode(self.bytes(self.u64(f"the length of {what}"), what), what)
 
     def strings(self, count: int, what: str) -> list[str]:
-        """``count`` strings. Written flat: a vocabulary has hundreds of thousands."""
+        """Return ``count`` strings. The loop calls no function per string: a vocabulary has hundreds of thousands."""
         if count * 8 > self.size - self.position:
             raise ModelError(f"truncated or malformed: {what} claims {count} strings, more than the file holds")
         mapped, size, position = self._mapped, self.size, self.position
@@ -269,7 +270,7 @@ def _decode(raw: bytes, what: str) -> str:
 
 
 def _read_header(reader: _Reader) -> tuple[int, int]:
-    """Return the numbers of tensors and metadata entries."""
+    """Return the number of tensors and the number of metadata entries."""
     if reader.bytes(4, "the magic") != MAGIC:
         raise ModelError("not a GGUF file: it does not begin with the letters GGUF")
     version = reader.u32("the version")

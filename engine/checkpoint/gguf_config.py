@@ -1,7 +1,7 @@
-"""Read the ``ModelConfig`` of a GGUF file: its metadata translated to the keys of a ``config.json``.
+"""Read the ``ModelConfig`` of a GGUF file: translate its metadata to the keys of a ``config.json``.
 
 Values that the metadata lacks follow from the architecture's name, as in llama.cpp, or from the table of tensors:
-biases, and an untied head.
+whether there are biases, and whether the head is untied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .gguf_sized_layers import READ_WITH_SIZED_LAYERS, sized_layers
 from .hf_config import FULL, SLIDING, model_config, nearest
 from .model_config import FrequencyFactors, ModelConfig, Rope
 
-# Metadata below the architecture's name that is read one to one.
+# Metadata keys below the architecture's name whose values are read unchanged.
 _RENAMED = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -38,7 +38,7 @@ _RENAMED = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
 }
-# The same, for families that honour them.
+# More keys whose values are read unchanged, for families that honour them.
 _EPSILONS = {"attention.layer_norm_rms_epsilon": False, "attention.layer_norm_epsilon": True}  # of layer norms
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
@@ -57,7 +57,7 @@ _LATENT = {
 _MOST_WITHOUT_GROUPS = 64
 _GATING_OF_CHOSEN = 3  # a softmax over the chosen experts: one over all, renormalised
 _LLAMA4_CHUNK = 8192  # llama.cpp knows no other
-# Llama 4 Maverick is told by its 128 experts: it has no norms of q and k, and no key says so.
+# Llama 4 Maverick is recognised by its 128 experts: it has no norms of q and k, and no key says so.
 _UNNORMED_EXPERTS = 128
 _SHORT_CONV = {"shortconv.l_cache": "conv_L_cache"}
 _STATE_SPACE = {
@@ -76,7 +76,7 @@ _RECURRENT_LAYERS = "attention.recurrent_layers"
 _PREDICTING = "nextn_predict_layers"
 _READ_WITH_DELTA = {"ssm.inner_size", "full_attention_interval", _RECURRENT_LAYERS, _PREDICTING}
 _READ_WITH_STATE_SPACE = {"ssm.inner_size"}
-# Translated one by one below, or without effect on the result.
+# Keys that are translated one by one below, or have no effect on the result.
 _READ = {
     "attention.key_length", "attention.value_length", "attention.sliding_window",
     "attention.sliding_window_pattern", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
@@ -87,7 +87,7 @@ _READ_WITH_EXPERTS = {"expert_gating_func", "expert_weights_norm"}
 _READ_WITH_SCALED_QUERIES = {"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}
 _READ_WITH_LATENT = {"attention.q_lora_rank", "attention.key_length_mla", "rope.scaling.yarn_log_multiplier"}
 _NO_EFFECT = {"rope.scaling.finetuned", "tensor_data_layout"}
-# Without effect at these values, refused at others.
+# Values at which keys have no effect; other values are refused.
 _HARMLESS = {
     "attention.causal": True,
     "rope.scaling.yarn_ext_factor": 1.0,
@@ -143,7 +143,7 @@ def _has_gating(mixture: MixtureFamily | None, gating: object) -> bool:
 
 
 def _renamed(family: Family) -> dict[str, str]:
-    """Return the keys that are read one to one, with their names in a ``config.json``."""
+    """Return the keys whose values are read unchanged, with their names in a ``config.json``."""
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
     own |= _LOGIT_SCALE if family.logit_scale else {}
@@ -157,7 +157,7 @@ def _renamed(family: Family) -> dict[str, str]:
 
 
 def _renamed_of_experts(mixture: MixtureFamily) -> dict[str, str]:
-    """Return the keys of a mixture of experts that are read one to one, with their names in a ``config.json``."""
+    """Return the keys of a mixture of experts whose values are read unchanged, with their names in ``config.json``."""
     found: dict[str, str | None] = {
         "expert_count": mixture.count_keys[0],
         "expert_feed_forward_length": mixture.size_key,
@@ -173,7 +173,7 @@ def _renamed_of_experts(mixture: MixtureFamily) -> dict[str, str]:
 
 
 def _read_by(family: Family) -> frozenset[str]:
-    """Return the keys that are translated one by one, or without effect, for some families."""
+    """Return the keys that some families translate one by one, or that have no effect in them."""
     experts = _READ_WITH_EXPERTS if family.mixture else set()
     latent = _READ_WITH_LATENT if family.latent else set()
     latent = latent | (_READ_WITH_STATE_SPACE if family.recurrent == "mamba2" else set())
@@ -183,7 +183,7 @@ def _read_by(family: Family) -> frozenset[str]:
 
 
 def _experts(fields: Fields, family: Family) -> dict[str, Any]:
-    """Check how a file's experts are routed, and count the layers without those that predict further tokens."""
+    """Check how a file's experts are routed, and count the layers without the MTP layers."""
     if (mixture := family.mixture) is None:
         return {}
     gating = _GATING[mixture.scores] + (
@@ -209,19 +209,19 @@ _SPLIT_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def _split_qkv(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Return the config with q, k and v apart, where the file has them so and the checkpoint has not (InternLM 2)."""
+    """Return the config with separate q, k and v if only the file separates them, not the checkpoint (InternLM 2)."""
     is_split = len(config.qkv_modules) == 1 and "blk.0.attn_q.weight" in file.tensors
     return replace(config, qkv_modules=_SPLIT_QKV, grouped_qkv=False) if is_split else config
 
 
 def _split_mlp(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Return the config with gate and up apart, where the file has them so and the checkpoint has not (Granite 4)."""
+    """Return the config with separate gate and up if only the file separates them, not the checkpoint (Granite 4)."""
     is_split = len(config.mlp_modules) == 2 and config.gated_mlp and "blk.0.ffn_gate.weight" in file.tensors
     return replace(config, mlp_modules=_SPLIT_MLP) if is_split else config
 
 
 def _split_experts(config: ModelConfig) -> ModelConfig:
-    """Return the config with experts that are read one by one."""
+    """Return the config with experts whose matrices are read one by one."""
 
     def split(mixture: Mixture) -> Mixture:
         names = replace(mixture.names, is_split=mixture.names.storage != "modules")
@@ -236,7 +236,7 @@ def _split_experts(config: ModelConfig) -> ModelConfig:
 
 
 def _flags(file: GgufFile, family: Family) -> dict[str, bool]:
-    """Return what follows from the tensors that are there: biases, and norms of q and k that a config may turn off."""
+    """Return the flags that follow from the file's tensors: biases, and norms of q and k that a config may turn off."""
     # In a hybrid model the first layer may have no attention.
     biased = {name.split(".")[2] for name in file.tensors if name.startswith("blk.") and name.endswith(".bias")}
     found = {part for part, names in _BIASES.items() if not biased.isdisjoint(names)}
@@ -298,7 +298,7 @@ def _latent(fields: Fields, family: Family) -> dict[str, Any]:
 
 
 def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
-    """Return the number of KV heads, in a hybrid file of the layers with attention."""
+    """Return the number of KV heads; in a hybrid file the number in layers with attention."""
     of_layers = fields.values.get("attention.head_count_kv")
     if family.recurrent is None or not isinstance(of_layers, np.ndarray):
         return fields.integer("attention.head_count_kv", default=heads)
@@ -309,7 +309,7 @@ def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
 
 
 def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
-    """Return the layers with attention, and what else of a recurrent layer the file says."""
+    """Return which layers have attention, and the file's other values of recurrent layers."""
     if family.recurrent is None:
         return {}
     if family.has_delta:
@@ -328,7 +328,7 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
 
 
 def _delta(fields: Fields) -> dict[str, Any]:
-    """Return the layers of gated delta nets without those that predict further tokens, and the size of their values."""
+    """Return the number of layers of a gated delta net without its MTP layers, and the size of its values."""
     heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank {heads}")
@@ -348,7 +348,7 @@ def _delta(fields: Fields) -> dict[str, Any]:
 
 
 def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
-    """Return the layers of a file of gated delta nets that predict further tokens, which are no part of the model."""
+    """Return the MTP layers of a file of gated delta nets, which are no part of the model."""
     family = BY_NAME[config.family]
     if not family.has_delta:
         return range(0)
@@ -357,7 +357,7 @@ def predicting_layers(file: GgufFile, config: ModelConfig) -> range:
 
 
 def _state_space(file: GgufFile, fields: Fields) -> dict[str, Any]:
-    """Return what a file of Granite 4 H says of its state spaces and of positions."""
+    """Return the values of state spaces and positions in a file of Granite 4 H."""
     if not fields.has("attention.scale"):  # files of Bamba have the same architecture's name
         raise fields.wrong("attention.scale", "there, as in files of Granite")
     heads = fields.integer("ssm.time_step_rank")
@@ -419,7 +419,7 @@ def _yarn(fields: Fields, family: Family) -> dict[str, Any]:
         if fields.has("rope.scaling.yarn_log_multiplier"):
             found |= {"mscale": 1.0, "mscale_all_dim": fields.positive("rope.scaling.yarn_log_multiplier")}
     if family.latent:
-        # A tenth of it is stored, and of a "mscale" beside it nothing: it is the same in all published models.
+        # The file stores a tenth of "mscale_all_dim" and no "mscale": the two are equal in all published models.
         mscale = 10 * fields.positive("rope.scaling.yarn_log_multiplier")
         found |= {"mscale": mscale, "mscale_all_dim": mscale}
     parameters: dict[str, Any] = {key: value for key, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What GGUF files say of layers of several sizes (Gemma 4), by the keys of a ``config.json``."""
+"""Read from a GGUF file the layers of several sizes (Gemma 4), as keys of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _UNTURNED = 1e20  # above this a frequency's divisor leaves its pair as it is
 
 
 def sized_layers(file: GgufFile, fields: Fields, divisors: tuple[float, ...] | None) -> dict[str, Any]:
-    """Return heads, MLPs, shared K and V, inputs of layers and rotary parameters.
+    """Return the keys for heads, MLPs, shared K and V, inputs of layers and rotary parameters.
 
     Args:
         fields: the metadata below the architecture's name.
-        divisors: of the frequencies in layers with full attention, None for none.
+        divisors: divisors of the rotary frequencies in layers with full attention; None if the frequencies are not
+            divided.
 
     Raises:
-        ModelError: a value is invalid, or asks for something that is not computed.
+        ModelError: a value is invalid, or requests a feature that is not computed.
     """
     if fields.integer("expert_count", low=0, default=0):
         raise fields.wrong("expert_count", "0: experts beside an MLP are read from folders alone")
@@ -74,7 +75,7 @@ def sized_layers(file: GgufFile, fields: Fields, divisors: tuple[float, ...] | N
 
 
 def _head_dim(fields: Fields, ending: str) -> int:
-    """Return the dimensions of a head, all of which have a rotary embedding. Raises ModelError."""
+    """Return the dimensions of a head, which must all have a rotary embedding. Raises ModelError."""
     dim = fields.integer(f"attention.key_length{ending}", high=_MOST)
     for key in (f"attention.value_length{ending}", f"rope.dimension_count{ending}"):
         if fields.integer(key, high=_MOST, default=dim) != dim:
@@ -83,7 +84,7 @@ def _head_dim(fields: Fields, ending: str) -> int:
 
 
 def _of_layers(fields: Fields, key: str, count: int) -> list[int]:
-    """Return a number of each layer, of which a file has one for all or a list. Raises ModelError."""
+    """Return a number for each layer, from one number for all layers or a list. Raises ModelError."""
     value = fields.values.get(key)
     if not isinstance(value, np.ndarray):
         return [fields.integer(key, low=1, high=1 << 24)] * count
@@ -94,7 +95,7 @@ def _of_layers(fields: Fields, key: str, count: int) -> list[int]:
 
 
 def _same(fields: Fields, kv_heads: list[int], is_local: list[int], kind: bool) -> int | None:
-    """Return the KV heads of layers of a kind, None where there are none. Raises ModelError."""
+    """Return the number of KV heads of the layers of a kind, None without such layers. Raises ModelError."""
     found = {each for each, local in zip(kv_heads, is_local, strict=True) if bool(local) is kind}
     if len(found) > 1 or 0 in found:
         raise fields.wrong("attention.head_count_kv", "the same in all layers with a window, and in all without")
@@ -109,5 +110,5 @@ def _full_rope(fields: Fields, dim: int, divisors: tuple[float, ...] | None) -> 
     turned = [each for each in divisors if each < _UNTURNED]
     if len(divisors) != dim // 2 or list(divisors[: len(turned)]) != [1.0] * len(turned):
         raise ModelError(f"The GGUF tensor rope_freqs.weight must be {dim // 2} numbers, ones and then infinite ones.")
-    # A half more than the pairs, so that no rounding of the quotient loses one.
+    # Half a dimension more than the pairs have, so that rounding the quotient cannot lose a pair.
     return {"rope_type": "proportional", "partial_rotary_factor": (2 * len(turned) + 0.5) / dim, **theta}

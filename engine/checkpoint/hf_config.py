@@ -1,6 +1,6 @@
 """Read the ``ModelConfig`` of a Hugging Face ``config.json``.
 
-Keys that change the result are either read or refused by name. Unknown keys pass: an unknown structure shows as
+Keys that change the result are either read or refused by name. Unknown keys are ignored: an unknown structure shows as
 unexpected tensors.
 """
 
@@ -53,7 +53,7 @@ _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "xielu": "xielu",
 }
 
-# Keys that no family supports, with their values without effect (None always is one).
+# Keys that no family supports, with the values at which they have no effect (None always has none).
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "text_config": (), "vision_config": (), "audio_config": (),
     "num_experts": (0,), "num_local_experts": (0,), "n_routed_experts": (0,), "is_encoder_decoder": (False,),
@@ -63,7 +63,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "moe_layer_freq": (1,), "rope_interleave": (True,),
 }  # fmt: skip
 
-# Keys that only some families have; the values in which a key has no effect are allowed in others too.
+# Keys that only some families have. Other families allow them at the values listed here, at which they have no effect.
 _MULTIPLIERS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (), "embedding_multiplier": (1.0,), "residual_multiplier": (1.0,), "logits_scaling": (1.0,),
 }  # fmt: skip
@@ -174,10 +174,11 @@ def _prediction_layers(fields: Fields, family: Family) -> int:
 
 
 def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None]:
-    """Return a config without a language head as that of its family's causal model, and the rows of its other head.
+    """Return the config of the causal model for one without a language head, and the number of its classes.
 
     Returns:
-        The config; the classes of a ``ForSequenceClassification``, 0 of a bare ``Model``, None for any other class.
+        The config, and the number of classes of a ``ForSequenceClassification``, 0 for a bare ``Model``, None for any
+        other class.
 
     Raises:
         ModelError: ``id2label`` is no object with a name for each class.
@@ -198,27 +199,27 @@ def _as_causal(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], int | None
 
 
 def _check_mxfp4(quantization: Quantization | None, family: Family) -> None:
-    """Check that quantised experts of a stack are those of a family that is published so. Raises ModelError."""
+    """Check that the family is published with MXFP4 experts, if the config has them. Raises ModelError."""
     is_stacked = quantization is not None and quantization.method == "mxfp4"
     if is_stacked and not (family.mixture is not None and family.mixture.mxfp4):
         raise ModelError(f"{WHERE}: quantization_config: mxfp4 is not supported for {family.architecture}.")
 
 
 def _defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of missing keys; no rotary parameters for a config that has them under their old name."""
+    """Return the values of missing keys, without rotary parameters for a config that has them under their old name."""
     unused = "rope_parameters" if config.get("rope_scaling") else None
     return {key: value for key, value in family.defaults.items() if key != unused}
 
 
-# Classes of transformers that compute families whose files have names of their own.
+# Classes of transformers that also compute families whose tensors have other names.
 _RENAMED_CLASSES = (["LlamaForCausalLM"], ["Glm4MoeForCausalLM"], ["PhiForCausalLM"])
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
-    """Return the family of the language model, and the row of the multimodal class that it is in, if it is in one.
+    """Return the family of the language model, and the row of the multimodal class that contains it, if there is one.
 
-    Without ``architectures``, as in configs that were never saved with a model, ``model_type`` tells it, and where the
-    class is that of another family and the names of tensors are not.
+    ``model_type`` decides if ``architectures`` is missing, as in configs that were never saved with a model, and if the
+    class belongs to another family whose tensors have other names.
     """
     names, model_type = config.get("architectures"), config.get("model_type")
     typed = BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
@@ -239,14 +240,14 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Multimodal | None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that names the known architectures most like an unknown one, and where all of them are."""
+    """Return a sentence that names the known architectures most similar to an unknown one, and where all are listed."""
     found = get_close_matches(name[:_LONGEST_NAME], known, n=2, cutoff=0.6)
     like = f"The nearest that is: {' and '.join(found)}. " if found else ""
     return f"{like}All that are: docs/reference/models.md."
 
 
 def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, float]:
-    """Return the factors of embeddings, of additions to the residual stream, and of logits."""
+    """Return the factors of the embeddings, of the additions to the residual stream, and of the logits."""
     asked = family.embedding_flag is not None and fields.flag(family.embedding_flag)
     embedding = hidden**0.5 if family.scaled_embedding or asked else 1.0
     if family.blocks == "parallel":
@@ -264,7 +265,7 @@ def _scales(fields: Fields, family: Family, hidden: int) -> tuple[float, float, 
 
 
 def _parallel_scales(fields: Fields) -> ParallelScales:
-    """Return the factors of a Falcon H1. That of attention's input is one of its scores and one of its output."""
+    """Return the factors of a Falcon H1. That of attention's input becomes a factor of scores and one of outputs."""
     attention, state = (fields.positive(f"{name}_out_multiplier", default=1.0) for name in ("attention", "ssm"))
     before = fields.positive("ssm_in_multiplier", default=1.0)
     projected = fields.positives("ssm_multipliers", 5) if fields.has("ssm_multipliers") else (1.0,) * 5
@@ -304,7 +305,7 @@ def _latent(fields: Fields, family: Family, heads: int, kv_heads: int) -> Latent
 
 
 def _token_index(fields: Fields) -> TokenIndex:
-    """Return the index of indexed attention, whose queries are made of the narrow input of attention's queries."""
+    """Return the index of indexed attention. Its queries are computed from the narrow input of attention's queries."""
     found = TokenIndex(
         most=fields.integer("index_topk", high=MAX_LENGTH),
         heads=fields.integer("index_n_heads", high=1 << 16),
@@ -319,7 +320,7 @@ def _token_index(fields: Fields) -> TokenIndex:
 
 
 def _shared_indices(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Return for each layer whether it sees the tokens that an earlier one has chosen, by the published rule."""
+    """Return for each layer whether it attends to the tokens that an earlier layer chose, by the published rule."""
     if not family.indexed:
         return [False] * count
     listed: Any = fields.values.get("indexer_types") or fields.values.get("index_topk_pattern")
@@ -348,7 +349,8 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
             raise ModelError(f"{WHERE}: {key} = {quoted(value)} is not supported for {family.architecture}.")
     remote = config.get("auto_map")
     named = remote.values() if isinstance(remote, dict) else [remote]
-    # Fine-tunes keep the entry of a model that was code once; its type says that it is the library's class by now.
+    # Fine-tunes keep the "auto_map" of a model that once came with its own code; their type shows that they now use the
+    # library's class.
     is_own_code = BY_MODEL_TYPE.get(str(config.get("model_type"))) is not family
     if remote is not None and is_own_code and not all(name in family.remote_code for name in named):
         raise ModelError(
@@ -358,14 +360,14 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
-    """Return whether a family's mixtures read this key, with this value."""
+    """Return whether this family's mixtures read the key, with this value."""
     if family.mixture is None:
         return False
     return key in family.mixture.count_keys
 
 
 def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
-    """Return the keys that other families support and this one does not, with their values without effect."""
+    """Return the keys that other families support and this family does not, with their values without effect."""
     unused: dict[str, tuple[Any, ...]] = {}
     for bias in set(_BIASES) - family.optional_biases.keys():
         unused[bias] = (False,)
@@ -375,7 +377,8 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused["norm_head"] = (False,)
     if not family.logit_scale:
         unused["logit_scale"] = (1.0,)
-    # A family that always normalises queries and keys does not read what describes it; tensors show a contradiction.
+    # A family that always normalises queries and keys ignores the keys that describe it; its tensors show a
+    # contradiction.
     if family.qk_norm_flag != "use_qk_norm":
         unused["use_qk_norm"] = (False,) if family.qk_norm is None else (False, True)
     unused["qk_layernorm"] = (False,) if family.qk_norm is None else (False, True)
@@ -410,7 +413,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
-    """Return the longest sequence: with YaRN that of the extension, where the length before it is named."""
+    """Return the longest sequence: with YaRN the extended length, if the length before the extension is named."""
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
@@ -468,14 +471,14 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
 
 
 def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
-    """Return the factor of queries in layers without rotary embedding (Llama 4), None for none."""
+    """Return the factor of queries in layers without rotary embedding (Llama 4), None without such a factor."""
     if not (family.attention_temperature and fields.values.get("attn_temperature_tuning")):
         return None
     return QueryScaling(fields.positive("attn_scale"), fields.integer("floor_scale", high=MAX_LENGTH), shift=1)
 
 
 def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Return for each layer whether it has a rotary embedding, as far as that does not follow from its window."""
+    """Return for each layer whether it has a rotary embedding, unless that follows from its window."""
     if family.no_rope == "always":
         return [False] * count
     if family.no_rope == "asked":

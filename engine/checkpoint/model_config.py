@@ -5,7 +5,7 @@ One formula serves all families; a layer is
     h += residual_scale * post_norm(attention(norm(h)))         norms that ``norms`` lacks are the identity
     h += residual_scale * post_norm(mlp(norm(h)))
 
-or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))`` with the h before it in both.
+or, as a parallel block, ``h += attention(norm(h)) + mlp(norm(h))``, in which attention and MLP both read the old h.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: long wavelengths divided by ``factor``, short ones kept, those between interpolated.
+    """Llama 3.1's scaling: long wavelengths are divided by ``factor``, short ones kept, the rest interpolated.
 
     Attributes:
         low_freq_factor: wavelengths above ``original_length / low_freq_factor`` are scaled in full.
         high_freq_factor: wavelengths below ``original_length / high_freq_factor`` are kept.
-        original_length: tokens of context before the extension.
+        original_length: length of the context before the extension, in tokens.
     """
 
     factor: float
@@ -50,11 +50,11 @@ class YarnScaling:
     """YaRN (https://arxiv.org/abs/2309.00071): low frequencies divided by ``factor``, high ones kept.
 
     Attributes:
-        beta_fast: frequencies of more rotations than this within ``original_length`` are kept.
-        beta_slow: frequencies of fewer rotations than this are divided in full.
-        original_length: tokens of context before the extension.
+        beta_fast: frequencies with more rotations than this within ``original_length`` are kept.
+        beta_slow: frequencies with fewer rotations than this are divided in full.
+        original_length: length of the context before the extension, in tokens.
         attention_factor: factor of cosines and sines.
-        truncate: the two bounds are widened to whole dimensions.
+        truncate: whether the two bounds are widened to whole dimensions.
         score_factor: factor of the scores in latent attention, by "mscale_all_dim".
     """
 
@@ -69,15 +69,15 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """LongRoPE (https://arxiv.org/abs/2402.13753): one divisor for each frequency, others in long sequences.
+    """LongRoPE (https://arxiv.org/abs/2402.13753): one divisor per frequency, with others for long sequences.
 
-    All tokens of a sequence are rotated alike: once it has more than ``original_length``, the keys of its earlier
-    tokens are others than before, and so is all their KV.
+    All tokens of a sequence are rotated alike: once a sequence has more than ``original_length`` tokens, the keys of
+    its earlier tokens change, and so does all their KV.
 
     Attributes:
         short: divisors in sequences of at most ``original_length`` tokens.
         long: divisors in longer ones.
-        attention_factor: factor of cosines and sines in both.
+        attention_factor: factor of cosines and sines, for short and long sequences.
     """
 
     short: tuple[float, ...]
@@ -95,10 +95,10 @@ class FrequencyFactors:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first ``pairs`` of a head's pairs of dimensions turn, by the frequencies of a whole head (Gemma 4).
+    """Rotation of only the first ``pairs`` pairs of a head's dimensions, by the whole head's frequencies (Gemma 4).
 
     Attributes:
-        factor: by which these frequencies are divided.
+        factor: divisor of these frequencies.
     """
 
     pairs: int
@@ -114,8 +114,8 @@ class Rope:
 
     Attributes:
         theta: base of the frequencies ``theta ** (-2 i / dim)``.
-        dim: number of a head's first dimensions that are rotated.
-        interleaved: dimension 2 i is paired with 2 i + 1, else i with i + dim / 2.
+        dim: number of dimensions that are rotated, from a head's first one on.
+        interleaved: whether dimension 2 i is paired with 2 i + 1, else i with i + dim / 2.
     """
 
     theta: float
@@ -126,13 +126,14 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class TokenIndex:
-    """An index that chooses the tokens that one attends to (https://arxiv.org/abs/2512.02556).
+    """An index that chooses the tokens to which a token attends (https://arxiv.org/abs/2512.02556).
 
     Attributes:
-        most: tokens that one sees, the highest of the index's scores.
-        heads: of the index.
-        dim: dimensions of such a head, and of the key that is cached of a token beside its latent vector.
-        interleaved: the rotary embedding of its heads' first dimensions pairs neighbours.
+        most: largest number of tokens to which a token attends: those with the highest scores of the index.
+        heads: number of heads of the index.
+        dim: dimensions of a head of the index, and of the index key that is cached for each token beside its latent
+            vector.
+        interleaved: whether the rotary embedding of the heads' first dimensions pairs neighbours.
     """
 
     most: int
@@ -145,16 +146,16 @@ class TokenIndex:
 class LatentConfig:
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434).
 
-    Of each token one vector is cached for all heads: a latent vector and a rotated key. From the former follow each
-    head's value and the part of its key that is not rotated.
+    For each token one vector is cached for all heads: a latent vector and a rotated key. Each head's value, and the
+    part of its key that is not rotated, are computed from the latent vector.
 
     Attributes:
-        query_rank: width between the two projections of queries, None for a single one.
-        kv_rank: dimensions of the latent vector.
-        plain_dim: dimensions of a query head that are not rotated.
-        rotary_dim: those that are.
-        value_dim: of a value head.
-        index: what chooses the tokens that one sees, None for all.
+        query_rank: width between the two projections of queries, None for a single projection.
+        kv_rank: number of dimensions of the latent vector.
+        plain_dim: number of dimensions of a query head that are not rotated.
+        rotary_dim: number of dimensions of a query head that are rotated.
+        value_dim: number of dimensions of a value head.
+        index: the index that chooses the tokens to which a token attends, None for all tokens.
     """
 
     query_rank: int | None
@@ -166,12 +167,12 @@ class LatentConfig:
 
     @property
     def query_dim(self) -> int:
-        """Dimensions of a query head."""
+        """Number of dimensions of a query head."""
         return self.plain_dim + self.rotary_dim
 
     @property
     def cell_dim(self) -> int:
-        """Dimensions of what is cached of a token."""
+        """Number of dimensions that are cached for each token."""
         return self.kv_rank + self.rotary_dim
 
 
@@ -180,8 +181,8 @@ class QueryScaling:
     """Queries times ``1 + beta * log(1 + floor((position + shift) / length))``: sharper attention in long contexts.
 
     Attributes:
-        length: tokens; the factor is 1 before.
-        shift: 1 where positions are counted from 1 (Llama 4), else 0.
+        length: number of tokens; at smaller positions the factor is 1.
+        shift: 1 if positions are counted from 1 (Llama 4), else 0.
     """
 
     beta: float
@@ -191,11 +192,11 @@ class QueryScaling:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerInputs:
-    """What each layer gets of a token beside the residual stream (Gemma 4).
+    """Inputs that each layer gets for each token beside the residual stream (Gemma 4).
 
     Attributes:
-        size: numbers of a token in each layer.
-        vocab_size: tokens with an embedding of so many numbers for each layer.
+        size: number of values for a token in each layer.
+        vocab_size: number of tokens that have an embedding of ``size`` values for each layer.
     """
 
     size: int
@@ -207,11 +208,11 @@ class ParallelScales:
     """Factors of a layer with attention and a state space side by side (Falcon H1).
 
     Attributes:
-        attention: of attention's output.
-        state: of the state space's output.
-        projected: of the columns of its input projection: gate, x, B, C and steps.
-        gate: of the MLP's gate.
-        down: of its output.
+        attention: factor of attention's output.
+        state: factor of the state space's output.
+        projected: factors of the columns of the state space's input projection: gate, x, B, C and steps.
+        gate: factor of the MLP's gate.
+        down: factor of the MLP's output.
     """
 
     attention: float
@@ -222,7 +223,7 @@ class ParallelScales:
 
 
 class KvShape(NamedTuple):
-    """What a layer stores of each token: K and V of so many heads of so many dimensions."""
+    """KV that a layer stores for each token: K and V of ``heads`` heads of ``dim`` dimensions."""
 
     heads: int
     dim: int
@@ -234,18 +235,18 @@ class LayerConfig:
 
     Attributes:
         window: size of the sliding window, the token itself included; None for full attention.
-        chunk: size of a chunk: a token sees the keys of its own one; None for full attention.
-        rope: None for a layer without positions.
+        chunk: size of a chunk: a token sees only the keys of its own chunk; None for full attention.
+        rope: the rotary embedding; None for a layer without positions.
         mixture: the experts that are the layer's MLP, None for an ordinary one.
-        query_scaling: a factor of queries by position, or None.
-        recurrent: a mixer with a recurrent state, which stands in place of attention or beside it; None for none.
-        has_attention: the layer has attention.
-        kv_heads: number of KV heads and dimensions of all heads, where they are not the model's; else None.
-        kv_source: the earlier layer whose K and V it reads, instead of computing its own; None for its own.
-        shares_values: values are the keys before their norm and rotation.
-        mlp_size: intermediate size of the MLP, where it is not the model's; else None.
-        has_mlp: it has an MLP or a mixture; without, it is a mixer alone (Nemotron-H).
-        shares_index: it sees the tokens that the last layer before it with an index has chosen (GLM-5.2).
+        query_scaling: factor of queries by position, or None.
+        recurrent: a mixer with a recurrent state, in place of attention or beside it; None for none.
+        has_attention: whether the layer has attention.
+        kv_heads: number of KV heads and dimensions of all heads, if they differ from the model's; else None.
+        kv_source: the earlier layer whose K and V this layer reads instead of computing its own; None for its own.
+        shares_values: whether values are the keys before their norm and rotation.
+        mlp_size: intermediate size of the MLP, if it differs from the model's; else None.
+        has_mlp: whether the layer has an MLP or a mixture; if not, it is a mixer alone (Nemotron-H).
+        shares_index: whether the layer attends to the tokens chosen by the last earlier layer with an index (GLM-5.2).
     """
 
     window: int | None
@@ -264,7 +265,7 @@ class LayerConfig:
 
 
 class ModelShape(Protocol):
-    """What the engine reads of any model's configuration; each has its meaning in ``ModelConfig``."""
+    """The part of a model's configuration that the engine reads; ``ModelConfig`` explains each property."""
 
     @property
     def family(self) -> str: ...
@@ -304,49 +305,52 @@ class ModelConfig:
 
     Attributes:
         family: name of its family in ``engine.checkpoint.families``.
-        num_kv_heads: with ``latent`` one, whose ``head_dim`` dimensions are the cached vector.
-        max_position_embeddings: the longest sequence of its training.
+        num_kv_heads: number of KV heads; with ``latent`` 1, and the ``head_dim`` dimensions are the cached vector.
+        max_position_embeddings: length of the longest sequence in training.
         layers: one entry for each decoder layer.
-        norm: RMS norms, or layer norms.
-        norm_bias: norms have a bias (layer norms alone).
-        norm_offset: added to the weight of every norm (Gemma stores weights less 1).
-        norms: names of a layer's norms. ``before_mlp`` of a parallel block is ``before_attention``.
-        parallel_block: attention and MLP have the same input (Cohere).
-        qk_norm: norm of query and key heads, None for none.
+        norm: kind of the norms: RMS norms, or layer norms.
+        norm_bias: whether norms have a bias (layer norms only).
+        norm_offset: number that is added to the weight of every norm (Gemma stores weights less 1).
+        norms: names of a layer's norms. In a parallel block ``before_mlp`` equals ``before_attention``.
+        parallel_block: whether attention and MLP have the same input (Cohere).
+        qk_norm: kind of the norm of query and key heads, None for none.
         head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
-        is_qk_normed_last: they come after the rotation (HunYuan), else before.
-        qkv_modules: names of the projections of q, k and v, or of the one for all three (Phi-3).
-        grouped_qkv: the rows of the one are those of each KV head: its queries, its key and its value (InternLM 2).
-        mlp_modules: names of the MLP's projections: of gate and up, or of both in one, or of up alone; then of down.
-        mlp_block: the module that they are in.
-        gated_mlp: the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
-        qkv_bias: q, k and v projections have a bias; ``output_bias`` and ``mlp_bias`` likewise for theirs.
-        head_bias: the head has a bias (Phi-2).
-        norm_head: columns of the stored head are divided by their lengths (Ling lite).
-        attention_sinks: each head has a logit without a value, which the softmax takes into account (gpt-oss).
+        is_qk_normed_last: whether these norms come after the rotation (HunYuan), else before.
+        qkv_modules: names of the projections of q, k and v, or of the one projection for all three (Phi-3).
+        grouped_qkv: whether the one projection's rows are ordered by KV head: its queries, its key, its value (InternLM
+            2).
+        mlp_modules: names of the MLP's projections: gate and up, or one for both, or up alone; then down.
+        mlp_block: name of the module that contains the MLP's projections.
+        gated_mlp: whether the MLP is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
+        qkv_bias: whether q, k and v projections have a bias; likewise ``output_bias`` and ``mlp_bias``.
+        head_bias: whether the head has a bias (Phi-2).
+        norm_head: whether columns of the stored head are divided by their lengths (Ling lite).
+        attention_sinks: whether each head has a logit without a value that is part of the softmax (gpt-oss).
         attention_scale: factor of the scores ``q . k``.
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
-        logit_soft_cap: the same for the logits.
+        logit_soft_cap: the same for the logits, c of ``c * tanh(logit / c)``.
         logit_scale: factor of the logits, before the cap.
         embedding_scale: factor of the token embeddings.
-        rounds_embedding_scale: it is rounded to the model's type, as in Gemma's published code: 55.5 for 55.4256.
-        residual_scale: factor of what is added to the residual stream.
-        tied_head: the head is the embedding matrix.
+        rounds_embedding_scale: whether that factor is rounded to the model's type, as in Gemma's published code: 55.5
+            for 55.4256.
+        residual_scale: factor of the additions to the residual stream.
+        tied_head: whether the head is the embedding matrix.
         towers: modules of the checkpoint beside the language model, which are not loaded.
-        bos_token_id: the begin token, if there is one; the tokenizer decides whether prompts get it.
+        bos_token_id: the begin token, None without one; the tokenizer decides whether prompts get it.
         eos_token_ids: the tokens that end an answer.
-        prediction_layers: MTP modules, layers behind the last that predict further tokens: no part of the model.
+        prediction_layers: number of MTP modules: layers after the last one that predict further tokens and are no part
+            of the model.
         output_module: name of attention's output projection.
-        final_norm: the norm behind the last layer.
-        latent: attention is latent, None for keys and values of their own.
-        gated_attention: attention's results are multiplied by the sigmoid of a gate, which is there; None for no gate.
+        final_norm: name of the norm after the last layer.
+        latent: parameters of latent attention, None for keys and values of their own.
+        gated_attention: where the gate is stored whose sigmoid multiplies attention's results; None for no gate.
         parallel_scales: factors of layers with attention and a state space side by side, None without such layers.
-        quantization: what the stored numbers of its matrices mean, None for plain ones.
-        layer_inputs: what each layer gets of a token beside the residual stream, None for nothing (Gemma 4).
-        has_layer_scalars: the residual stream is multiplied by a number of each layer behind it.
-        has_v_norm: values have the RMS norm of each head, without a weight.
-        generates: the checkpoint has a language head; of one without the ``tied_head`` is of no use.
-        num_classes: rows of its classification head, 0 without one.
+        quantization: how the stored numbers of the matrices are read, None for plain numbers.
+        layer_inputs: inputs of each layer beside the residual stream, None for none (Gemma 4).
+        has_layer_scalars: whether each layer ends by multiplying the residual stream by a number of its own.
+        has_v_norm: whether values have an RMS norm for each head, without a weight.
+        generates: whether the checkpoint has a language head; without one ``tied_head`` has no meaning.
+        num_classes: number of rows of the classification head, 0 without one.
     """
 
     family: str
@@ -409,12 +413,12 @@ class ModelConfig:
 
     @property
     def kv_shapes(self) -> tuple[KvShape | None, ...]:
-        """What each layer stores of a token, None for one that stores nothing."""
+        """KV that each layer stores for each token, None for a layer that stores nothing."""
         return tuple(self.heads_of(index) if source == index else None for index, source in enumerate(self.kv_sources))
 
     @property
     def kv_sources(self) -> tuple[int | None, ...]:
-        """The layer whose K and V each layer reads, mostly itself; None for one without attention."""
+        """The layer whose K and V each layer reads, mostly itself; None for a layer without attention."""
         return tuple(
             None if not layer.has_attention else index if layer.kv_source is None else layer.kv_source
             for index, layer in enumerate(self.layers)
@@ -422,17 +426,17 @@ class ModelConfig:
 
     @property
     def index_keys(self) -> tuple[int | None, ...]:
-        """Dimensions of the index key that each layer stores of a token, None for one without an index."""
+        """Dimensions of the index key that each layer stores for each token, None for a layer without an index."""
         index = None if self.latent is None else self.latent.index
         return tuple(None if index is None or layer.shares_index else index.dim for layer in self.layers)
 
     @property
     def shares_index(self) -> bool:
-        """Whether a layer sees the tokens that an index of an earlier one has chosen."""
+        """Whether any layer attends to tokens that an index of an earlier layer has chosen."""
         return any(layer.shares_index for layer in self.layers)
 
     def up_to(self, length: int) -> ModelConfig:
-        """Return the model for sequences of at most so many tokens: an index that chooses all of them is left out."""
+        """Return the model for at most ``length`` tokens, without an index if it would choose all of them."""
         if self.latent is None or self.latent.index is None or length > self.latent.index.most:
             return self
         layers = tuple(replace(layer, shares_index=False) for layer in self.layers)
@@ -444,31 +448,31 @@ class ModelConfig:
 
     @property
     def attends(self) -> tuple[bool, ...]:
-        """Whether a layer has attention, layer by layer."""
+        """Whether each layer has attention, layer by layer."""
         return tuple(layer.has_attention for layer in self.layers)
 
     @property
     def has_states(self) -> bool:
-        """Whether a layer has a recurrent state."""
+        """Whether any layer has a recurrent state."""
         return any(layer.recurrent is not None for layer in self.layers)
 
     @property
     def rope_switch(self) -> int | None:
-        """The length beyond which a sequence's rotary embedding is another one (LongRoPE); None for never."""
+        """The length beyond which a sequence needs another rotary embedding (LongRoPE); None for never."""
         scalings = (layer.rope.scaling for layer in self.layers if layer.rope is not None)
         return next((each.original_length for each in scalings if isinstance(each, LongRopeScaling)), None)
 
     @property
     def query_size(self) -> int:
-        """Rows of the query projection, with the gate that is among them."""
+        """Number of rows of the query projection, with the rows of the gate in it."""
         return self.num_heads * self.head_dim * (2 if self.gated_attention == "heads" else 1)
 
     def query_size_of(self, index: int) -> int:
-        """Return the rows of a layer's query projection."""
+        """Return the number of rows of a layer's query projection."""
         return self.query_size // self.head_dim * self.heads_of(index).dim
 
     def attention_size_of(self, index: int) -> int:
-        """Return the inputs of the output projection of a layer's attention."""
+        """Return the number of inputs of the output projection of a layer's attention."""
         return self.num_heads * (self.heads_of(index).dim if self.latent is None else self.latent.value_dim)
 
     def mlp_size_of(self, index: int) -> int:
@@ -477,5 +481,5 @@ class ModelConfig:
 
     @property
     def kv_size(self) -> int:
-        """Rows of the key projection, and of the value projection."""
+        """Number of rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim

@@ -1,10 +1,10 @@
-"""What a checkpoint's files say of embeddings and classes: those of sentence-transformers, and ``config.json``.
+"""Read how a checkpoint computes embeddings and classes, from sentence-transformers' files and ``config.json``.
 
 modules.json                          Transformer, Pooling and perhaps Dense and Normalize, in their order
 1_Pooling/config.json                 which hidden states become the embedding
-2_Dense/config.json                   a linear layer behind the pooling
+2_Dense/config.json                   a linear layer after the pooling
 sentence_bert_config.json             the longest text
-config_sentence_transformers.json     prompts that stand before texts
+config_sentence_transformers.json     prompts that are put before texts
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODULES = "modules.json"
 _TEXTS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
-# Older files have a flag for each kind of pooling, which are joined in this order.
+# Older files have a flag for each kind of pooling; their results are joined in this order.
 _FLAGS: Final[dict[str, PoolingMode]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -36,13 +36,13 @@ _FLAGS: Final[dict[str, PoolingMode]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer behind the pooling.
+    """A linear layer after the pooling.
 
     Attributes:
-        folder: of its weights.
+        folder: folder of the weights.
         place: the folder's name in the checkpoint, for errors.
-        size_in, size: values that it takes and gives.
-        activation: name of the class in torch.
+        size_in, size: number of values of its input and of its output.
+        activation: name of the activation's class in torch.
     """
 
     folder: Path
@@ -54,12 +54,12 @@ class DenseModule:
 
 
 def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bool) -> Pooler:
-    """Return how a model pools: to embeddings, scores or classes, and whether it generates text too.
+    """Return how a model pools hidden states: to embeddings, scores or classes, and whether it generates text too.
 
     Args:
-        folder: the checkpoint's. A GGUF file says nothing of pooling: it gets the last hidden state.
-        classes: rows of its classification head, 0 without one.
-        generates: whether it has a language head.
+        folder: folder of the checkpoint. A GGUF file names no pooling: the last hidden state is used.
+        classes: number of rows of the classification head, 0 without one.
+        generates: whether the model has a language head.
 
     Raises:
         ModelError: a file is malformed.
@@ -77,7 +77,7 @@ def read_pooler(folder: Path, config: ModelShape, *, classes: int, generates: bo
 
 
 def _is_identity(config: dict[str, Any]) -> bool:
-    """Whether a cross-encoder's score is its logit: what sentence-transformers writes to ``config.json``."""
+    """Return whether a cross-encoder's score is its logit, by sentence-transformers' entry in ``config.json``."""
     written = config.get("sentence_transformers")
     named = written.get("activation_fn") if isinstance(written, dict) else None
     named = named or config.get("sbert_ce_default_activation_function") or ""
@@ -91,7 +91,7 @@ def _labels(config: dict[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def read_dense(folder: Path) -> tuple[DenseModule, ...]:
-    """Return the linear layers behind the pooling, in their order; none where the embeddings are refused.
+    """Return the linear layers after the pooling, in their order; none if the embeddings are refused.
 
     Raises:
         ModelError: a file is malformed.
@@ -104,7 +104,7 @@ def read_dense(folder: Path) -> tuple[DenseModule, ...]:
 
 @dataclass(slots=True)
 class _Modules:
-    """What ``modules.json`` names, and why some of it is not computed."""
+    """The modules that ``modules.json`` names, and why some of them are not computed."""
 
     refusal: str
     modes: tuple[PoolingMode, ...]
@@ -172,10 +172,10 @@ class _Modules:
 
 
 def _embedding(folder: Path, size: int) -> dict[str, Any]:
-    """Return the fields of ``Pooler`` that sentence-transformers' files name. Without them the last token counts.
+    """Return the fields of ``Pooler`` from sentence-transformers' files. Without such files the last token is pooled.
 
     Args:
-        size: of a hidden state.
+        size: size of a hidden state.
     """
     if not (folder / _MODULES).is_file():
         return {"size": size}
@@ -202,7 +202,7 @@ def _embedding(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _checked_sizes(size: int, dense: list[DenseModule]) -> int:
-    """Return the values of an embedding. Raises ModelError where a layer takes another number than it is given."""
+    """Return the number of values of an embedding. Raises ModelError if sizes of consecutive layers differ."""
     for module in dense:
         if module.size_in != size:
             raise ModelError(f"{module.place}/{CONFIG}: in_features must be {size}, not {module.size_in}.")

@@ -1,7 +1,7 @@
-"""Published models: ``config.json`` of repositories on the hub, kept here to tell without a download what loads.
+"""Published models: ``config.json`` of repositories on the hub, kept to answer without a download which models load.
 
-The answers come from the configs by the same reader that loads a model: an answer cannot differ from what a start says
-of the same ``config.json``.
+The answers come from the configs by the same reader that loads a model: so an answer cannot differ from the result of a
+start with the same ``config.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .hf_config import model_config
 from .quantization_config import KEY
 
 PLAIN: Final = "16 bits"
-# Types of tensors by the quantisation of a file, as llama.cpp chooses them, those of rows of odd widths among them.
+# Types of tensors in a file of each quantisation, as llama.cpp chooses them; types for rows of odd widths are included.
 _GGUF_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "Q8_0": ("Q8_0",),
     "Q6_K": ("Q6_K", "Q8_0"),
@@ -42,7 +42,7 @@ GGUF_OF_WHOLE: Final = {
 """Architectures in GGUF files of multimodal classes, where it is not that of their language model."""
 _GGUF_AS: Final = {"mistral": "llama", "glm4_moe_lite": "deepseek2"}
 """Families that llama.cpp writes as another one, which computes the same."""
-# What publishers of quantised forms write in config.json, by the name of the form.
+# The entry that publishers of quantised forms write in config.json, by the name of the form.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
     "FP8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "GPTQ": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
@@ -57,9 +57,9 @@ class FormAnswer:
     """Whether a form of a published model loads.
 
     Attributes:
-        form: one of ``FORMS``, or what the repository's own config names.
-        how: what computes it, or in a GGUF file its architecture; empty where it does not load.
-        fault: why it does not load, in the reader's words; empty where it does.
+        form: one of ``FORMS``, or the form that the repository's own config names.
+        how: the code that computes it, or for a GGUF file its architecture; empty if it does not load.
+        fault: why it does not load, in the reader's words; empty if it loads.
     """
 
     form: str
@@ -68,7 +68,7 @@ class FormAnswer:
 
     @property
     def loads(self) -> bool:
-        """Return whether it loads."""
+        """Return whether the form loads."""
         return not self.fault
 
 
@@ -83,7 +83,7 @@ def published_models() -> Mapping[str, Mapping[str, Any]]:
 
 
 def own_form(config: Mapping[str, Any]) -> str:
-    """Return how a repository's weights are stored, as its config names it."""
+    """Return the form in which a repository's weights are stored, as its config names it."""
     text = config.get("text_config")
     found = config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None) or config.get("compression_config")
     if not isinstance(found, dict):
@@ -93,7 +93,7 @@ def own_form(config: Mapping[str, Any]) -> str:
 
 
 def form_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
-    """Return whether a repository's model loads: as published, and where that is plain, in each of ``FORMS``."""
+    """Return whether a repository's model loads: as published and, if that is unquantised, in each of ``FORMS``."""
     own = _answer(own_form(config), config)
     if own.form != PLAIN:
         return [own]
@@ -126,7 +126,7 @@ def _quantised_answer(form: str, config: Mapping[str, Any]) -> FormAnswer:
 
 
 def _gguf_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
-    """Return an answer for each quantisation: the file's architecture and all of its types must be read."""
+    """Return an answer for each quantisation: a file loads if its architecture and all of its types can be read."""
     name, fault = _gguf_name(config)
     read = {each for each, _, _ in TENSOR_TYPES.values()}
     found = []
@@ -138,7 +138,7 @@ def _gguf_answers(config: Mapping[str, Any]) -> list[FormAnswer]:
 
 
 def _gguf_name(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the architecture that a GGUF file of the model names, or why there is none that is read."""
+    """Return the architecture in a GGUF file of the model, or the reason why no such file can be read."""
     try:
         found = model_config(config)
     except ModelError as error:

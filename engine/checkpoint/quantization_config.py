@@ -1,11 +1,11 @@
 """Read how a checkpoint's matrices are quantised: ``quantization_config`` and the files that older tools write instead.
 
-Which modules are quantised is seen from their tensors; the config says what the numbers mean: bits, groups, zero
-points. Methods are named as in transformers' ``quant_method``. Whatever would change a number and is not read here is
-refused by name. Activations that a config wants in floats or in 4 bits are not rounded: products take the dequantised
-weight and activations as they are, which is nearer to the model before its quantisation. Those that it wants in
-integers of 8 bits are rounded where that is faster, each row by itself and outliers kept, which is nearer to that model
-than the config's scales.
+Which modules are quantised follows from their tensors; the config defines how the numbers are read: bits, groups, zero
+points. Methods are named as in transformers' ``quant_method``. A setting that would change a number and is not read
+here is refused by name. If a config requests activations in floats or in 4 bits, they are not rounded: products use the
+dequantised weight and unrounded activations, which is closer to the model before its quantisation. If it requests
+activations in integers of 8 bits, they are rounded if that is faster. Each row is rounded by itself and outliers are
+kept, which is closer to the original model than the config's scales.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What the stored numbers of a matrix mean.
+    """How the stored numbers of a matrix are read.
 
     Attributes:
-        bits: of an integer.
-        group: inputs that share a scale; None where the shape of the scales says it: rows, blocks, or all.
-        symmetric: there are no zero points, or they have no effect.
-        rounds_inputs: the model was made for activations in integers of 8 bits.
+        bits: number of bits of an integer.
+        group: number of inputs that share a scale; None if the shape of the scales shows it: rows, blocks, or all.
+        symmetric: whether there are no zero points, or they have no effect.
+        rounds_inputs: whether the model was made for activations in integers of 8 bits.
     """
 
     layout: Layout
@@ -64,7 +64,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A scheme and its modules: names, patterns behind ``re:``, or ``Linear`` for all."""
+    """A scheme and the modules to which it applies: names, patterns after ``re:``, or ``Linear`` for all."""
 
     targets: tuple[str, ...]
     scheme: Scheme
@@ -75,10 +75,11 @@ class Quantization:
     """The schemes of a checkpoint's modules.
 
     Attributes:
-        method: as the config names it.
-        rules: the most specific target decides, as in compressed-tensors: a name, then a pattern, then a class.
-        kv_form: what scales of keys and values, where the checkpoint has some, are made for; None for numbers or scales
-            that are not used here.
+        method: name of the method, as in the config.
+        rules: schemes with their modules. The most specific target decides, as in compressed-tensors: a name, then a
+            pattern, then a class.
+        kv_form: number format for which the scales of keys and values, if the checkpoint has them, were made; None for
+            numbers or scales that are not used here.
     """
 
     method: str
@@ -118,7 +119,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Return how the weights of a ``config.json`` are quantised, None for plain ones.
 
     Raises:
-        ModelError: a method, a scheme or a value that is not supported.
+        ModelError: a method, a scheme or a value is not supported.
     """
     found = config.get(KEY) or config.get("compression_config")
     if found is None:
@@ -128,7 +129,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     fields = Fields(found, _WHERE)
     method = found.get("quant_method")
     if method is None and "config_groups" in found:
-        # ModelOpt's own name of the scheme tells its files from those of compressed-tensors, which may lack targets.
+        # ModelOpt's own key for the scheme distinguishes its files from compressed-tensors' files; it may lack targets.
         method = "modelopt" if "quant_algo" in found else "compressed-tensors"
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
@@ -139,10 +140,10 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def _kv_form(fields: Fields) -> KvScaleForm | None:
-    """Return the numbers of ``kv_cache_scheme`` (compressed-tensors) or ``kv_cache_quant_algo`` (ModelOpt).
+    """Return the number format in ``kv_cache_scheme`` (compressed-tensors) or ``kv_cache_quant_algo`` (ModelOpt).
 
-    Files with scales and without either, as AutoFP8 wrote them, mean E4M3. Scales with zero points, for numbers of
-    other widths, or found while serving are none that are used.
+    Files that have scales but neither key, as AutoFP8 wrote them, mean E4M3. Scales are not used if they have zero
+    points, are computed while serving, or belong to numbers of other widths.
     """
     scheme = fields.values.get("kv_cache_scheme")
     if isinstance(scheme, dict):
@@ -164,7 +165,7 @@ def _scheme_name(found: Mapping[str, Any]) -> str:
 
 
 def with_quantization_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a ``config.json`` with what files beside it say of quantisation, if it says nothing itself.
+    """Return a ``config.json`` with the quantisation from files beside it, if it has none itself.
 
     Raises:
         ModelError: such a file is malformed.
@@ -194,7 +195,7 @@ def _everywhere(scheme: Scheme) -> tuple[_Rule, ...]:
 
 
 def _group(fields: Fields, key: str = "group_size", default: int = -1) -> int | None:
-    """Return the inputs of a group, None for whole rows."""
+    """Return the number of inputs of a group, None for whole rows."""
     size = fields.values.get(key, default)
     if size in (None, -1):
         return None
@@ -204,7 +205,7 @@ def _group(fields: Fields, key: str = "group_size", default: int = -1) -> int | 
 
 
 def _only(fields: Fields, key: str, *wanted: Any) -> None:
-    """Check that a value, if there is one, is one that is computed."""
+    """Check that a value, if there is one, is a value that is computed."""
     if fields.values.get(key) is not None and fields.values[key] not in wanted:
         raise fields.wrong(key, " or ".join(map(quoted, wanted)))
 
@@ -227,7 +228,7 @@ def _gptq_scheme(fields: Fields, form: Layout, changes: Mapping[str, Any]) -> Sc
 
 
 def _gptq_overrides(fields: Fields, form: Layout) -> tuple[_Rule, ...]:
-    """Return the rules of GPTQModel's ``dynamic``: patterns of modules with other bits or groups, or left plain."""
+    """Return the rules of GPTQModel's ``dynamic``: patterns of modules with other bits or groups, or unquantised."""
     found = fields.values.get("dynamic") or {}
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise fields.wrong("dynamic", "an object of objects")
@@ -250,7 +251,7 @@ def _awq(fields: Fields) -> tuple[_Rule, ...]:
 
 
 def _fp8(fields: Fields) -> tuple[_Rule, ...]:
-    """Read FP8 as DeepSeek V3 and transformers publish it, in blocks, or as vLLM writes it, a scale for each tensor."""
+    """Read FP8: in blocks, as DeepSeek V3 and transformers publish it, or with a scale per tensor, as vLLM does."""
     _only(fields, "fmt", "e4m3", "float8_e4m3fn")
     _only(fields, "activation_scheme", "dynamic", "static")
     _only(fields, "weight_block_size", [128, 128])
@@ -338,7 +339,7 @@ def _compressed_scheme(group: Fields, form: Any) -> Scheme:
 
 
 def _rounds_inputs(group: Fields) -> bool:
-    """Return whether activations are integers of 8 bits, whose scales are of each token or of the checkpoint."""
+    """Return whether activations are integers of 8 bits, with scales for each token or from the checkpoint."""
     found = group.values.get("input_activations")
     return isinstance(found, dict) and found.get("num_bits") == 8 and found.get("type", "int") == "int"
 

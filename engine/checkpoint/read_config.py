@@ -26,10 +26,10 @@ _GGUF_SAMPLING_KEYS = {option.name: option.gguf for option in OPTIONS if option.
 
 
 def open_checkpoint(path: Path) -> Path | GgufFile:
-    """Return a GGUF file with its header parsed, which a vocabulary makes long; a folder as it is.
+    """Return a GGUF file with its parsed header, which takes long for a large vocabulary; return a folder as it is.
 
     Raises:
-        ModelError: neither of the two, or a malformed header.
+        ModelError: the path is neither of the two, or the header is malformed.
     """
     return path if path.is_dir() else _open_gguf(path)
 
@@ -40,7 +40,7 @@ def read_model_config(checkpoint: Path | GgufFile) -> ModelConfig:
     End tokens come from ``generation_config.json`` if it names any, else from the config.
 
     Raises:
-        ModelError: neither of the two, malformed, or an unsupported model.
+        ModelError: the checkpoint is neither of the two, is malformed, or its model is not supported.
     """
     found = open_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     if isinstance(found, GgufFile):
@@ -52,33 +52,33 @@ def read_model_config(checkpoint: Path | GgufFile) -> ModelConfig:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's ``config.json``, with what other files of it say of quantisation.
+    """Return the content of a folder's ``config.json``, with the quantisation from other files of the folder.
 
     Raises:
-        ModelError: it is missing or malformed.
+        ModelError: the file is missing or malformed.
     """
     return with_quantization_files(_read_json(folder / CONFIG), folder)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's ``generation_config.json``; an empty one for none.
+    """Return the content of a folder's ``generation_config.json``; an empty object without such a file.
 
     Raises:
-        ModelError: it is malformed.
+        ModelError: the file is malformed.
     """
     file = folder / GENERATION_CONFIG
     return _read_json(file) if file.is_file() else {}
 
 
 def read_gguf_sampling(path: Path) -> dict[str, Any]:
-    """Return what the metadata of a GGUF file recommend for sampling, as llama.cpp's converter writes it there.
+    """Return the sampling parameters that the metadata of a GGUF file recommend, as llama.cpp's converter writes them.
 
     Returns:
-        Values by their keys in ``generation_config.json``, from which the converter takes them; 32-bit numbers as they
-        were written there.
+        Values by their keys in ``generation_config.json``, from which the converter takes them; 32-bit numbers are
+        rounded back to the decimals of that file.
 
     Raises:
-        ModelError: no GGUF file, or a malformed header.
+        ModelError: the path is no GGUF file, or the header is malformed.
     """
     metadata = _open_gguf(path).metadata
     found = {key: metadata.get(f"{GGUF_SAMPLING}.{name}") for key, name in _GGUF_SAMPLING_KEYS.items()}
@@ -86,14 +86,14 @@ def read_gguf_sampling(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of GGUF metadata without what 32 bits add to its decimals."""
+    """Return a value of GGUF metadata without the decimals that the rounding to 32 bits has added."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def config_end_tokens(path: Path, vocab_size: int) -> tuple[int, ...]:
-    """Return the end tokens that a folder's ``config.json`` itself names, whatever ``generation_config.json`` says.
+    """Return the end tokens that a folder's ``config.json`` itself names, regardless of ``generation_config.json``.
 
     Raises:
         ModelError: the file is missing or malformed.

@@ -1,4 +1,4 @@
-"""Read what of a layer's attention and MLP has a size of its own, and whose K and V it reads (Gemma 4)."""
+"""Read the sizes of attention and MLP that differ between layers, and whose K and V a layer reads (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME_VALUES, _SHARED = "attention_k_eq_v", "num_kv_shared_layers"
 
 
 class LayerHeads(NamedTuple):
-    """What a layer has for itself where layers differ in size: the fields of ``LayerConfig`` with these names."""
+    """Values of a layer in a model whose layers differ in size: the fields of ``LayerConfig`` with these names."""
 
     kv_heads: KvShape | None = None
     kv_source: int | None = None
@@ -26,10 +26,10 @@ class LayerHeads(NamedTuple):
 
 
 def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerHeads, ...]:
-    """Return what is a layer's own; nothing in families whose layers are all of one size.
+    """Return the values of each layer that differs from the model's; nothing in families with layers of one size.
 
     Args:
-        kinds: of the layers, of which those with full attention may have other heads.
+        kinds: kind of each layer; layers with full attention may have other heads.
 
     Raises:
         ModelError: a value is invalid, or a layer would read K and V of a kind that no earlier layer stores.
@@ -53,12 +53,12 @@ def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerH
 
 
 def full_head_dim(heads: tuple[LayerHeads, ...], head_dim: int) -> int:
-    """Return the dimensions of heads in layers with full attention, whose own size is the same in all."""
+    """Return the dimensions of heads in layers with full attention; a size of their own is the same in all of them."""
     return next((own.kv_heads.dim for own in heads if own.kv_heads is not None), head_dim)
 
 
 def read_layer_inputs(fields: Fields, family: Family) -> PerLayerInputs | None:
-    """Return the sizes of what each layer gets of a token beside the residual stream, None for nothing."""
+    """Return the sizes of the inputs that each layer gets beside the residual stream, None for no such inputs."""
     key = "hidden_size_per_layer_input"
     if not family.layer_inputs or not (size := fields.integer(key, low=0, high=_MOST, default=0)):
         return None
@@ -82,7 +82,7 @@ def _full_heads(fields: Fields, kinds: list[str]) -> KvShape:
 
 
 def _listed(fields: Fields, kinds: list[str]) -> dict[str, int]:
-    """Return the sizes of layers with full attention as newer files write them, layer by layer. Raises ModelError."""
+    """Return the sizes of layers with full attention, as newer files list them layer by layer. Raises ModelError."""
     listed = fields.mapping(_LISTED)
     full = {index for index, kind in enumerate(kinds) if kind == FULL}
     if not listed:
@@ -97,7 +97,7 @@ def _listed(fields: Fields, kinds: list[str]) -> dict[str, int]:
 
 
 def _sources(fields: Fields, kinds: list[str]) -> list[int | None]:
-    """Return the layer whose K and V each layer reads, None for its own: the last of its kind that stores some."""
+    """Return the layer whose K and V each layer reads, None for its own: the last layer of its kind that stores KV."""
     shared = fields.integer(_SHARED, low=0, high=len(kinds), default=0)
     first = len(kinds) - shared
     last: dict[str, int] = {kind: index for index, kind in enumerate(kinds[:first])}

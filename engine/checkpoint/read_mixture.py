@@ -8,7 +8,7 @@ from .families.mixture import ClampedGate, Mixture, MixtureFamily
 
 MOST_EXPERTS = 1 << 12
 _MLP_TYPES = ("dense", "sparse")
-# The key of the activation of experts, and its names.
+# The key of the experts' activation, and the names that it may have.
 _ACTIVATIONS = {
     "silu": ("hidden_act", "silu", "swish"),
     "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
@@ -20,7 +20,7 @@ def read_mixtures(fields: Fields, family: MixtureFamily | None, num_layers: int)
     """Return the mixture of each layer, None for an ordinary MLP.
 
     Raises:
-        ModelError: a value is invalid, or asks for something that is not computed.
+        ModelError: a value is invalid, or requests a feature that is not computed.
     """
     if family is None or is_dense(fields, family):
         return (None,) * num_layers
@@ -81,7 +81,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
 
 
 def _of_all_layers(fields: Fields, key: str) -> Fields:
-    """Return the fields with one value of a key in place of a list of the same for each layer. Raises ModelError."""
+    """Return the fields with one value of a key in place of a list of equal values. Raises ModelError."""
     listed = fields.values.get(key)
     if not isinstance(listed, list):
         return fields
@@ -95,7 +95,7 @@ def _clamp(fields: Fields) -> ClampedGate:
 
 
 def _groups(fields: Fields, family: MixtureFamily, count: int) -> tuple[int, int]:
-    """Return the number of groups and those of which a token may choose."""
+    """Return the number of groups, and the number of groups from which a token may choose."""
     method = fields.values.get("topk_method") or next(iter(family.methods), None)
     if family.methods and method not in family.methods:
         raise fields.wrong("topk_method", f"one of {', '.join(family.methods)}")

@@ -1,4 +1,4 @@
-"""Read the layers of a config that have a recurrent state in place of attention, and such families' own keys."""
+"""Read from a config the layers with a recurrent state, and the keys that only such families have."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _KINDS = {
     "mlp": MLP,
     "moe": MIXTURE,
 }
-_OF_PARALLEL = frozenset({"mamba_d_ssm", "mamba_rms_norm", "mamba_norm_before_gate"})  # of Falcon H1
+_OF_PARALLEL = frozenset({"mamba_d_ssm", "mamba_rms_norm", "mamba_norm_before_gate"})  # keys of Falcon H1
 _PATTERN = "hybrid_override_pattern"
-_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of the pattern
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letters of the pattern
 _NAMES = {
     "short_conv": ("full_attention", "conv"),
     "weighted_mamba": ("attention", "full_attention", "mamba", "linear_attention"),
@@ -52,9 +52,9 @@ _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
     "kimi_delta": lambda fields: _kimi_delta(fields),
 }
-_INDICES = ("full_attn_idxs", "attn_layer_indices")  # of LFM2 and of Bamba
+_INDICES = ("full_attn_idxs", "attn_layer_indices")  # keys of LFM2 and of Bamba
 _INTERVAL = "full_attention_interval"
-_PERIOD, _OFFSET = "attn_layer_period", "attn_layer_offset"  # of Jamba
+_PERIOD, _OFFSET = "attn_layer_period", "attn_layer_offset"  # keys of Jamba
 MAX_PERIOD = 2048
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 _LARGEST_FLOAT32 = 3.4028234e38
@@ -63,13 +63,13 @@ _MOST_HEADS = 1 << 16
 
 
 class Blocks(NamedTuple):
-    """What a layer has.
+    """The blocks of a layer.
 
     Attributes:
-        attends: attention.
+        attends: whether the layer has attention.
         recurrent: a mixer with a recurrent state, in place of attention or beside it.
-        has_mlp: an MLP.
-        takes_mixture: which may be a mixture of experts.
+        has_mlp: whether the layer has an MLP.
+        takes_mixture: whether that MLP may be a mixture of experts.
     """
 
     attends: bool
@@ -79,11 +79,11 @@ class Blocks(NamedTuple):
 
 
 def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...]:
-    """Return what each layer has.
+    """Return the blocks of each layer.
 
     Raises:
-        ModelError: a value is invalid or asks for something that is not computed, or no layer has attention where the
-            family has such layers.
+        ModelError: a value is invalid or requests a feature that is not computed, or no layer has attention in a family
+            with attention.
     """
     if family.recurrent is None:
         return (Blocks(attends=True),) * count
@@ -101,7 +101,7 @@ def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...
 
 
 def _own_fields(fields: Fields, family: Family) -> Fields:
-    """Return the fields without keys that one family alone reads, and that files of others may have all the same."""
+    """Return the fields without the keys that only one family reads and files of other families may contain."""
     if family.blocks == "parallel":
         return fields
     return Fields({key: value for key, value in fields.values.items() if key not in _OF_PARALLEL}, fields.where)
@@ -167,7 +167,7 @@ def _mamba2(fields: Fields) -> Mamba2Layer:
 
 
 def _is_unlimited(limit: object) -> bool:
-    """Return whether a limit of time steps changes none: a step is a softplus in float32, which is at most finite."""
+    """Return whether a limit of time steps has no effect: a step is a softplus in float32, and so never infinite."""
     if limit is None:
         return True
     if not isinstance(limit, list) or len(limit) != 2 or limit[0] != 0.0:
@@ -215,7 +215,8 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
         interval = fields.integer(_INTERVAL, high=count)
         return [RECURRENT if (index + 1) % interval else ATTENTION for index in range(count)]
     if listed is None:
-        # As in transformers, a convolution model that lists no layer has attention in all, and a Mamba-2 one in none.
+        # As in transformers, a convolution model that lists no layer has attention in all layers, and a Mamba-2 model
+        # in none.
         is_convolution = "conv" in names
         key = next((key for key in _INDICES if fields.has(key)), _INDICES[0] if is_convolution else "layer_types")
         indices = fields.values.get(key)
@@ -234,7 +235,7 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
 
 
 def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
-    """Return a config with the usual keys in place of such a family's own. Raises ModelError."""
+    """Return a config with the usual keys in place of the family's own keys. Raises ModelError."""
     fields = Fields({**family.defaults, **config}, where)
     if "rotary_dim" in family.defaults:
         return {**config, **_phi_keys(fields)}
@@ -255,7 +256,7 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
 
 
 def _pattern_keys(fields: Fields) -> dict[str, Any]:
-    """Return the kinds of layers, which older files have as a string with a letter for each, and their number."""
+    """Return the number of layers and their kinds, which older files give as a string with one letter per layer."""
     kinds, pattern = fields.values.get("layers_block_type") or fields.values.get("layer_types"), None
     if kinds is None and fields.has(_PATTERN):
         pattern = fields.values[_PATTERN]
@@ -268,7 +269,7 @@ def _pattern_keys(fields: Fields) -> dict[str, Any]:
 
 
 def _phi_keys(fields: Fields) -> dict[str, Any]:
-    """Return the part of a head that is rotated, and the MLP's size, which is four times the model's where unnamed."""
+    """Return the part of a head that is rotated, and the size of the MLP, by default four times the hidden size."""
     hidden = fields.integer("hidden_size")
     rotated = Fraction(fields.integer("rotary_dim") * fields.integer("num_attention_heads"), hidden)
     return {
@@ -278,7 +279,7 @@ def _phi_keys(fields: Fields) -> dict[str, Any]:
 
 
 def _kimi_keys(fields: Fields) -> dict[str, Any]:
-    """Return sizes and kinds of layers, which published files have in an object of their own, layers from 1 on."""
+    """Return sizes and kinds of layers, which published files put in a separate object that counts layers from 1."""
     nested = fields.mapping("linear_attn_config")
     renamed = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
     renamed["short_conv_kernel_size"] = "linear_conv_kernel_dim"

@@ -26,7 +26,7 @@ from .model_config import (
 
 DEFAULT_THETA = 10_000.0
 
-# Supported keys by type of scaling; others would change the angles.
+# Supported keys for each type of scaling; other keys would change the angles.
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS = {
     "default": _COMMON | {"original_max_position_embeddings"},
@@ -43,7 +43,7 @@ _KEYS = {
 ROPE_TYPES = tuple(_KEYS)
 _OLD_NAMES = {"su": "longrope"}
 _BETA = "llama_4_scaling_beta"
-# Keys of a scaling by "alpha". The published code reads the others and computes nothing with them.
+# Keys of a scaling by "alpha". The published code reads the other keys but does not use them.
 _NTK_ALPHA = {"alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 
@@ -52,7 +52,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, full_dim: int) -> 
 
     Args:
         head_dim: dimensions of a head.
-        full_dim: those of a head in layers with full attention.
+        full_dim: dimensions of a head in layers with full attention.
 
     Raises:
         ModelError: an unsupported type of scaling, or contradictory keys.
@@ -73,7 +73,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, full_dim: int) -> 
 
 
 def read_query_scaling(fields: Fields, family: Family) -> QueryScaling | None:
-    """Return the factor of queries by position that the rotary parameters name, or None. Raises ModelError."""
+    """Return the factor of queries by position that the rotary parameters define, or None. Raises ModelError."""
     if not family.scaled_queries:
         return None
     parameters = _merged(fields.mapping("rope_parameters"), fields.mapping("rope_scaling"), fields.where)
@@ -132,9 +132,9 @@ def _newest(kind: str) -> str:
 
 
 def _dynamic_theta(theta: float, dim: int, own: Fields) -> float:
-    """Return the base of dynamic NTK scaling up to the model's own length, where it has no effect; or with an alpha.
+    """Return the base of dynamic NTK scaling for the model's own length: unchanged, or scaled by "alpha" if it is set.
 
-    Beyond that length, which no sequence of the engine has, all keys would change with every token.
+    Beyond the model's length, which no sequence of the engine exceeds, all keys would change with every token.
     """
     if not own.has("alpha"):
         own.positive("factor")
@@ -161,7 +161,7 @@ def _longrope(own: Fields, fields: Fields, dim: int) -> LongRopeScaling:
 
 
 def _without_sections(fields: Fields, rotary_dim: int) -> dict[str, Any]:
-    """Check the sections for time, height and width, and leave them out: in text the three positions are the same."""
+    """Check and remove the sections for time, height and width: in text the three positions are the same."""
     sections = fields.values.get("mrope_section")
     if sections is not None:
         whole = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)

@@ -1,4 +1,4 @@
-"""Safetensors files of a model's folder: their names, and where each tensor's bytes lie. Reads no tensor."""
+"""Safetensors files of a model's folder: their names, and the position of each tensor's bytes. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import ModelError, quoted
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_LENGTH_BYTES = 8  # of the header's length, at the beginning of the file
+_LENGTH_BYTES = 8  # size of the header's length, at the beginning of the file
 _MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def shard_names(folder: Path) -> list[str]:
-    """Return the names of a model's safetensors files: those of its index, or the only one.
+    """Return the names of a model's safetensors files: all names in its index, or the only file.
 
     Raises:
         ModelError: there are only pickles, or the index is malformed.
@@ -35,7 +35,7 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def tensor_spans(path: Path) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return a file's header, and start and end of each tensor in the file.
+    """Return a file's header, and the start and end of each tensor in the file.
 
     Raises:
         ModelError: the file cannot be read, or its header is malformed.

@@ -1,4 +1,4 @@
-"""Multimodal checkpoints, of which the language model is served: their ``text_config`` and their other towers."""
+"""Multimodal checkpoints, of which only the language model is served: their ``text_config`` and their other towers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .families.mixture import ExpertNames, MixtureFamily
 
 TEXT, VISION, AUDIO = "text_config", "vision_config", "audio_config"
 
-# Keys of the whole model that go before those of its language model.
+# Keys of the whole model that take precedence over the same keys of its language model.
 _SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 
 
@@ -22,10 +22,10 @@ class Multimodal:
     """One row of the table of multimodal classes.
 
     Attributes:
-        family: of the language model, with the class of the whole as its architecture.
+        family: family of the language model, with the multimodal class as its architecture.
         text_types: values of ``model_type`` in ``text_config`` that mean this family.
-        towers: names of the modules beside the language model. Text does not pass them, so they are not loaded.
-        flat: older files have the language model's keys in ``config.json`` itself.
+        towers: names of the modules beside the language model. Text does not pass through them, so they are not loaded.
+        flat: whether older files have the language model's keys in ``config.json`` itself.
     """
 
     family: Family
@@ -166,7 +166,7 @@ def multimodal(config: Mapping[str, Any], architecture: str, where: str) -> Mult
     """Return the row of a multimodal class that fits the language model in ``text_config``; None for another class.
 
     Raises:
-        ModelError: the language model is of a family that this class is not served with.
+        ModelError: this class is not served with a language model of that family.
     """
     rows = MULTIMODAL_BY_ARCHITECTURE.get(architecture)
     text = config.get(TEXT)
@@ -179,7 +179,7 @@ def multimodal(config: Mapping[str, Any], architecture: str, where: str) -> Mult
 
 
 def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) -> dict[str, Any]:
-    """Return the keys of the language model, and those of the whole model that bear on it.
+    """Return the keys of the language model, and the keys of the whole model that apply to it.
 
     Raises:
         ModelError: there is no ``text_config``.
@@ -195,11 +195,11 @@ def language_config(config: Mapping[str, Any], whole: Multimodal, where: str) ->
 
 
 def shared_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the whole model that go before those of its language model."""
+    """Return the keys of the whole model that take precedence over those of its language model."""
     return {key: value for key in _SHARED if (value := shared_value(config, key)) is not None}
 
 
 def shared_value(config: Mapping[str, Any], key: str) -> Any:
-    """Return a value of the whole model, else its language model's, else None."""
+    """Return a key's value in the whole model, else in its language model, else None."""
     value, text = config.get(key), config.get(TEXT)
     return text.get(key) if value is None and isinstance(text, dict) else value

@@ -1,6 +1,6 @@
-"""Unredirected session: the HTTP session of aiobotocore without redirects, which would get the headers of credentials.
+"""Unredirected session: an aiobotocore HTTP session that follows no redirects, which would receive the credentials.
 
-Imported with the extra ``s3`` alone.
+Imported only with the extra ``s3``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 
 
 class UnredirectedSession(AIOHTTPSession):  # type: ignore[misc]  # untyped
-    """Session whose requests return a redirect as the answer. botocore itself goes to the bucket's region."""
+    """Session whose requests return a redirect as the answer. botocore itself redirects to the bucket's region."""
 
     async def _get_session(self, proxy_url: str | None) -> _Requests:
         return _Requests(await super()._get_session(proxy_url))

@@ -20,7 +20,7 @@ def check_invariance(config: EngineConfig, model: ModelConfig | None, device: to
         model: None for one of the transformers library.
 
     Raises:
-        ConfigError: it cannot, and why.
+        ConfigError: it is not possible; the message gives the reason.
     """
     if config.batch_invariant and (reason := _reason(model, device, dtype)):
         raise ConfigError(f"--batch-invariant cannot be kept: {reason}")

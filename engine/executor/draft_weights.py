@@ -150,10 +150,10 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
 
 
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
-    """Return the pages of a draft's pool and their bytes, out of the memory for KV: as many tokens as the model's.
+    """Return the number of pages of a draft's KV pool and their bytes, for as many tokens as the model's pool has.
 
-    The draft gets at most a quarter of the memory. If the number of the model's pages is given, the draft gets as many
-    pages in addition.
+    The memory is part of the memory for KV. The draft gets at most a quarter of it. If the number of the model's pages
+    is given, the draft gets as many pages in addition.
 
     Args:
         num_bytes: bytes for the KV of the model and of the draft together.

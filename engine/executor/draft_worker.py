@@ -94,7 +94,7 @@ def measure_draft(config: EngineConfig, draft: DraftModel, vocab_size: int) -> S
     """Run the worst steps of a draft on a GPU, and capture two graphs: see ``measure_steps``.
 
     Args:
-        vocab_size: as in ``DraftWorker``.
+        vocab_size: number of logits, as in ``DraftWorker``.
     """
     config, model = draft_steps(config), draft.model
     if isinstance(model, DraftHead):
@@ -114,10 +114,10 @@ class DraftWorker:
         hidden: hidden states of that model, for a head.
 
     Attributes:
-        num_pages: as given.
+        num_pages: number of pages as given.
         max_model_len: most tokens of a sequence.
         vocab_size: tokens that it can read.
-        base_digest: tells its weights from others'.
+        base_digest: digest that distinguishes its weights from others.
         num_skipped: first tokens of a sequence that it does not read: 1 for a head.
         summary: a line for people.
     """

@@ -113,7 +113,7 @@ def _do(worker: FollowWorker, message: RankMessage) -> None:
 
 
 def _difference(expected: list[str], found: list[str]) -> str:
-    """Return how this rank's program or files differ from those of rank 0, "" if they do not."""
+    """Return how this rank's program or files differ from those of rank 0, "" if they are the same."""
     for theirs, ours in zip(expected, found, strict=True):
         if theirs != ours:
             return f"has {ours} where rank 0 has {theirs}"

@@ -152,7 +152,7 @@ class Followers:
         self._send_parts(Kind.INSTALL, (pack_adapter(slot, shard) for shard in shards))
 
     def clear(self, slot: int) -> None:
-        """Empty a slot, where there are followers yet. Raises EngineDead."""
+        """Empty a slot, if the followers are still there. Raises EngineDead."""
         if not self._reason:
             self._send(Kind.CLEAR, pack_numbers([slot]))
 
@@ -243,7 +243,7 @@ class Followers:
         device: torch.device,
         size: int,
     ) -> None:
-        """Tell a follower what it is."""
+        """Send a follower the description of its part."""
         hello = {
             "rank": rank,
             "size": size,
@@ -323,7 +323,7 @@ class Followers:
             self._on_lost(self._reason)
 
     def _last_words(self, rank: int) -> str:
-        """Return what a rank has said about its end, "" for nothing."""
+        """Return a rank's last message about its end, "" for none."""
         link = self._links[rank]
         link.settimeout(0.0)
         try:

@@ -71,7 +71,7 @@ class KeptTokens:
     Attributes:
         tokens: [S] int64, their indices among the step's tokens, ascending.
         query_start: [R + 1] int32, row r has ``tokens[query_start[r]:query_start[r + 1]]``.
-        max_query: the largest number of a row.
+        max_query: largest number of kept tokens of a row.
         shared: as in ``HostInputs``, for these tokens.
         slots: [S] int32, as in ``HostInputs``.
     """

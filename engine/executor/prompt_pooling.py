@@ -40,7 +40,7 @@ class PromptSums:
         self.weight += num * (first + 1) + num * (num - 1) / 2
 
     def pooled(self, modes: Sequence[PoolingMode]) -> Tensor:
-        """Return what is pooled of all tokens: [number of modes * H]."""
+        """Return the pooled values of all tokens: [number of modes * H]."""
         divisors = {"mean": self.count, "mean_sqrt_len_tokens": self.count**0.5, "weightedmean": self.weight}
         return torch.cat([self.sums[mode] / divisors.get(mode, 1.0) for mode in modes])
 
@@ -85,7 +85,7 @@ class PromptPooling:
 
     Args:
         modes: kinds of pooling, whose results are joined.
-        dense: layers that what is pooled passes through.
+        dense: layers through which the pooled values pass.
     """
 
     def __init__(self, modes: Sequence[PoolingMode] = ("lasttoken",), dense: Sequence[DenseLayer] = ()) -> None:
@@ -131,7 +131,7 @@ class PromptPooling:
         self._sums[row].add(self._modes_of(row), hidden.to(torch.float32), first)
 
     def pooled(self, row: int) -> Tensor:
-        """Return what is pooled of the whole prompt of a row, fp32."""
+        """Return the pooled values of the whole prompt of a row, fp32."""
         found = self._sums[row].pooled(self._modes_of(row))
         if self._params[row].pooling == "embed":
             for layer in self._dense:

@@ -109,7 +109,7 @@ class SignsOfLife:
                     return
 
     def _look(self, rank: int, silence: _Silence) -> str:
-        """Exchange signs with a rank. Returns what is wrong with it, "" for nothing."""
+        """Exchange signs with a rank. Returns the fault, "" for none."""
         link = self._links[rank]
         try:
             link.send(b"+")

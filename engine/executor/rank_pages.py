@@ -138,7 +138,7 @@ class PageServer:
         self._thread.start()
 
     def done(self, number: int) -> None:
-        """Note that this rank has done what the messages up to a number say."""
+        """Record that this rank has processed the messages up to a number."""
         with self._progress:
             self._done = number
             self._progress.notify()
@@ -155,6 +155,6 @@ class PageServer:
             return  # rank 0 is gone
 
     def _wait(self, number: int) -> None:
-        """Wait until this rank has done what the messages up to a number say."""
+        """Wait until this rank has processed the messages up to a number."""
         with self._progress:
             self._progress.wait_for(lambda: self._done >= number)

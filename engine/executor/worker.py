@@ -59,13 +59,14 @@ class Worker:
         draft: the draft model; None without.
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
-        max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
+        max_model_len: largest number of tokens of a sequence: the model's limit, or the pool's if that is smaller.
         states: slots of recurrent states; None for a model without.
-        rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
+        rope_switch: number of tokens beyond which all KV of a sequence changes; ``ENDLESS`` if no sequence gets that
+            long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
-        overlaps: whether the device computes while the host goes on. CPU kernels run on the engine's own thread.
+        overlaps: whether the device computes while the host continues. CPU kernels run on the engine's own thread.
         pooler: values other than tokens that the model gives.
-        base_digest: tells its weights from others'.
+        base_digest: digest that distinguishes its weights from others.
         kv_pages: the pages of its pool.
         summary: lines for people about model, pool and kernels.
 

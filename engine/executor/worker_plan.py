@@ -28,10 +28,11 @@ class WorkerPlan:
         page_bytes: bytes of a page of KV in all layers, and of the hidden states that a draft head reads.
         num_pages: number of pages of the KV pool.
         num_draft_pages: number of pages of the draft's KV pool, 0 without a draft.
-        states: slots of recurrent states; None for a model without.
-        max_model_len: tokens that a sequence may have: the model's limit, or the pool's where that is less.
-        rope_switch: tokens beyond which a sequence's KV is another one; ``ENDLESS`` if none becomes so long.
-        steps: memory of steps on a GPU; None where the size of the pool does not depend on it.
+        states: number of slots of recurrent states; None for a model without such states.
+        max_model_len: largest number of tokens of a sequence: the model's limit, or the pool's if that is smaller.
+        rope_switch: number of tokens beyond which all KV of a sequence changes; ``ENDLESS`` if no sequence gets that
+            long.
+        steps: memory of steps on a GPU; None if the size of the pool does not depend on it.
         slot_bytes: bytes of the adapter slots when they are full.
     """
 

@@ -1,9 +1,9 @@
 """Block codec: encodes a page of KV or a recurrent state as self-describing bytes, and decodes and checks them.
 
     preamble 32 bytes   magic, version, flags, bytes of header and of payload, nonce
-    header JSON: all that the page's KV depends on; padded, so that the payload begins at 4,096 payload             K,
-    then V, as the pool lays them out; or the states of all layers seal 16 bytes       CRC-32 of all before it; with a
-    key the tag of AES-GCM, under which header and payload lie
+    header              JSON: all that the page's KV depends on; padded, so that the payload begins at 4,096
+    payload             K, then V, in the order of the pool; or the states of all layers
+    seal 16 bytes       CRC-32 of everything before it; with a key the tag of AES-GCM, which encrypts header and payload
 
 A block is read for a known page, and its header must equal that page's header in every byte. Bytes that were cut,
 changed, exchanged, or written with another key or format are not a block: the read is a miss.
@@ -198,12 +198,12 @@ def block_size(preamble: Buffer) -> int:
 
 
 def block_preamble(flags: int, header_bytes: int, payload_bytes: int, nonce: bytes) -> bytes:
-    """Return what a block begins with."""
+    """Return the beginning of a block."""
     return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, flags, header_bytes, payload_bytes)[:20] + nonce
 
 
 def block_checksum(*parts: Buffer) -> bytes:
-    """Return what a plain block ends with, of its other parts in order."""
+    """Return the checksum at the end of an unencrypted block, computed from its other parts in order."""
     value = 0
     for part in parts:
         value = crc32(part, value)
@@ -235,7 +235,7 @@ def _namespace(fields: dict[str, Any]) -> Namespace:
 
 
 def _block_of(fields: dict[str, Any]) -> BlockId:
-    """Return the page of a header. Raises an error of lookups, types or values for what is no header."""
+    """Return the page of a header. Raises an error of lookups, types or values for an invalid header."""
     before = _namespace(fields["before"]) if "before" in fields else None
     return BlockId(
         bytes.fromhex(fields["key"]),

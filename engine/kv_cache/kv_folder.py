@@ -69,7 +69,7 @@ class KvFolder:
             slot.close()
 
     def groups(self) -> list[KvGroup]:
-        """Return what is there, the largest first. Reads the headers of all files."""
+        """Return the contents, the largest first. Reads the headers of all files."""
         groups: dict[tuple[object, ...], KvGroup] = {}
         for path in self._files():
             with suppress(OSError, NotABlock), path.open("rb", buffering=0) as file:

@@ -75,7 +75,7 @@ class KvStore(Protocol):
     def stats(self) -> dict[str, float]: ...
 
     def check(self) -> None:
-        """Raise AssertionError if what is counted is wrong."""
+        """Raise AssertionError if a count is wrong."""
 
     def close(self) -> None: ...
 
@@ -139,7 +139,7 @@ class HostStore:
         return not self._pages
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Forget pages, those of them that are here."""
+        """Forget the given pages that are stored here."""
         with self._lock:
             for key in keys:
                 if self._index.remove(key) is not None:
@@ -163,7 +163,7 @@ class HostStore:
         return _stats(self.tier, self._index, self._stats)
 
     def check(self) -> None:
-        """Raise AssertionError if what is counted is wrong."""
+        """Raise AssertionError if a count is wrong."""
         with self._lock:
             self._index.check()
             assert self._pages.keys() == set(self._index)
@@ -291,7 +291,7 @@ class DiskStore:
         return _stats(self.tier, self._index, self._stats)
 
     def check(self) -> None:
-        """Raise AssertionError if what is counted is wrong."""
+        """Raise AssertionError if a count is wrong."""
         with self._lock:
             self._index.check()
 

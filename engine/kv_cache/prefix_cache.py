@@ -73,7 +73,7 @@ class TierUses:
         loads: pages and slots to fill from a tier before the last tokens of the hit have KV, until
             ``Lease.take_loads``.
         arriving: keys of the blocks in ``loads``, until the first ``commit``.
-        keys: keys of its whole pages, as far as tiers or events were asked.
+        keys: keys of its whole pages, as many as were needed for tiers or events so far.
     """
 
     loads: tuple[PageLoad | StateLoad, ...] = ()

@@ -21,7 +21,7 @@ _MOST_HEAD_BYTES = 1 << 28
 
 
 def pack_head(head: bytes, magic: bytes = PAUSED_MAGIC) -> bytes:
-    """Return what a session file begins with."""
+    """Return the beginning of a session file."""
     return _START.pack(magic, len(head), crc32(head)) + head
 
 

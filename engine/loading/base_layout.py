@@ -50,14 +50,14 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         experts=dict(_experts(model)),
         norms=norm_shapes(model.config),
         tied=model.config.tied_head,
-        # Such a head has a bias of its own too.
+        # Such a head has its own bias too.
         takes_own=not model.config.head_bias,
         without_own="a model whose head has a bias",
     )
 
 
 def held_weights(model: DecoderModel) -> dict[str, Tensor]:
-    """Return the weights [out, in] that the model holds as they are published, by module, in their own memory."""
+    """Return the weights [out, in] that the model stores as published, by module, in their own memory."""
     found: dict[str, Tensor] = {}
     for part in model.projections:
         packed = part.packed

@@ -1,4 +1,4 @@
-"""Grids of GGUF's IQ types: the groups of four or eight values that an index of such a block stands for.
+"""Grids of GGUF's IQ types: groups of four or eight values, which the index in a block selects.
 
 A point is a number whose digits, the first the lowest, say which of the type's few levels each value has. The points
 of a grid rise with their index, so their differences are kept: 16 bits each, deflated, in base 85. Which points a grid

@@ -228,7 +228,7 @@ GROUPED_TYPES: Final = frozenset(_READERS)
 
 @cache
 def grouped_bits(type_name: str) -> float:
-    """Return the bits of a value as kernels of a GPU read it: as in the file, or four where a type has fewer."""
+    """Return the bits of a value for kernels of a GPU: as in the file, or four for types with fewer bits."""
     block, size = _SIZES[type_name]
     if type_name not in TABLE_TYPES:
         return 8 * size / block

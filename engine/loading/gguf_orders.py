@@ -1,4 +1,4 @@
-"""Orders of rows and columns that matrices have in GGUF files, and what puts them in those of published tensors."""
+"""Orders of rows and columns in matrices of GGUF files, and functions that restore the order of published tensors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _delta_layer(config: ModelConfig) -> DeltaLayer | None:
 
 
 def _group(rows: Tensor, layer: DeltaLayer) -> None:
-    """Put all q, all k, all v and all gates in the order of key heads, each with its own of these, in place."""
+    """Reorder all q, all k, all v and all gates in place by key head: each key head with its own q, k, v and gate."""
     parts = rows.split([layer.key_width, layer.key_width, layer.width, layer.width])
     heads = [part.reshape(layer.num_key_heads, -1, *rows.shape[1:]) for part in parts]
     rows.copy_(torch.cat(heads, dim=1).reshape(rows.shape))
 
 
 def _untile(rows: Tensor, groups: int, heads: int, first: int = 0) -> None:
-    """Put heads from the order 0 of each group, 1 of each group, ... into that of groups, in place, from a row on."""
+    """Reorder heads in place from row ``first`` on: from the order (head, group) to the order (group, head)."""
     tiled = rows[first:].reshape(heads // groups, groups, -1)
     rows[first:] = tiled.transpose(0, 1).reshape(rows[first:].shape)
 

@@ -24,7 +24,7 @@ from .gguf_tables import TABLE_TYPES, VALUES
 
 _SIZES: Final = {name: size for name, _, size in TENSOR_TYPES.values()}
 _BLOCK: Final = 32
-_SIGNED_STEP: Final = 32  # what a scale of six bits in Q3_K is stored above
+_SIGNED_STEP: Final = 32  # offset that Q3_K adds to its scales of six bits before it stores them
 _MOST_MINIMUM: Final = 65504 / 16  # factor whose 16-fold is within half precision
 
 

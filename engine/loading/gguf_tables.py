@@ -2,9 +2,9 @@
 
     value = factor of the block * scale of its group * table[code] - minimum
 
-Each code is an index into a table of sixteen values, which all of these types have few enough for: the levels of a
-grid's points (``gguf_grids``) with their signs, or small integers. Scales are integers. So products are exact in fp32,
-and kernels of a GPU read the codes in four bits (``kernels.layouts.grouped_forms``).
+Each code is an index into a table of sixteen values, which is enough for all of these types. The values are the levels
+of a grid's points (``gguf_grids``) with their signs, or small integers. Scales are integers. So products are exact in
+fp32, and kernels of a GPU read the codes in four bits (``kernels.layouts.grouped_forms``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TableType:
     """A type of blocks.
 
     Attributes:
-        table: the sixteen values that the codes stand for.
+        table: sixteen values, which the codes select.
         codes: the code of each value, [..., values] uint8.
         factor: factor of each block, [...] in half precision.
         scales: scales of the groups, [..., groups] int8; None if blocks have the factor alone.

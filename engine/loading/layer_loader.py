@@ -1,4 +1,4 @@
-"""``LayerLoader``: a decoder layer by layer, each tensor read where it is needed."""
+"""``LayerLoader``: builds a decoder layer by layer, and reads each tensor when it is needed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from .weight_forms import WeightReader
 
 
 class LayerLoader:
-    """Builds a decoder layer by layer, reading each tensor where it is needed.
+    """Builds a decoder layer by layer, and reads each tensor when it is needed.
 
     Attributes:
         ranks: ranks that the model is split over; None for a single rank.
@@ -124,7 +124,7 @@ class LayerLoader:
         """Read a layer, between the norm in front of it and the next one.
 
         Args:
-            prefix: beginning of the names of the layer's tensors; by default that of the model's layers.
+            prefix: prefix of the names of the layer's tensors; by default the prefix of the model's layers.
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
@@ -142,7 +142,7 @@ class LayerLoader:
         )
 
     def scaled(self, index: int, norm: Norm) -> Norm:
-        """Return the norm behind a layer; it multiplies the residual stream by the layer's scalar, if there is one."""
+        """Return the norm after a layer; it also multiplies the residual stream by the layer's scalar, if any."""
         if not self.config.has_layer_scalars:
             return norm
         scalar = self.weights.exact(f"model.layers.{index}.{LAYER_SCALAR}")
@@ -163,7 +163,7 @@ class LayerLoader:
         )
 
     def layer_input(self, index: int, prefix: str) -> LayerInput:
-        """Read what a layer does with its input beside the residual stream."""
+        """Read the weights that a layer applies to its input beside the residual stream."""
         config, sizes = self.config, self.config.layer_inputs
         assert sizes is not None and config.activation != "xielu"
         return LayerInput.of(
@@ -211,7 +211,7 @@ class LayerLoader:
         )
 
     def mixer(self, index: int, prefix: str) -> LayerMixer | None:
-        """Read the attention of a layer, or what stands in its place; None for an MLP alone."""
+        """Read the attention of a layer, or the mixer in its place; None for a layer that is only an MLP."""
         config, layer = self.config, self.config.layers[index]
         attention = self.attention(index, f"{prefix}.self_attn") if layer.has_attention else None
         if layer.recurrent is None:
@@ -294,7 +294,7 @@ class LayerLoader:
         return ColumnRuns.of([(0, start + at, count) for at, count in parts for start in starts])
 
     def query_gate(self) -> QueryGate | None:
-        """Return where the gate of attention's results is, None without one."""
+        """Return the columns of the gate of attention's results, None without a gate."""
         config = self.config
         match config.gated_attention:
             case "heads":

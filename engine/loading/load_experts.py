@@ -115,9 +115,9 @@ class _Reader:
         return Projection(names, tuple(modules.values()), self._weights.packed(*(f"{name}.weight" for name in names)))
 
     def together(self, experts: Iterable[AnyLinear]) -> AnyExpertWeights:
-        """Return the weights of all experts, widened where their forms differ, or inputs are out of order.
+        """Return the weights of all experts, widened if their forms differ or inputs are out of order.
 
-        Gate and up may be in two forms, those of all experts.
+        Gate and up may have two different forms, as long as these are the same for all experts.
         """
         found = tuple(experts)
         products = _by_product(found)

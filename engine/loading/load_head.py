@@ -24,7 +24,7 @@ from .weight_readers import SafetensorsFolder
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _LAYER = "model.layers.0"
 _HIDDEN_NORM, _FUSE = f"{_LAYER}.hidden_norm", "model.fc"
-_TARGET_IDS = "d2t"  # what is added to each token of the head's vocabulary
+_TARGET_IDS = "d2t"  # difference between a token of the head's vocabulary and the model's token
 _HAS_TOKEN = "t2d"  # the same the other way round, as flags of the model's tokens
 _REFUSED = ("norm_before_fc", "fc_norm", "parallel_drafting")
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -33,7 +33,7 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 def is_draft_head(path: Path) -> bool:
     """Return whether a folder holds an EAGLE-3 head. Raises ModelError if its ``config.json`` is malformed.
 
-    Early ones are named as a Llama, and told by the size of their own vocabulary.
+    Early heads are named like a Llama, and are recognised by the size of their own vocabulary.
     """
     if not (path / CONFIG).is_file():
         return False
@@ -47,11 +47,11 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
     """Load the EAGLE-3 head of a model.
 
     Args:
-        model: whose hidden states it reads; also its embedding, if the checkpoint has none.
+        model: the model whose hidden states the head reads; also provides the embedding, if the checkpoint has none.
         weights: the form of matrices in memory.
 
     Raises:
-        ModelError: it is of another model, has parts that are not computed, or its files are malformed.
+        ModelError: the head belongs to another model, has parts that are not computed, or its files are malformed.
     """
     fields = Fields(read_config_file(folder), CONFIG)
     config, layers = _read_config(fields), _read_layers(fields, model)
@@ -118,7 +118,7 @@ def _in_model(name: str) -> str:
 
 
 def _read_config(fields: Fields) -> ModelConfig:
-    """Read its layer as that of a Llama with one."""
+    """Read the head's layer as the layer of a Llama with one layer."""
     nested = Fields(fields.mapping("eagle_config"), f"{CONFIG}: eagle_config")
     for each in fields, nested:
         for key in _REFUSED:

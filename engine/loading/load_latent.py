@@ -92,7 +92,7 @@ def load_latent(
 def _choice(
     weights: WeightReader, prefix: str, index: TokenIndex, table: Tensor | None, *, shares: bool
 ) -> TokenChoice:
-    """Read the index of a layer, whose products decide and so are in the model's type, as those of routers."""
+    """Read the index of a layer; its products choose tokens, so they stay in the model's type."""
     if shares:
         return TokenChoice(index.most, None)
     assert table is not None

@@ -25,7 +25,7 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
 
     Args:
         folder: the model's folder.
-        model: whose hidden states it reads; also its embedding and head, where the module has none of its own.
+        model: the model whose hidden states the module reads; also provides embedding and head if the module has none.
         weights: the form of matrices in memory.
 
     Raises:
@@ -83,7 +83,7 @@ def prediction_module(config: ModelConfig) -> PredictionModule:
 
 
 def _copy(name: str | None, prefix: str, found: Mapping[str, Shape]) -> str | None:
-    """Return the full name of a module's own embedding or head; None where the model's is shared."""
+    """Return the full name of a module's own embedding or head; None if the model's is shared."""
     return f"{prefix}.{name}" if name and f"{prefix}.{name}.weight" in found else None
 
 

@@ -50,5 +50,5 @@ class LoadProgress:
         self._bar.close()
 
     def read(self, layer: int | None) -> None:
-        """Count the tensors of a layer, or with None those of no layer, as read."""
+        """Count the tensors of a layer as read; with None, the tensors outside of layers."""
         self._bar.update(self._layers[layer])

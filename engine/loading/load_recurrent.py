@@ -1,4 +1,4 @@
-"""Load what a layer has in place of attention: a short convolution, a state space, or a gated delta net."""
+"""Load a layer's mixer in place of attention: a short convolution, a state space, or a gated delta net."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def side_by_side(config: ModelConfig, index: int, attention: Attention, state: S
 
 
 def _gated_norm(weights: WeightReader, block: str, layer: Mamba2Layer, eps: float) -> GatedNormParams | ColumnRuns:
-    """Return the norm and gate of a state space, or where the gate is beside its results."""
+    """Return the norm and gate of a state space, or the columns of the gate beside its results."""
     if not layer.normed:
         return ColumnRuns.of([(0, 0, layer.width), (1, 0, layer.width)])
     norm = weights.tensor(f"{block}.norm.weight")

@@ -62,7 +62,7 @@ class MatrixCut(NamedTuple):
         return self.dim == 0 or not any(first % size or end % size for first, end in self.runs)
 
     def take(self, part: Tensor, size: int = 1) -> Tensor:
-        """Return the kept part of a tensor [N, K / size, ...], rounded up where a last block is not whole."""
+        """Return the kept part of a tensor [N, K / size, ...], rounded up if the last block is incomplete."""
         unit = size if self.dim else 1
         kept = [part.narrow(self.dim, first // unit, -(-end // unit) - first // unit) for first, end in self.runs]
         return torch.cat(kept, self.dim)

@@ -160,7 +160,7 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
     between starts, answers would change.
 
     Args:
-        form: form of the blocks, not arranged; ``pack_blocks`` takes it with ``dynamic``.
+        form: format of the blocks, not arranged; ``pack_blocks`` takes it with ``dynamic``.
         dtype: type of activations.
     """
     raw = random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)

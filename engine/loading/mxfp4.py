@@ -85,7 +85,7 @@ def _half_scales(exponents: Tensor) -> Tensor:
 
 
 def stored_meaning(exponents: Tensor) -> StoredNumbers:
-    """Return what a matrix in MXFP4 means for kernels of a GPU, without its numbers.
+    """Return the description of a matrix in MXFP4 for kernels of a GPU, without its numbers.
 
     Args:
         exponents: [N, K / 32] uint8, which ``are_numbers``.

@@ -38,12 +38,12 @@ def block_codes(raw: Tensor) -> Tensor:
 
 
 def block_scales(raw: Tensor) -> Tensor:
-    """The scales' bits: [..., 36] -> [..., 4] uint8. Those with a sign, which none has, stand for no number."""
+    """Return the scales' bits: [..., 36] -> [..., 4] uint8. A scale with a sign, which never occurs, is invalid."""
     return raw[..., :_SCALE_BYTES].clamp(max=_NOT_A_NUMBER)
 
 
 def are_numbers(scales: Tensor) -> bool:
-    """Return whether bits of scales all stand for numbers."""
+    """Return whether the bits of all scales are valid numbers."""
     return not bool((scales & _NOT_A_NUMBER == _NOT_A_NUMBER).any())
 
 
@@ -91,7 +91,7 @@ def kept_block_rows(rows: Tensor, factor: float) -> Tensor:
 
 
 def stored_meaning(scales: Tensor, factor: float) -> StoredNumbers:
-    """Return what a matrix means for kernels of a GPU, without its numbers.
+    """Return the description of a matrix for kernels of a GPU, without its numbers.
 
     Args:
         scales: [N, K / 16] uint8, bits of E4M3.

@@ -42,7 +42,7 @@ _WORD: Final = 32
 _WORD_BYTES: Final = 4
 BLOCK: Final = 32
 """Inputs of a block that native kernels multiply with as it is."""
-_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # where the integer of each of eight columns is in an AWQ word
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # position in an AWQ word of the integer of each of eight columns
 _FLOAT4: Final = ("nvfp4", "nvfp4_modelopt", "mxfp4_packed")
 _FLOAT8: Final = "F8_E4M3"
 _FLOAT8_BLOCK: Final = 128
@@ -149,7 +149,7 @@ class QuantisedTensor:
         self.shape = _SHAPES[scheme.layout](_Checked(name, scheme, parts))
 
     def check(self) -> None:
-        """Read scales, zero points and indices of groups. Raises ModelError for those that no matrix has."""
+        """Read scales, zero points and indices of groups. Raises ModelError for values that no matrix has."""
         self._opened()
 
     def read(self, out: Tensor) -> None:
@@ -168,7 +168,7 @@ class QuantisedTensor:
             yield first, rows
 
     def numbers(self) -> StoredNumbers | None:
-        """Return the matrix as it is stored, for kernels of a GPU; None where they have no form for its numbers."""
+        """Return the matrix as it is stored, for kernels of a GPU; None if they have no form for its numbers."""
         return self._opened().stored(self.shape, self._step)
 
     @property
@@ -193,9 +193,9 @@ class QuantisedTensor:
 
     @property
     def byte_scales(self) -> int:
-        """The scales of a row that native kernels of a CPU keep beside the 8 bits of its numbers; 0 for another form.
+        """Number of scales of a row of 8-bit numbers that native kernels of a CPU use; 0 for another form.
 
-        One, or of FP8 in blocks one for each.
+        It is 1, or for FP8 in blocks the number of the row's blocks.
         """
         scheme, (_, width) = self._scheme, self.shape
         is_integer = scheme.layout in ("int8", "packed", "bnb_int8") and scheme.bits == 8 and scheme.symmetric
@@ -219,7 +219,7 @@ class QuantisedTensor:
         return stored if is_plain and stored.numbers in (NumberForm.INT8, NumberForm.E4M3) else None
 
     def blocks(self) -> tuple[BlockType, RowPieces] | None:
-        """Return the type of blocks that have the same numbers, and rows of them [n, bytes]; None where none have."""
+        """Return the type of blocks with the same numbers, and rows of them [n, bytes]; None without such a type."""
         if (found := self.block_type) is None:
             return None
         return found, RowPieces(self._opened().blocks(found), self.shape[0], self._step)
@@ -258,7 +258,7 @@ class Integers:
         zeros: z, [N, groups of a row] fp32.
         scales: s, [N, groups of a row] fp32.
         bits: number of bits of q.
-        group_of: the group of each input [K] where they are not in order, None where they are.
+        group_of: the group of each input [K], if groups are not in order; None if they are.
     """
 
     numbers: Rows
@@ -305,7 +305,7 @@ class Integers:
         )
 
     def block_type(self, width: int) -> BlockType | None:
-        """Return the type of blocks of 32 inputs that have the same numbers, None where there is none.
+        """Return the type of blocks of 32 inputs with the same numbers, None without such a type.
 
         There is none for groups out of order or of another size, and for scales with more digits than half precision.
         """
@@ -318,7 +318,7 @@ class Integers:
         return "Q4_0" if bool((self.zeros == 8).all()) else "U4_ZERO_POINT"
 
     def _byte_zero(self) -> int | None:
-        """Return what is subtracted from bytes to make them signed, None for a zero point that is not the middle."""
+        """Return the number that is subtracted from bytes to make them signed, None for an unusual zero point."""
         zero = int(self.zeros[0, 0])
         is_signed = self.numbers(0, 1).dtype is torch.int8
         return zero if zero == (0 if is_signed else 128) else None
@@ -441,7 +441,7 @@ class _Checked:
         return ModelError(f"The tensor {shortened(self.name)} is malformed: {why}.")
 
     def float8(self, part: str) -> tuple[Tensor, Rows]:
-        """Return a part in E4M3, and its rows as bytes, which raise ModelError where one stands for no number."""
+        """Return a part in E4M3, and its rows as bytes; reading the rows raises ModelError for NaN."""
         found = self.tensor(part)
 
         def rows(first: int, end: int) -> Tensor:
@@ -453,7 +453,7 @@ class _Checked:
         return found, rows
 
     def groups(self, width: int, part: str) -> int:
-        """Return the number of groups of a row, by the config. Raises ModelError where they are not whole."""
+        """Return the number of groups of a row, by the config. Raises ModelError if a row has a partial group."""
         size = self.scheme.group or width
         if width % size:
             raise self.wrong(part, f"a width that is a multiple of the config's group of {size}, not {width},")
@@ -463,7 +463,7 @@ class _Checked:
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     """Unpack integers that follow each other from a word's lowest bit on: [n, W] int32 -> [n, count] uint8.
 
-    An integer may lie across two words, as those of three bits do.
+    An integer may cross a word's boundary, like integers of three bits.
     """
     bytes_ = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -537,7 +537,7 @@ def _gptq_zeros(parts: _Checked, bits: int, columns: int) -> Tensor:
 
 
 def _group_indices(parts: _Checked, width: int, groups: int) -> Tensor | None:
-    """Return the group of each input where they are not in order, as with ``desc_act``. Raises ModelError."""
+    """Return the group of each input if groups are not in order, as with ``desc_act``. Raises ModelError."""
     if not parts.has("g_idx"):
         return None
     found = parts.tensor("g_idx").long()
@@ -756,7 +756,7 @@ def _open_nvfp4(parts: _Checked) -> Opened:
     _, width = _nvfp4_shape(parts)
     weight, total = _nvfp4_names(parts)
     numbers, scales, factor = parts.tensor(weight), parts.scales("weight_scale"), parts.scales(total).reshape(())
-    if parts.scheme.layout == "nvfp4":  # compressed-tensors stores what the scales were multiplied with
+    if parts.scheme.layout == "nvfp4":  # compressed-tensors stores the factor by which the scales were multiplied
         if not factor:
             raise parts.malformed(f"{total} is 0")
         factor = parts.bounded(total, 1 / factor)

@@ -1,4 +1,4 @@
-"""Splits of a model over tensor-parallel ranks: the runs of rows or columns that each rank has of each tensor.
+"""Splits of a model over tensor-parallel ranks: the runs of rows or columns of each tensor that a rank holds.
 
 Query heads, KV heads, the inner dimension of MLPs and experts, heads or channels of recurrent layers, and the head's
 vocabulary are split evenly. A module that is not named here is whole on each rank.
@@ -43,7 +43,7 @@ Splits = Iterator[tuple[str, ModuleSplit]]
 
 
 def module_splits(config: ModelConfig, rank: int, size: int) -> Splits:
-    """Return the part that a rank of so many has of each module that is split."""
+    """Return the part of each split module that a rank holds, for the given number of ranks."""
     yield HEAD_MODULE, ModuleSplit("outputs", (head_run(config, rank, size),))
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
@@ -80,7 +80,7 @@ def even_run(count: int, rank: int, size: int) -> Run:
 
 
 def shared_run(count: int, rank: int, size: int) -> Run:
-    """Return a rank's share of heads or groups, of which each is on several ranks where there are more ranks."""
+    """Return a rank's share of heads or groups; with more ranks than heads, each head is on several ranks."""
     first = rank * count // size
     return first, first + max(1, count // size)
 
@@ -125,7 +125,7 @@ def _mlp(prefix: str, config: ModelConfig, index: int, rank: int, size: int) -> 
 
 
 def _halves(part: Run, inner: int, rows: int) -> tuple[Run, ...]:
-    """The runs of a module of so many rows: gate and up where it has both."""
+    """Return the runs of a module with the given number of rows: gate and up if the module has both."""
     return tuple(_times(part, 1, start) for start in range(0, rows, inner))
 
 

@@ -116,7 +116,7 @@ class Shard:
 
     Attributes:
         whole: the model.
-        ranks: the group, of which this process is one.
+        ranks: the group of ranks, which includes this process.
         config: the model as this rank computes it. Its vocabulary is whole.
         splits: how each module is split, for the modules that are split.
         vocab_sizes: rows of the head on each rank.
@@ -204,7 +204,7 @@ class ShardSource:
             self._source.read(self._stored(name), out, part)
 
     def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
-        """Return the rank's part of a matrix in blocks, None where a block is cut."""
+        """Return the rank's part of a matrix in blocks, None if a block is cut."""
         found = self._source.blocks(self._stored(name))
         cut = self._cut(name)
         if found is None or cut is None:
@@ -216,7 +216,7 @@ class ShardSource:
         return kind, cut_blocks(pieces, cut, block)
 
     def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
-        """Return the rank's part of one matrix of a stack in blocks, None where a block is cut."""
+        """Return the rank's part of one matrix of a stack in blocks, None if a block is cut."""
         found = self._source.part_rows(name, part)
         cut = self._cut(name)
         if found is None or cut is None:
@@ -245,7 +245,7 @@ class ShardSource:
         return self._source.storage(self._stored(name))
 
     def byte_rows(self, name: str) -> StoredNumbers | None:
-        """Return the rank's part of a matrix in 8 bits; None where a block of FP8 is cut."""
+        """Return the rank's part of a matrix in 8 bits; None if a block of FP8 is cut."""
         found = self._source.byte_rows(self._stored(name))
         cut = self._cut(name)
         if found is None or cut is None:
@@ -256,7 +256,7 @@ class ShardSource:
         return kept if cut.dim else replace(kept, pieces=[torch.cat(list(kept.pieces))])
 
     def byte_scales(self, name: str) -> int:
-        """Return the scales of the rank's part of a row; 0 where a block of FP8 is cut."""
+        """Return the number of scales of the rank's part of a row; 0 if a block of FP8 is cut."""
         found = self._source.byte_scales(self._stored(name))
         cut = self._cut(name)
         if found < 2 or cut is None or cut.dim == 0:
@@ -279,7 +279,7 @@ class ShardSource:
         return EMBEDDING if name == HEAD and self._tied else name
 
     def _cut(self, name: str) -> MatrixCut | None:
-        """Return what the rank has of a matrix, or of each one of a stack of transposed ones; None for all of it."""
+        """Return the rank's part of a matrix, or of each of a stack of transposed matrices; None for all of it."""
         dim, runs = self._split(name)
         if not runs:
             return None
@@ -315,7 +315,7 @@ class ShardSource:
         return (0 if split.side == "outputs" else 1), split.runs
 
     def _is_added(self, name: str) -> bool:
-        """Whether a tensor is the bias of a product whose parts are added up."""
+        """Return whether a tensor is the bias of a product whose partial results are added up."""
         split = self._splits.get(name.removesuffix(_BIAS))
         return name in self._added or (split is not None and split.side == "inputs")
 

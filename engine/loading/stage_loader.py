@@ -22,7 +22,7 @@ from .weight_readers import RandomWeights
 
 
 class StageLoader(LayerLoader):
-    """Builds the layers of a stage. What another rank has of embedding, last norm and head is a shape alone.
+    """Builds the layers of a stage. Embedding, last norm and head on another rank are represented by their shapes.
 
     Args:
         config: configuration of the stage; of a shard of the stage where several ranks have the same layers.

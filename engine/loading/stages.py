@@ -1,7 +1,7 @@
-"""Stages: the layers that each pipeline-parallel rank has of a model, and a checkpoint's tensors as it reads them.
+"""Stages: the layers of a model on each pipeline-parallel rank, and the checkpoint's tensors for a stage.
 
-The last rank has the embedding and the first layers, and rank 0 has the last layers and the head: hidden states go one
-way, to the rank that draws.
+The last rank has the embedding and the first layers, and rank 0 has the last layers and the head. So hidden states are
+sent in one direction, to the rank that draws.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Stage:
     """The layers of a rank, of a model that ``check_stages`` has passed.
 
     Attributes:
-        ranks: the group, of which this process is one.
+        ranks: the group of ranks, which includes this process.
         width: number of ranks that have the same layers, each a shard of them.
-        config: the model with these layers alone.
-        first: the first of them in the whole model.
+        config: configuration of the model with only these layers.
+        first: index of the first of these layers in the whole model.
     """
 
     ranks: Ranks
@@ -84,7 +84,7 @@ class Stage:
 
 
 def stage_layers(num_layers: int, stage: int, count: int) -> range:
-    """Return the layers of a stage of so many, of which the first one has the last layers."""
+    """Return the layers of a stage, given the number of stages; the first stage has the last layers."""
     place = count - 1 - stage
     return range(num_layers * place // count, num_layers * (place + 1) // count)
 

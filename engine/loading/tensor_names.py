@@ -62,7 +62,7 @@ _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
 def stored_names(config: ModelConfig) -> tuple[tuple[str, str], ...]:
-    """Return the parts of names in the family's checkpoints and adapters, and what stands here for them."""
+    """Return parts of names in the family's checkpoints and adapters, each with its usual name."""
     return BY_NAME[config.family].tensor_names
 
 
@@ -80,7 +80,7 @@ def qkv_modules(config: ModelConfig, index: int) -> dict[str, int]:
 
 
 def gate_module(config: ModelConfig) -> dict[str, int]:
-    """Return the module of the gate of attention's results, where it has one of its own, and its rows."""
+    """Return the separate module for the gate of attention's results, if there is one, and its number of rows."""
     return {GATE: config.query_size} if config.gated_attention == "module" else {}
 
 
@@ -194,7 +194,7 @@ def index_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dict
 
 
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Return the names of all norms, those of query and key heads included, and the shapes of their weights."""
+    """Return the names of all norms, norms of query and key heads included, and the shapes of their weights."""
     layers = range(config.num_layers)
     of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
     shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
@@ -268,7 +268,7 @@ def recurrent_bias(layer: RecurrentLayer) -> bool:
 
 
 def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Shape]:
-    """The tensors of what a layer has in place of attention."""
+    """Return the tensors of a layer's mixer in place of attention."""
     biased = recurrent_bias(layer)
     output, columns = recurrent_output(layer, hidden)
     shapes = _linears(prefix, recurrent_inputs(layer, hidden), hidden, biased)
@@ -367,7 +367,7 @@ def mixture_shapes(prefix: str, mixture: Mixture, hidden: int) -> dict[str, Shap
 
 
 def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, ...]:
-    """Return the names of an expert's gate, if it has one, up and down, also where those of all are one tensor."""
+    """Return the names of an expert's gate, if it has one, of its up and its down, also for tensors of all experts."""
     names = mixture.names
     stored = (names.gate, names.up, names.down)
     gate, up, down = stored if names.storage == "modules" else ("gate_proj", "up_proj", "down_proj")
@@ -376,9 +376,9 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, ...
 
 
 def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
-    """Return the modules of each expert by the names of tensors that hold those of all experts in transformers 5.
+    """Return the modules of each expert, by the name of the tensor that holds them all in transformers 5.
 
-    Families whose files have each expert's matrices are published in that form too (Qwen 3.5).
+    Families whose files have separate matrices for each expert are published in that form too (Qwen 3.5).
     """
     found: dict[str, list[tuple[str, ...]]] = {}
     for index, layer in enumerate(config.layers):
@@ -430,7 +430,7 @@ def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]
 
 
 def _unused_keys(config: ModelConfig) -> frozenset[str]:
-    """Tensors of K and V that published files have in layers that read those of another one."""
+    """Return the tensors of K and V that published files contain for layers that read another layer's K and V."""
     layers = [index for index, layer in enumerate(config.layers) if layer.kv_source is not None]
     names = (*config.qkv_modules[1:], *(config.head_norms or ())[1:], "v_norm")
     return frozenset(f"model.layers.{index}.self_attn.{name}.weight" for index in layers for name in names)
@@ -514,7 +514,7 @@ def from_gguf(name: str, config: ModelConfig) -> str:
 
 
 def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
-    """Return the Hugging Face name of the matrix of which a GGUF tensor stores the keys' rows; None for another tensor.
+    """Return the Hugging Face name of the matrix whose rows for keys a GGUF tensor stores; None for another tensor.
 
     The same for the values' rows, which are in a tensor named ``attn_v_b`` instead of ``attn_k_b``.
     """
@@ -525,7 +525,7 @@ def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
 
 
 def delta_from_gguf(name: str, config: ModelConfig) -> str | None:
-    """Return the Hugging Face name of the matrix of which a GGUF tensor has the rows of q, k and v; None for another.
+    """Return the Hugging Face name of the matrix whose rows for q, k and v a GGUF tensor stores; None for another.
 
     The rows of its gates are in a tensor named ``attn_gate`` instead of ``attn_qkv``.
     """
@@ -539,7 +539,7 @@ def delta_from_gguf(name: str, config: ModelConfig) -> str | None:
 
 
 def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
-    """Return the Hugging Face names of what a GGUF tensor of experts stacks; none for another tensor."""
+    """Return the Hugging Face names of the modules that a GGUF tensor of experts stacks; empty for other tensors."""
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] not in _GGUF_EXPERTS or int(match[1]) >= config.num_layers:
         return []

@@ -92,7 +92,7 @@ def choose_weight_form(
     Args:
         checkpoint: the checkpoint that will be loaded.
         measure: the speeds of both forms of blocks.
-        available: bytes of memory, of which both forms together may take half; None if there is enough.
+        available: bytes of memory, half of which both forms together may use; None if there is enough.
 
     Raises:
         ConfigError: no kernel computes the form.
@@ -162,7 +162,7 @@ class _Stored:
 
 
 def _stored(checkpoint: Path | GgufFile | None) -> _Stored | None:
-    """Return what the blocks of a GGUF file or of a quantised folder are, None for other checkpoints."""
+    """Return the type of the blocks of a GGUF file or of a quantised folder, None for other checkpoints."""
     if isinstance(checkpoint, GgufFile):
         tensors = checkpoint.tensors.values()
         blocks = blocks_of(
@@ -309,7 +309,7 @@ class WeightReader:
         return (stored[0] if stored and stored[0] in quantised_weights.BLOCK_SIZES else None,)
 
     def packed_together(self, *names: str, bias: Tensor | None = None) -> Linear:
-        """Return the named matrices as one weight, widened where they are stored in different forms."""
+        """Return the named matrices as one weight, widened if they are stored in different forms."""
         grouped = self.grouped(*names, bias=bias)
         if grouped is not None:
             return grouped

@@ -99,8 +99,8 @@ def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, 
 def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> float:
     """Return the least bytes of weights that a step of one token reads.
 
-    They are those of all tensors but the embedding, of which one row is looked up, and the experts that the token is
-    not given to; of weights that are kept in two forms, the smaller one is read.
+    These are the bytes of all tensors except the embedding, of which one row is read, and the experts to which the
+    token is not sent. If a weight is kept in two forms, the smaller one is read.
     """
     form = "stored" if form == "stored_both" else form
     found, total = tensor_bytes(source, config, dtype, form), weight_bytes(source, config, dtype, form)
@@ -119,12 +119,12 @@ def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, f
 def held_bytes(
     name: str, shape: Shape, source: WeightSource, dtype: torch.dtype, form: WeightForm, *, is_product: bool
 ) -> int:
-    """Return the bytes of a tensor in a form: of a matrix of products, whose rows are whole panels, no less or more.
+    """Return the bytes of a tensor in a form; a matrix of products is assumed to have rows in whole panels.
 
-    Of ``stored_both`` the most: a measurement may find one of the two forms enough.
+    For ``stored_both`` this is the largest size: a measurement may show that one of the two forms suffices.
 
     Args:
-        is_product: whether it is packed for matrix products, and no vector or embedding of rows alone.
+        is_product: whether it is packed for matrix products, and is neither a vector nor an embedding.
     """
     count = math.prod(shape)
     if form == "grouped":

@@ -74,17 +74,17 @@ class WeightSource(Protocol):
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
-        """Return a matrix [N, K] in blocks, None if there are none with its numbers: their type, and rows in pieces.
+        """Return block type and rows, in pieces, of a matrix [N, K]; None if no blocks have its numbers.
 
-        Pieces are [n, bytes of a row] uint8, n a multiple of ``PANEL_ROWS`` in all but the last; each is read from the
-        file when it is asked for.
+        Pieces are [n, bytes of a row] uint8, with n a multiple of ``PANEL_ROWS`` except for the last piece. Each piece
+        is read from the file when it is requested.
         """
 
     def part_rows(self, name: str, part: int) -> tuple[BlockType, Tensor] | None:
         """Return one matrix [N, K] of a stack of [K, N] in blocks, rows [N, bytes] uint8; None if there are none."""
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return a tensor's type of blocks and their bytes, without reading its numbers; None if it has none."""
+        """Return the block type of a tensor and its bytes, without reading its numbers; None if it has no blocks."""
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
         """Return a matrix [N, K], or one of a stack, as it is stored; None if kernels of a GPU cannot read it so.
@@ -99,13 +99,13 @@ class WeightSource(Protocol):
         """Return a matrix [N, K] in 8 bits with scales of rows, or of FP8 in blocks; None if it is stored otherwise."""
 
     def byte_scales(self, name: str) -> int:
-        """Return the scales of a row of what ``byte_rows`` gives, without reading it; 0 where that is None."""
+        """Return the number of scales of a row of ``byte_rows``, without reading it; 0 if that is None."""
 
     def rounds_inputs(self, name: str) -> bool:
         """Return whether a matrix was made for inputs in integers of 8 bits."""
 
     def grouped_bytes(self, name: str) -> int | None:
-        """Return the bytes that ``numbers`` of a tensor take, without reading it; None if it has none."""
+        """Return the bytes that the ``numbers`` of a tensor need, without reading them; None if it has none."""
 
 
 def _in_model(name: str) -> str:
@@ -129,11 +129,11 @@ class SafetensorsFolder:
         towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
             of the language model on its own.
         quantization: meaning of the parts of quantised matrices.
-        names: parts of names and what stands here for them, as in `usual_name`.
+        names: parts of names, each with its replacement here, as in ``usual_name``.
 
     Attributes:
         may_be_bare: whether it is a whole model, which may have been saved without a head.
-        is_bare: it was saved without a head, as embedders are: names lack ``model.``, which is put in front.
+        is_bare: whether the model was saved without a head, as for embedders: names then lack the prefix ``model.``.
         kv_scales: scales of cached keys and values, by name.
 
     Raises:
@@ -180,8 +180,8 @@ class SafetensorsFolder:
         """Show stacked tensors of experts [E, N, K] as the matrices of the experts' modules, N rows side by side.
 
         Args:
-            modules: of each expert, by the name that a stacked tensor would have. Those that the folder lacks, or has
-                in another shape, stay as they are.
+            modules: module names of each expert, by the name of the stacked tensor. Tensors that the folder lacks, or
+                has in another shape, are not changed.
         """
         for stacked, experts in modules.items():
             shape = self.shapes.get(stacked, ())
@@ -281,21 +281,21 @@ class SafetensorsFolder:
         """Divide the columns of a plain matrix by their lengths whenever it is read.
 
         Raises:
-            ModelError: it is quantised.
+            ModelError: the tensor is quantised.
         """
         if name in self._quantised:
             raise ModelError(f"{name} is quantised, so its columns cannot be divided by their lengths (norm_head).")
         self._normalised = name
 
     def plain_slices(self, name: str) -> Any | None:
-        """Return a plain tensor of which slices alone are read (``view[first:end]``); None for another one."""
+        """Return a plain tensor of which only slices are read (``view[first:end]``); None for other tensors."""
         if name not in self._stored or name in self._quantised or name == self._normalised:
             return None
         file, stored = self._stored[name]
         return file.get_slice(stored)
 
     def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
-        """Return a quantised matrix in blocks with the same numbers; None where there are none."""
+        """Return a quantised matrix in blocks with the same numbers; None if there are no such blocks."""
         return self._quantised[name].blocks() if name in self._quantised else None
 
     def stored(self, name: str) -> tuple[str, int] | None:
@@ -355,7 +355,7 @@ class SafetensorsFolder:
         return self._quantised[name].byte_scales if name in self._quantised else 0
 
     def rounds_inputs(self, name: str) -> bool:
-        """Return what the scheme of a quantised matrix says."""
+        """Return whether the scheme of a quantised matrix rounds inputs."""
         return name in self._quantised and self._quantised[name].rounds_inputs
 
     def grouped_bytes(self, name: str) -> int | None:
@@ -469,7 +469,7 @@ class GgufWeights:
     def _scales_fit(self, name: str) -> bool:
         """Return whether blocks in memory hold the scales of a matrix exactly, and of all experts in its tensor.
 
-        What is planned is so what is then loaded.
+        So the plan agrees with the weights that are loaded later.
         """
         tensor = self._tensors[name]
         return all(map(self._blocks_hold, tensor.parts or (tensor.stored,)))
@@ -559,7 +559,7 @@ class GgufWeights:
         return math.ceil(math.prod(shape) * grouped_bits(kind) / 8) if kind in GROUPED_TYPES else None
 
     def _read_split(self, parts: tuple[str, str], out: Tensor) -> None:
-        """Put the rows of a head's keys, stored transposed, and those of its values together again."""
+        """Join the rows of a head's keys, which are stored transposed, and the rows of its values."""
         keys, values = (torch.empty(self._file.tensors[name].shape, dtype=out.dtype) for name in parts)
         for name, tensor in zip(parts, (keys, values), strict=True):
             self._dequantise(self._file.data(name), name, tensor)
@@ -691,7 +691,7 @@ def _joined_tensor(file: GgufFile, first: str, second: str) -> _StoredTensor:
 
 
 class _StoredTensor(NamedTuple):
-    """A tensor's shape, and where it is in a GGUF file.
+    """Shape of a tensor, and its position in a GGUF file.
 
     That is a stored tensor, one expert's part of it, some rows of it, or the rows of several tensors.
     """
@@ -705,7 +705,7 @@ class _StoredTensor(NamedTuple):
 
 
 def _stored_tensor(file: GgufFile, stored: str, config: ModelConfig) -> dict[str, _StoredTensor]:
-    """Return what a stored tensor holds, by Hugging Face names."""
+    """Return the contents of a stored tensor, by Hugging Face names."""
     shape = file.tensors[stored].shape
     experts = experts_from_gguf(stored, config)
     if experts and shape[0] == len(experts):

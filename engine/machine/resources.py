@@ -26,8 +26,8 @@ class Cores:
         physical: number of physical cores of the machine, None if the system does not report it.
         affinity: number of processors that this process may run on.
         quota: processor seconds a second that its cgroups allow; None without a limit.
-        socket: numbers of the processors of the affinity in one socket, that with the most cores.
-        socket_cores: cores among them: hardware threads of one core count once.
+        socket: numbers of the processors of the affinity that are in one socket: the socket with the most cores.
+        socket_cores: number of cores among them; hardware threads of one core count once.
     """
 
     machine: int

@@ -30,18 +30,19 @@ class DecoderModel:
 
     Attributes:
         dtype: type of hidden states and of plain weights.
-        embedding: [V, H], plain or quantised.
-        first_norm: the norm in front of the first layer.
+        embedding: [V, H], the embedding matrix, unquantised or quantised.
+        first_norm: the norm before the first layer.
         embedding_scale: factor of the embeddings.
         head: the projection to the vocabulary.
-        max_positions: positions that the rotary tables hold; a forward pass must stay below.
-        long_offset: added to the positions of sequences longer than ``config.rope_switch``, whose part of the rotary
-            tables comes after the other; 0 where none is so long.
-        layer_inputs: makes what layers get of a token beside the residual stream; None where they get nothing.
+        max_positions: number of positions in the rotary tables; a forward pass must stay below it.
+        long_offset: number added to the positions of sequences longer than ``config.rope_switch``, whose part of the
+            rotary tables comes after the first part; 0 if no sequence is that long.
+        layer_inputs: computes the inputs that layers get for each token beside the residual stream; None without such
+            inputs.
         score: [classes, H] fp32, the classification head; None without one.
-        widened: types and schemes of the checkpoint's quantised matrices that are in the model's type here.
-        kv_scales: the checkpoint's static scales of keys and values by layer, empty for some that are not used; None
-            where it brings none.
+        widened: types and schemes of the checkpoint's quantised matrices that are stored in the model's type here.
+        kv_scales: the checkpoint's static scales of keys and values by layer; empty if its scales are not used, None if
+            it has none.
     """
 
     config: ModelConfig
@@ -64,7 +65,7 @@ class DecoderModel:
         """Compute the KV of all tokens of a step, and the last hidden states of the kept ones.
 
         Returns:
-            [S, H] in the model's type, after the model's last norm: ready for ``logits``.
+            [S, H] in the model's type, after the model's last norm: the input of ``logits``.
         """
         residual = self.embed(inputs)
         if self.layer_inputs is not None:
@@ -72,7 +73,7 @@ class DecoderModel:
         return self.last_hidden(residual, inputs, kv)
 
     def last_hidden(self, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Return ``forward``'s result from the residual stream [T, H] before the first layer, which is updated."""
+        """Return the result of ``forward`` from the residual stream [T, H] before the first layer, which is updated."""
         q = self.extend(residual, inputs, kv)
         if kv.hidden is not None:
             kv.hidden.write_seen(kv.hidden.take_seen(), inputs.kv_loc)
@@ -88,11 +89,12 @@ class DecoderModel:
     def embed(self, inputs: ForwardInputs) -> Tensor:
         """Return the residual stream before the first layer: [T, H].
 
-        It is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of error.
+        The stream is fp32: every layer adds to it, and rounding to bfloat16 each time would be the largest source of
+        error.
         """
         token_ids = inputs.token_ids
         if inputs.own is not None or inputs.own_rows is not None:
-            # The embedding of an adapter's own vocabulary may have more rows than the model's; it is added below.
+            # The embedding of an adapter's own vocabulary may have more rows than the model's; those are added below.
             token_ids = token_ids.clamp(max=self.config.vocab_size - 1)
         residual = self._embed(token_ids)
         if inputs.lora is not None:
@@ -106,9 +108,9 @@ class DecoderModel:
         return residual
 
     def with_layer_inputs(self, inputs: ForwardInputs, residual: Tensor) -> ForwardInputs:
-        """Return the inputs with what the layers get of each token; ``residual`` [T, H] is from ``embed``."""
+        """Return the inputs with the layers' inputs for each token; ``residual`` [T, H] is from ``embed``."""
         assert self.layer_inputs is not None
-        # A token that an adapter adds has none of its own here.
+        # A token that an adapter adds has no layer input of its own here.
         token_ids = inputs.token_ids.clamp(max=len(self.layer_inputs.embedding) - 1)
         made = self.layer_inputs(token_ids, residual, inputs.lora)
         of_kept = inputs.of_kept
@@ -123,7 +125,7 @@ class DecoderModel:
             residual: [T, H] from ``embed``; updated to the input of the last layer's additions.
 
         Returns:
-            The last layer's queries, [T, Hq, D] (latent attention: [T, Hq * D], and what an index has chosen).
+            The last layer's queries, [T, Hq, D] (with latent attention [T, Hq * D], and the choice of an index).
         """
         if kv.beside:
             inputs = replace(inputs, beside=kv.beside)
@@ -140,18 +142,18 @@ class DecoderModel:
         return last.store(x, inputs, k_last, v_last)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, kv: KvPool) -> Tensor:
-        """Return the hidden states [S, H] of S tokens from their queries and residual stream, which is updated."""
+        """Return the hidden states [S, H] of S tokens from their queries and residual stream; updates the latter."""
         return self.layers[-1].finish(q, residual, inputs, kv.k_layers[-1], kv.v_layers[-1])
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """All matrix products but those of experts, the head last."""
+        """All matrix products except those of experts; the head is last."""
         first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
         return (*first, *(part for layer in self.layers for part in layer.projections), self.head)
 
     @property
     def weights(self) -> tuple[Linear, ...]:
-        """The weights of all matrix products, of those of experts and heads one part's."""
+        """The weights of all matrix products; for experts and heads the weights of one part."""
         experts = (product.first for layer in self.layers for _, product in layer.active)
         return (*(each for part in self.projections for each in parts_of(part.packed)), *experts)
 
@@ -161,7 +163,7 @@ class DecoderModel:
             return grouped_weights.rows(self.embedding, token_ids)
         if isinstance(self.embedding, QuantisedLinear):
             embedded = rows(self.embedding, token_ids)
-            # Rounded to the model's type, as the head rounds its inputs.
+            # The embedding is rounded to the model's type, as the head rounds its inputs.
             return embedded if self.embedding.planes else embedded.to(self.dtype).float()
         return functional.embedding(token_ids, self.embedding).float()
 
@@ -169,21 +171,21 @@ class DecoderModel:
         """Return the logits [S, V] fp32 of hidden states [S, H], with the model's scale and soft cap.
 
         Args:
-            lora: the adapters of these rows, if one of them changes the head.
-            own: their weights in place of the model's. V is then the largest vocabulary of a row; logits of tokens
-                that a row's vocabulary lacks are -inf.
+            lora: the adapters of these rows, if any of them changes the head.
+            own: the adapters' weights in place of the model's. V is then the largest vocabulary of a row; logits of
+                tokens that a row's vocabulary lacks are -inf.
         """
         return self._logits(hidden, lora, own)
 
     def best(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Largest:
-        """Return the largest of ``logits`` and their tokens, [S] each, mostly without writing all."""
+        """Return the largest of ``logits`` and their tokens, [S] each, mostly without storing all logits."""
         config = self.config
         if lora is None and config.logit_soft_cap is None and config.logit_scale == 1.0:
             if own is None:
                 return self.head.largest(hidden)
             if (found := own.best(hidden)) is not None:
                 return found
-        # Scale and cap do not change the order, but rounding after them may make ties.
+        # Scale and cap do not change the order, but the rounding after them may cause ties.
         return largest(self._logits(hidden, lora, own))
 
     def _logits(self, hidden: Tensor, lora: LoraStep | None, own: OwnStep | None) -> Tensor:

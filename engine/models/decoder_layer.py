@@ -1,4 +1,4 @@
-"""``DecoderLayer``: a mixer and an MLP with their norms, from one layer's norm to the next one's."""
+"""``DecoderLayer``: a mixer and an MLP with their norms, up to the norm before the next layer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from .norms import Norm, normed, normed_sum
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer: takes hidden states already normed for it and norms its result for the next layer.
+    """One layer. Its input is already normed for it, and its output is normed for the next layer.
 
-    So each sum of the residual stream and the norm after it are one op.
+    So each addition to the residual stream and the norm after it are one op.
 
     Attributes:
-        attention: what stands in its place in a layer with a recurrent state too; None in a layer of an MLP alone.
-        mlp: None in a layer of a mixer alone.
+        attention: the mixer: attention, or a layer with a recurrent state in its place; None in a layer that is only an
+            MLP.
+        mlp: the MLP; None in a layer that is only a mixer.
         post_attention: norm of attention's output before it is added, or None.
-        post_mlp: the same for the MLP.
-        mlp_norm: the norm in front of the MLP; in a parallel block that in front of the layer. A layer of a mixer or
-            an MLP alone has the norm in front of the layer and no other.
-        next_norm: the norm in front of the next layer, or the model's last.
-        is_parallel: the MLP's input is the residual stream before attention's output is added.
+        post_mlp: norm of the MLP's output before it is added, or None.
+        mlp_norm: the norm before the MLP; in a parallel block the norm before the layer. A layer that is only a mixer
+            or only an MLP has the norm before the layer and no other.
+        next_norm: the norm before the next layer, or the model's last norm.
+        is_parallel: whether the MLP's input is the residual stream before attention's output is added.
         beside: a mixture of experts beside the MLP, or None.
-        input: what it gets of a token beside the residual stream; None for nothing.
+        input: the layer's input for each token beside the residual stream; None for none.
     """
 
     attention: LayerMixer | None
@@ -46,12 +47,12 @@ class DecoderLayer:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Products that all tokens pass, in the order of the pass."""
+        """Products that all tokens pass through, in the order of the pass."""
         return *(() if self.attention is None else self.attention.before_kv), *self.behind_kv
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Those of them behind the stored K and V."""
+        """Products of ``projections`` that come after K and V are stored."""
         of_mixer = () if self.attention is None else self.attention.behind_kv
         of_mlp = () if self.mlp is None else self.mlp.projections
         of_mlp += () if self.beside is None else self.beside.experts.projections
@@ -59,7 +60,7 @@ class DecoderLayer:
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of which each part has a weight of its own: how many parts a token has, and the weights of all."""
+        """Products with a weight for each part (head or expert): the parts of a token, and all parts' weights."""
         of_mixer = () if self.attention is None else self.attention.of_heads
         beside = () if self.beside is None else self.beside.experts.active
         return *of_mixer, *(() if self.mlp is None else self.mlp.active), *beside
@@ -70,7 +71,7 @@ class DecoderLayer:
         return self.finish(q, residual, inputs, k_cache, v_cache)
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Compute all that later tokens need of these: [T, H] normed -> [T, ...], for ``finish``."""
+        """Compute everything that later tokens need of these tokens: [T, H] normed -> [T, ...], for ``finish``."""
         return x if self.attention is None else self.attention.store(x, inputs, k_cache, v_cache)
 
     def finish(self, q: Tensor, residual: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class DecoderLayer:
         k_cache: Tensor,
         v_cache: Tensor,
     ) -> Tensor:
-        """The input of the MLP, [S, ...] -> [S, H] normed; without an MLP the mixer's output, which is still to add."""
+        """Return the MLP's input, [S, ...] -> [S, H] normed; without an MLP the mixer's output, not added yet."""
         x = mixer(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = normed(self.post_attention, x, inputs.own)

@@ -25,24 +25,26 @@ from .norms import Norm, normed
 
 @dataclass(slots=True)
 class HeadStates:
-    """Hidden states beside the tokens of a pass of a draft head: at one place for all passes, so for captured ones.
+    """Hidden states beside the tokens of a draft head's pass, in fixed memory, as captured passes need it.
 
     Attributes:
-        given: [most tokens, H], of the token before each: the model's, or behind a draft the head's own.
-        left: [most tokens, H], the head's own for the kept tokens, before its last norm; those of others are undefined.
+        given: [most tokens, H], for each token the hidden states of the token before: the model's, or after a draft
+            token the head's own.
+        left: [most tokens, H], the head's own hidden states for the kept tokens, before its last norm; other rows are
+            undefined.
     """
 
     given: Tensor = field(default_factory=lambda: torch.empty(0))
     left: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def reserve(self, num_tokens: int, like: Tensor) -> None:
-        """Have room for so many tokens with hidden states [..., H] of this type, on this device."""
+        """Allocate memory for ``num_tokens`` tokens with hidden states [..., H] of the type and device of ``like``."""
         if len(self.given) < num_tokens:
             self.given, self.left = (like.new_zeros(num_tokens, like.shape[-1]) for _ in range(2))
 
 
 class HeadJoin(Protocol):
-    """How a head joins each token with the hidden states in front of it."""
+    """How a head joins each token with the hidden states of the token before it."""
 
     def __call__(self, embedded: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [T, H] fp32, hidden states [T, H] -> attention's input [T, ...], residual stream [T, H] fp32."""
@@ -50,12 +52,12 @@ class HeadJoin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Both normed, side by side the input of attention [T, 2 H] (EAGLE-3).
+    """Both inputs are normed; side by side they are the input of attention [T, 2 H] (EAGLE-3).
 
     Attributes:
         token_norm: the norm of embeddings.
         hidden_norm: the norm of hidden states.
-        normed_residual: the layer adds to the normed hidden states in place of the given ones.
+        normed_residual: whether the layer adds to the normed hidden states instead of the given ones.
     """
 
     token_norm: Norm
@@ -70,14 +72,14 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """Both normed, side by side, and projected to the input [T, H] of an ordinary layer (MTP).
+    """Both inputs are normed, put side by side, and projected to the input [T, H] of an ordinary layer (MTP).
 
     Attributes:
         token_norm: the norm of embeddings.
         hidden_norm: the norm of hidden states.
         product: [T, 2 H] -> [T, H].
-        layer_norm: the norm in front of the layer.
-        hidden_first: hidden states come before embeddings.
+        layer_norm: the norm before the layer.
+        hidden_first: whether hidden states come before embeddings.
     """
 
     token_norm: Norm
@@ -94,24 +96,26 @@ class Projected:
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """Weights of a head, and its forward pass: of token t and the model's hidden states in front of it.
+    """Weights of a head, and its forward pass: from token t and the model's hidden states of the token before it.
 
-    Its first token is a sequence's second one, at position 0, as in its training.
+    The head's first token is a sequence's second token, at position 0, as in its training.
 
     Attributes:
-        kind: what it is, for people.
-        config: of its layer, and of the vocabulary that it reads.
-        dtype: of hidden states and plain weights.
-        embedding: [V, H], its own or the model's, plain or quantised.
-        join: what its layer reads.
-        layer: its layer.
+        kind: kind of the head, for people to read.
+        config: configuration of the head's layer, and of the vocabulary that it reads.
+        dtype: type of hidden states and unquantised weights.
+        embedding: [V, H], the head's own embedding or the model's, unquantised or quantised.
+        join: how tokens and hidden states are joined to the layer's input.
+        layer: the head's decoder layer.
         head: the projection to its own vocabulary [D].
-        target_ids: [D] int64, ascending, the tokens of the model that are its own; None if they are the first ones.
-        reads: which hidden states of the model.
-        vocab_size: rows of the model's logits; a token that it lacks has the logit -inf.
-        max_positions: positions that the rotary table holds.
-        leaves_normed: for the next token it reads its own hidden states behind its last norm, else in front of it.
-        states: hidden states beside the tokens of a pass, which have room for those of the largest.
+        target_ids: [D] int64, ascending, the model's tokens that form the head's vocabulary; None if they are the first
+            D.
+        reads: which of the model's hidden states the head reads.
+        vocab_size: number of columns of the model's logits; a token that the head lacks has the logit -inf.
+        max_positions: number of positions in the rotary table.
+        leaves_normed: whether the head, for the next token, reads its own hidden states after its last norm, else
+            before it.
+        states: hidden states beside the tokens of a pass, with room for the largest pass.
     """
 
     kind: str
@@ -150,7 +154,7 @@ class DraftHead:
         return out
 
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
-        """Return the logits [S, vocab_size] fp32 of hidden states [S, H]. It has no adapters."""
+        """Return the logits [S, vocab_size] fp32 of hidden states [S, H]. Adapters are ignored."""
         found = self.head(hidden, None, torch.float32)
         if self.target_ids is None:
             missing = self.vocab_size - found.shape[1]

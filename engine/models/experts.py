@@ -1,4 +1,4 @@
-"""A mixture of experts as the MLP of a layer: the router, the experts, and the one that all tokens share."""
+"""A mixture of experts as the MLP of a layer: the router, the experts, and the shared expert."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .norms import Norm, normed
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjection:
-    """One product of all experts.
+    """One product of each of all experts.
 
     Attributes:
-        name: by which adapters address it.
-        modules: of each expert, side by side in its output.
-        sizes: the output columns of each.
+        name: name by which adapters address the product.
+        modules: module names of each expert, side by side in its output.
+        sizes: number of output columns of each module.
     """
 
     name: str
@@ -55,17 +55,17 @@ class Experts:
     """``sum over a token's experts e of weight_e * down_e(act(gate_e(x)) * up_e(x))``, plus the shared expert's result.
 
     Attributes:
-        router: to logits [T, E].
+        router: projection to logits [T, E].
         params: how logits become experts and weights.
-        gate_up: of each expert, gate and up as one product, or up alone.
-        down: of each expert.
+        gate_up: product of each expert: gate and up as one product, or up alone.
+        down: product of each expert.
         shared: the expert that all tokens pass, or None.
-        shared_gate: its weight's logit, or None for a weight of 1.
-        activation: of gate and up, or "relu2" of up alone.
-        weighs_input: the weights are factors of the experts' inputs (Llama 4), not of their results.
-        latent: projections in front of the experts and behind their sum, or None.
-        added_over: the ranks that have some inner columns of each expert, whose results are added up together with
-            those of the shared expert (with ``latent`` each has a sum of its own); None for all columns.
+        shared_gate: projection to the logit of the shared expert's weight, or None for a weight of 1.
+        activation: activation of gate and up, or "relu2" for up alone.
+        weighs_input: whether the weights are factors of the experts' inputs (Llama 4), not of their results.
+        latent: projections before the experts and after their sum, or None.
+        added_over: the ranks that each have some inner columns of each expert, whose results are added up together with
+            those of the shared expert (with ``latent`` in separate sums); None if this rank has all columns.
     """
 
     router: Projection
@@ -85,7 +85,7 @@ class Experts:
         """[T, H] -> [T, H].
 
         Args:
-            routed: [T, H], the router's input, where that is another one.
+            routed: [T, H], the router's input; None if it is ``x``.
         """
         routing = route(self.router(x if routed is None else routed, lora, torch.float32), self.params)
         of_input, of_result = (routing.weights, None) if self.weighs_input else (None, routing.weights)
@@ -103,7 +103,7 @@ class Experts:
         return y if self.added_over is None else self.added_over.add(y)
 
     def _activated(self, y: Tensor, weights: Tensor | None) -> Tensor:
-        """[T, k, 2 I], or [T, k, I] without gates -> [T, k, I]."""
+        """Apply the activation: [T, k, 2 I], or [T, k, I] without gates -> [T, k, I]."""
         if self.activation == "relu2":
             assert weights is None
             return activation(y, "relu2")
@@ -111,28 +111,28 @@ class Experts:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Products that all tokens pass."""
+        """Products that all tokens pass through."""
         shared = () if self.shared is None else self.shared.projections
         gate = () if self.shared_gate is None else (self.shared_gate,)
         return (self.router, *(self.latent or ()), *shared, *gate)
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of a token's experts: how many experts, and the weights of all."""
+        """Products of a token's experts: the number of experts of a token, and the weights of all experts."""
         products = self.gate_up, self.down
         return tuple((self.params.top_k, part) for product in products for part in expert_parts(product.weights))
 
 
 @dataclass(frozen=True, slots=True)
 class BesideMlp:
-    """A mixture whose result is added to that of the layer's MLP, each behind a norm of its own (Gemma 4).
+    """A mixture whose result is added to the result of the layer's MLP, each after a norm of its own (Gemma 4).
 
     Attributes:
         router_norm: [H] fp32, weight of the norm of the router's input.
-        eps: of this norm.
-        before: the norm in front of the experts.
-        behind: the norm behind them.
-        behind_mlp: the norm behind the MLP.
+        eps: epsilon of this norm.
+        before: the norm before the experts.
+        behind: the norm after the experts.
+        behind_mlp: the norm after the MLP.
     """
 
     experts: Experts
@@ -143,7 +143,7 @@ class BesideMlp:
     behind_mlp: Norm
 
     def __call__(self, of_mlp: Tensor, residual: Tensor, inputs: ForwardInputs) -> Tensor:
-        """Return both results together: [T, H] of the MLP, the residual stream [T, H] fp32 -> [T, H]."""
+        """Return the sum of both results: MLP's result [T, H] and residual stream [T, H] fp32 -> [T, H]."""
         own = inputs.own
         routed = rms_norm(residual, self.router_norm, self.eps, 0.0, of_mlp.dtype)
         x = normed(self.before, residual, own)

@@ -16,11 +16,11 @@ from ...lora.own.static_own_rows import StaticOwnRows
 
 @dataclass(slots=True)
 class ChosenTokens:
-    """What an index has chosen in a pass, for the layers behind it that share it.
+    """The choice of an index in a pass, for the later layers that share it.
 
     Attributes:
-        cells: of ``kernels.index_ops.choose_tokens``, written by each layer with an index; None where each token sees
-            all.
+        cells: result of ``kernels.index_ops.choose_tokens``, written by each layer with an index; None if each token
+            attends to all tokens.
     """
 
     cells: Tensor | None = None
@@ -31,21 +31,21 @@ class ForwardInputs(PagedBatch):
     """Tensors of one forward pass over R rows and T tokens, on the model's device.
 
     Attributes:
-        token_ids: [T] int64.
-        positions: [T] int64, the position of each token in its sequence, as a row of the rotary tables: plus
-            ``DecoderModel.long_offset`` in a long one.
-        kv_loc: [T] int64, the cell of its K and V: ``page * page_size + position % page_size``.
-        lora: the adapters' part in this step, None for none.
-        layer_inputs: [T, L * P], what the L layers get of each token beside the residual stream (``LayerInputs``); None
-            in a model whose layers get nothing.
+        token_ids: [T] int64, ids of the tokens.
+        positions: [T] int64, the position of each token in its sequence, as a row of the rotary tables: in a long
+            sequence ``DecoderModel.long_offset`` is added.
+        kv_loc: [T] int64, the cell for the token's K and V: ``page * page_size + position % page_size``.
+        lora: the adapters of this step, None for none.
+        layer_inputs: [T, L * P], the inputs of the L layers for each token beside the residual stream
+            (``LayerInputs``); None in a model without such inputs.
         own: weights of adapters in place of the model's in this step, None for none.
-        own_rows: of a captured pass, the rows of adapters' own embeddings; None in other passes.
-        kept: [S] int64, the tokens whose hidden states are wanted, None for all.
-        states: slots of recurrent states; None in a model without.
-        beside: states of layers that have attention too, by the layer's index: see ``KvPool.beside``.
-        num_tokens: [1] int32, the tokens of a captured step, which others pad up to T; None without padding.
-        chosen: where layers that share an index find its choice; None in a model without such layers.
-        of_kept: inputs of the last layer for these tokens, without their own ids, positions and cells.
+        own_rows: the rows of adapters' own embeddings in a captured pass; None in other passes.
+        kept: [S] int64, the tokens whose hidden states are needed, None for all.
+        states: slots of recurrent states; None in a model without recurrent states.
+        beside: states of layers that also have attention, by the layer's index: see ``KvPool.beside``.
+        num_tokens: [1] int32, number of tokens of a captured step, which is padded to T; None without padding.
+        chosen: the choice of the last index, for layers that share it; None in a model without such layers.
+        of_kept: inputs of the last layer for the kept tokens, without their ids, positions and cells.
     """
 
     token_ids: Tensor

@@ -20,10 +20,10 @@ class GatedDelta:
     Attributes:
         input: the projection to q, k, v and the gate.
         rates: the projection to rates and steps of each head.
-        order: columns in the results of both, where they are not side by side in this order.
-        conv: the convolution of q, k and v.
+        order: column order in the results of both projections; None if the parts are side by side in the order above.
+        conv: convolution of q, k and v.
         scan: the gated delta rule.
-        norm: norm of each head, and the gate behind it.
+        norm: norm of each head, and the gate after it.
     """
 
     input: Projection
@@ -39,7 +39,7 @@ class GatedDelta:
 
         Args:
             convolved: [slots, taps - 1, columns], the last inputs of the convolution.
-            summed: [slots, heads, key_dim, head_dim].
+            summed: [slots, heads, key_dim, head_dim], the states.
         """
         assert inputs.states is not None
         scan, states = self.scan, inputs.states
@@ -51,20 +51,20 @@ class GatedDelta:
         return gated_norm(y, projected, self.norm, scan.columns)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
-        """The output projection: [S, heads * head_dim] -> [S, H]."""
+        """Apply the output projection: [S, heads * head_dim] -> [S, H]."""
         return self.output(y, inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of the states."""
+        """Products before the states."""
         return self.input, self.rates
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the states."""
+        """Products after the states."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head, which this layer has none of."""
+        """Products with a weight for each head; this layer has none."""
         return ()

@@ -1,4 +1,4 @@
-"""``HiddenPool``: for each KV cell what a draft head reads of the model there, its last hidden states or fused ones."""
+"""``HiddenPool``: for each KV cell the model's hidden states that a draft head reads: the last ones or fused ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class FusedLayers:
-    """Hidden states of some layers as a draft head reads them.
+    """Hidden states of some layers, as input of a draft head.
 
     Attributes:
-        layers: those whose input, the residual stream [T, H] in front of them, is read; ascending.
-        fuse: the product of these side by side, [T, H * len(layers)] -> [T, H of the head].
+        layers: the layers before which the residual stream [T, H] is read; ascending.
+        fuse: projection of these streams, side by side: [T, H * len(layers)] -> [T, H of the head].
     """
 
     layers: tuple[int, ...]
@@ -28,29 +28,29 @@ class FusedLayers:
 
 @dataclass(frozen=True, slots=True)
 class LastHidden:
-    """Hidden states behind the last layer as a draft head reads them.
+    """Hidden states after the last layer, as input of a draft head.
 
     Attributes:
-        is_normed: behind the model's last norm, else in front of it.
+        is_normed: whether they are read after the model's last norm, else before it.
     """
 
     is_normed: bool
 
 
 class HiddenPool:
-    """Hidden states of every token in the KV pool, page by page as its K and V.
+    """Hidden states of every token in the KV pool, stored by page like its K and V.
 
-    A prefix hit brings them along, so a draft head reads a cached prompt like a computed one.
+    A prefix hit also finds the hidden states, so a draft head reads a cached prompt like a computed one.
 
     Args:
         width: H of the head.
-        reads: which hidden states.
+        reads: which hidden states are stored.
 
     Attributes:
-        cells: [num_pages * page_size, H of the head], and behind these a page for the tokens that pad a step, whose
+        cells: [num_pages * page_size, H of the head], followed by one more page for the tokens that pad a step, whose
             cell is -1.
         page_bytes: bytes of a page.
-        holds_last: it holds the last hidden states, so that a forward pass must keep those of all tokens.
+        holds_last: whether the pool holds the last hidden states, so that a forward pass must keep those of all tokens.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class HiddenPool:
         self._seen: list[Tensor] = []
 
     def see(self, layer: int, residual: Tensor) -> None:
-        """Keep a copy of the residual stream [T, H] in front of a layer, if that is one of those read."""
+        """Keep a copy of the residual stream [T, H] before a layer, if the layer is one of ``reads``."""
         if isinstance(self._reads, FusedLayers) and layer in self._reads.layers:
             self._seen.append(copy_residual(residual, self.cells.dtype))
 
     def take_seen(self) -> tuple[Tensor, ...]:
-        """Return the copies of the pass since the last call, [T, H] each."""
+        """Return the copies made since the last call, [T, H] each."""
         seen, self._seen = tuple(self._seen), []
         return seen
 
@@ -85,11 +85,11 @@ class HiddenPool:
             self.cells[kv_loc] = self._reads.fuse(torch.cat(list(seen), dim=1))
 
     def write_last(self, hidden: Tensor, residual: Tensor, kv_loc: Tensor) -> None:
-        """Write the last hidden states of a pass to its cells, [T] int64, if it holds those.
+        """Write the last hidden states of a pass to its cells, [T] int64, if ``holds_last``.
 
         Args:
-            hidden: [T, H], behind the last norm.
-            residual: [T, H] fp32, in front of it.
+            hidden: [T, H], hidden states after the last norm.
+            residual: [T, H] fp32, hidden states before the last norm.
         """
         if isinstance(self._reads, LastHidden):
             self.cells[kv_loc] = hidden if self._reads.is_normed else residual.to(self.cells.dtype)

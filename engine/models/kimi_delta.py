@@ -1,4 +1,4 @@
-"""Kimi delta attention of a layer: a gated delta rule whose state's rows shrink each by a factor of its own."""
+"""Kimi delta attention of a layer: a gated delta rule that multiplies each row of the state by a factor of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaColumns:
-    """Where the results of the narrow projections are.
+    """Columns of the parts in the results of the narrow projections.
 
     Attributes:
-        forget: the inputs of the projection to steps.
-        gate: the inputs of the projection to the gate, behind these.
-        gates: rates of the heads, and behind them steps, which are a second matrix.
+        forget: inputs of the projection to steps.
+        gate: inputs of the projection to the gate, which follow ``forget``.
+        gates: rates of the heads, followed by the steps, which are a second matrix.
     """
 
     forget: ColumnRuns
@@ -29,7 +29,7 @@ class KimiDeltaColumns:
 
     @classmethod
     def of(cls, num_heads: int, head_dim: int) -> KimiDeltaColumns:
-        """Return the record for so many heads, and as many inputs of both projections as a head has dimensions."""
+        """Return the columns for ``num_heads`` heads; both projections have ``head_dim`` inputs."""
         runs = ([(0, 0, head_dim)], [(0, head_dim, head_dim)])
         return cls(*(ColumnRuns.of(each) for each in (*runs, [(0, 0, num_heads), (1, 0, num_heads * head_dim)])))
 
@@ -40,11 +40,11 @@ class KimiDelta:
 
     Attributes:
         input: the projection to q, k and v.
-        rates: the projection to rates. It is split over ranks by heads, and those to ``narrow`` are whole on each.
+        rates: the projection to rates. Ranks split it by heads, while each has the whole projection to ``narrow``.
         narrow: the projection to the inputs of ``forget`` and ``gate``.
-        forget: to a step for each row of each head's state, without the bias that the scan adds.
-        gate: to the gate of the results.
-        columns: where all these are.
+        forget: projection to a step for each row of each head's state, without the bias that the scan adds.
+        gate: projection to the gate of the results.
+        columns: columns of the parts in these results.
     """
 
     input: Projection
@@ -63,7 +63,7 @@ class KimiDelta:
 
         Args:
             convolved: [slots, taps - 1, columns], the last inputs of the convolution.
-            summed: [slots, heads, head_dim, head_dim].
+            summed: [slots, heads, head_dim, head_dim], the states.
         """
         assert inputs.states is not None
         projected, narrow = self.input(x, inputs.lora), self.narrow(x, inputs.lora)
@@ -75,20 +75,20 @@ class KimiDelta:
         return gated_norm(y, gate, self.norm)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
-        """The output projection: [S, heads * head_dim] -> [S, H]."""
+        """Apply the output projection: [S, heads * head_dim] -> [S, H]."""
         return self.output(y, inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of the states."""
+        """Products before the states."""
         return self.input, self.rates, self.narrow, self.forget, self.gate
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the states."""
+        """Products after the states."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products with a weight for each head; this layer has none."""
         return ()

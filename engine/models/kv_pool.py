@@ -1,4 +1,4 @@
-"""``KvPool``, the caches of all layers, paged K and V; and ``KvPrefault``, which populates its memory on a CPU."""
+"""``KvPool``: the caches of all layers, paged K and V; ``KvPrefault``: allocates their memory ahead on a CPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ..checkpoint.model_config import KvShape, ModelShape
 from .hidden_pool import HiddenPool
 from .state_pool import LayerStates, StatePool
 
-# Bytes of a layer that are populated at once: a huge page, for which other threads that allocate memory may wait.
+# Bytes of a layer that are populated at once: one huge page, as other threads that allocate memory may have to wait.
 _POPULATED_AT_ONCE = 1 << 21
-_AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # tokens and bytes that are populated ahead of use, whichever are fewer
-_IDLE = 0.25  # seconds without a step
-_NICENESS = 10  # added to that of the populating thread
+_AHEAD_TOKENS, _AHEAD_BYTES = 1 << 15, 1 << 30  # tokens and bytes that are populated ahead; the smaller limit counts
+_IDLE = 0.25  # seconds without a step after which the engine counts as idle
+_NICENESS = 10  # added to the niceness of the populating thread
 
 
 def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> int:
@@ -39,9 +39,9 @@ def bytes_per_page(config: ModelShape, page_size: int, dtype: torch.dtype) -> in
 
 
 def _layers_by_shape(config: ModelShape) -> dict[KvShape, list[int | None]]:
-    """Return the layers that store K and V by the shape of these.
+    """Return the layers that store K and V, grouped by the shape of their K and V.
 
-    A model without such layers has one shape, of no layer, for pages also count its tokens.
+    A model without such layers has one shape with an empty list, because pages also count its tokens.
     """
     found: dict[KvShape, list[int | None]] = {}
     for index, shape in enumerate(config.kv_shapes):
@@ -51,15 +51,15 @@ def _layers_by_shape(config: ModelShape) -> dict[KvShape, list[int | None]]:
 
 
 def _width(shape: KvShape, dtype: torch.dtype) -> int:
-    """The last dimension of the pool's tensors."""
+    """Return the last dimension of the pool's tensors."""
     return shape.dim + (int8_kv_layout.SCALE_BYTES if kv_forms.has_scales(dtype) else 0)
 
 
 class PagedCaches(NamedTuple):
-    """The caches of the layers whose K and V have one shape, or the index keys of all layers with an index.
+    """The caches of all layers with the same shape of K and V, or the index keys of all layers with an index.
 
     Attributes:
-        k: [layers, num_pages, KV heads, page_size, dimensions of a head], or 8-bit (``kv_forms``).
+        k: [layers, num_pages, KV heads, page_size, dimensions of a head], or an 8-bit form (``kv_forms``).
         v: the same; None for latent attention, whose keys begin with the values, and for index keys.
     """
 
@@ -68,31 +68,31 @@ class PagedCaches(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """K, then V where there is one."""
+        """K, followed by V if there is one."""
         return (self.k,) if self.v is None else (self.k, self.v)
 
 
 class KvPool:
     """K and V of every page, written by the kernels of a forward pass and by ``copy``.
 
-    A page has cells in every layer that stores K and V. Heads may have another number and size in some layers (Gemma
-    4), whose caches are then a tensor of their own; a layer that reads the K and V of another one has no cells. A layer
-    with an index has cells for its index keys beside its latent vectors.
+    A page has cells in every layer that stores K and V. If some layers have another number or size of heads (Gemma 4),
+    their caches are a separate tensor. A layer that reads the K and V of another layer has no cells. A layer with an
+    index has cells for its index keys beside its latent vectors.
 
     Args:
-        dtype: the model's, or one of 8 bits (``kv_forms``).
-        states: of the layers with a recurrent state; None for a model without.
-        hidden: hidden states that a draft head reads; None without one.
+        dtype: type of the cells: the model's, or an 8-bit type (``kv_forms``).
+        states: states of the layers with a recurrent state; None for a model without such layers.
+        hidden: hidden states for a draft head; None without one.
 
     Attributes:
-        caches: of the layers of each shape, in the order of their first layers; in most models of one.
+        caches: caches of the layers of each shape, in the order of their first layers; most models have one shape.
         k_layers: keys layer by layer, each [num_pages, KV heads, page_size, dimensions of a head]. A layer that reads
-            another's has that one's. A layer with a recurrent state has its states here and in ``v_layers``, one with
-            neither empty tensors.
-        v_layers: the same for values; for latent attention ``k_layers``, or the index keys of a layer that has some.
-        beside: the states of layers that have attention too.
-        dtype: of K and V.
-        page_bytes: bytes of a page in all layers, and of its hidden states.
+            another layer's keys has that layer's tensor. A layer with a recurrent state has its states here and in
+            ``v_layers``; a layer with neither has empty tensors.
+        v_layers: values layer by layer; with latent attention ``k_layers``, or the index keys of a layer with an index.
+        beside: states of the layers that also have attention.
+        dtype: type of K and V.
+        page_bytes: bytes of a page in all layers, its hidden states included.
         states: as given.
         state_bytes: bytes of a recurrent state in all layers.
     """
@@ -112,14 +112,14 @@ class KvPool:
         sizes = (
             (len(layers), num_pages, shape.heads, page_size, _width(shape, dtype)) for shape, layers in by_shape.items()
         )
-        # Pools begin as zeros: attention multiplies the V of masked positions by 0, and 0 * NaN is NaN.
+        # Pools are filled with zeros first: attention multiplies the V of masked positions by 0, and 0 * NaN is NaN.
         pools = ([zeros(size, dtype, device) for _ in range(count)] for size in sizes)
         self.caches = tuple(PagedCaches(k, *v) for k, *v in pools)
         stored: dict[int | None, LayerStates] = {}
         for layers, caches in zip(by_shape.values(), self.caches, strict=True):
             k = caches.k.unbind(0)
             stored |= dict(zip(layers, zip(k, k if caches.v is None else caches.v.unbind(0), strict=True), strict=True))
-        # The index keys of all layers have one size.
+        # The index keys have the same size in all layers.
         if with_index := {index: dim for index, dim in enumerate(config.index_keys) if dim is not None}:
             dim = max(with_index.values())
             keys = zeros((len(with_index), num_pages, 1, page_size, dim), dtype, device)
@@ -145,7 +145,7 @@ class KvPool:
 
     @property
     def form(self) -> str:
-        """Number format and shape of a page and a state: their bytes are of use in a pool of the same form alone."""
+        """Number format and shape of a page and a state: only a pool of the same form can load their bytes."""
         kind = "latent" if self.caches[0].v is None else "k,v"
         shapes = (each.k.shape for each in self.caches)
         sizes = "+".join(f"{layers}x{heads}x{size}x{width}" for layers, _, heads, size, width in shapes)
@@ -153,8 +153,8 @@ class KvPool:
         return f"{kv_forms.form_name(self.dtype)} {kind} {sizes}{states}"
 
     def copy(self, copies: Sequence[PoolWrite]) -> None:
-        """Do copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
-        # Most steps copy nothing.
+        """Perform copies and loads in their order. Raises IndexError for a page, slot or count outside the pool."""
+        # Most steps have no copies.
         if not copies:
             return
         for kind, group in groupby(copies, type):
@@ -168,7 +168,7 @@ class KvPool:
     def read_page(self, page: int) -> memoryview:
         """Return a copy of a page's K, then V, of all layers. Another thread may compute meanwhile.
 
-        On a GPU after all that was launched before on the stream of the page's last step.
+        On a GPU the copy waits for everything launched before on the stream of the page's last step.
         """
         if self._device.type == "cpu":
             parts = [_bytes_of(cache)[:, page] for cache in self._tensors]
@@ -181,7 +181,7 @@ class KvPool:
             return torch.cat(pages).cpu().numpy().data
 
     def read_state(self, slot: int) -> memoryview:
-        """Return a copy of a recurrent state, as ``read_page`` of a page."""
+        """Return a copy of a recurrent state, like ``read_page`` for a page."""
         assert self.states is not None
         if self._device.type == "cpu":
             return self.states.read(slot)
@@ -198,7 +198,7 @@ class KvPool:
         return tuple(tensor for caches in self.caches for tensor in caches.tensors)
 
     def _load(self, loads: Sequence[PageLoad]) -> None:
-        """Fill pages with bytes of ``read_page``."""
+        """Fill pages with bytes from ``read_page``."""
         for load in loads:
             data = np.frombuffer(load.payload, np.uint8)
             if not 0 <= load.page < self.num_pages or data.nbytes != self.page_bytes:
@@ -232,12 +232,12 @@ class KvPool:
             self.hidden.copy(source, target, count)
 
     def populate(self, first: int) -> int:
-        """Have the operating system provide memory for some pages from ``first`` on: a step's first write would wait.
+        """Let the operating system allocate memory for some pages from ``first`` on, before a step writes to them.
 
         Another thread may compute meanwhile.
 
         Returns:
-            The first page that is left to do; ``num_pages`` if the operating system cannot populate memory.
+            The first page without allocated memory; ``num_pages`` if the operating system cannot populate memory.
         """
         largest = max(tensor[0, 0].nbytes for tensor in self._tensors)
         end = min(first + max(1, _POPULATED_AT_ONCE // largest), self.num_pages)
@@ -264,29 +264,30 @@ def _parts(data: NDArray[np.uint8], like: Sequence[NDArray[np.uint8]]) -> Iterat
 
 
 class KvPrefault:
-    """Populates the memory of a CPU's KV pool ahead of use, on a thread.
+    """Allocates the memory of a CPU's KV pool ahead of use, on a thread.
 
-    The operating system provides a page's memory on its first write. In a virtual machine, where the host may have to
-    find that memory first, a GiB can take seconds, felt as steps that wait for tenths of a second. So it is populated
-    while the engine is idle, or once little is left, but only some way beyond the highest page in use, because most
-    pools are never filled. Unused pages are handed out in order (``PageAllocator``).
+    The operating system allocates a page's memory at its first write. In a virtual machine, whose host may have to free
+    that memory first, a GiB can take seconds, so that steps wait for tenths of a second. Therefore memory is allocated
+    while the engine is idle, or once little is left, but only up to a limit beyond the highest page in use, because
+    most pools are never filled. Unused pages are handed out in order (``PageAllocator``).
     """
 
     def __init__(self, kv: KvPool) -> None:
         self._kv = kv
         self._ahead = min(_AHEAD_TOKENS // kv.page_size, _AHEAD_BYTES // kv.page_bytes)
-        # Written by the engine's thread: pages up to the highest in use, and the time of the last step.
+        # Written by the engine's thread: the number of pages up to the highest in use, and the time of the last step.
         self._used, self._last_step = 0, -_IDLE
-        # Written by the populating thread: pages that have memory.
+        # Written by the populating thread: the number of pages that have memory.
         self._populated = 0
         self._threads: list[threading.Thread] = []  # the last one that was started
         self._ending = threading.Event()
-        # A daemon that is in native code while the interpreter ends would abort the process.
+        # A daemon that runs native code while the interpreter ends would abort the process, so the thread is ended
+        # first.
         weakref.finalize(self, _end, self._ending, self._threads)
         self._start_thread()
 
     def reach(self, batch: Batch) -> None:
-        """Note the pages that a step is about to write."""
+        """Record the pages that a step will write."""
         self._last_step = time.monotonic()
         self._used = max(self._used, *(1 + max(row.new_pages) for row in batch.rows if row.new_pages), 0)
         if self._populated < self._target() and not any(thread.is_alive() for thread in self._threads):
@@ -296,8 +297,8 @@ class KvPrefault:
         return min(self._used + self._ahead, self._kv.num_pages)
 
     def _start_thread(self) -> None:
-        """Start a thread that ends at the target: one that waited for more would keep the pool alive."""
-        # Outside Linux niceness belongs to the whole process.
+        """Start a thread that ends at the target: a thread that waited for more work would keep the pool alive."""
+        # On other systems niceness belongs to the whole process.
         if sys.platform == "linux":
             thread = threading.Thread(target=self._populate, name="kv-ahead", daemon=True)
             self._threads[:] = [thread]
@@ -314,7 +315,7 @@ class KvPrefault:
 
 
 def _end(ending: threading.Event, threads: Sequence[threading.Thread]) -> None:
-    """End the populating thread: at the interpreter's exit, or as the object is collected, by that thread perhaps."""
+    """End the populating thread, at the interpreter's exit or when the object is collected, perhaps on that thread."""
     ending.set()
     for thread in threads:
         if thread is not threading.current_thread():

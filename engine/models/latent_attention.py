@@ -17,10 +17,10 @@ from .token_choice import TokenChoice
 
 @dataclass(frozen=True, slots=True)
 class HeadProjection:
-    """A product of each head with a weight of its own.
+    """A product with a separate weight for each head.
 
     Attributes:
-        name: key of the adapters' part.
+        name: key of the product in the adapters' weights.
     """
 
     name: str
@@ -32,16 +32,17 @@ class LatentAttention:
     """Self-attention over one cached vector of each token, from normed hidden states to the output projection.
 
     Attributes:
-        query_down: to the narrow input of ``query``, or None.
-        query_norm: of that input.
-        query: to the heads' queries.
-        kv: to the latent vector and the key that is rotated.
-        rope: how they are stored.
-        absorb: from a head's queries to the space of latent vectors, the transposed first rows of ``kv_b_proj``.
-        values: from weighted sums of latent vectors to the head's value, the other rows.
+        query_down: projection to the narrow input of ``query``, or None.
+        query_norm: norm of that input.
+        query: projection to the heads' queries.
+        kv: projection to the latent vector and the key that is rotated.
+        rope: rotation, and layout of the stored vector.
+        absorb: projection from a head's queries to the space of latent vectors: the transposed first rows of
+            ``kv_b_proj``.
+        values: projection from weighted sums of latent vectors to the head's value: the other rows of ``kv_b_proj``.
         up_module: the published name of ``kv_b_proj``, which adapters change.
-        params: scale of the scores, and dimensions of the latent vector.
-        choice: of the tokens that one sees; None for all.
+        params: scale of the scores, and number of dimensions of the latent vector.
+        choice: choice of the tokens to which a token attends; None for all.
     """
 
     query_down: Projection | None
@@ -59,8 +60,8 @@ class LatentAttention:
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write the vectors of T tokens to this layer's cache [pages, 1, page, L + R]: [T, H] -> queries [T, Hq * D].
 
-        ``v_cache`` is ``k_cache``, or has the index keys of a layer with an index [pages, 1, page, D]; what that has
-        chosen stands behind the queries.
+        ``v_cache`` is ``k_cache``, or in a layer with an index has the index keys [pages, 1, page, D]; the tokens that
+        the index has chosen follow the queries.
         """
         kv, narrow = self.kv(x, inputs.lora), x
         if self.query_down is not None and self.query_norm is not None:
@@ -70,7 +71,7 @@ class LatentAttention:
         return q if self.choice is None else self.choice.store(q, x, narrow, inputs, v_cache)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Causal attention of queries to the cache, and the output projection: [S, Hq * D] -> [S, H]."""
+        """Causal attention of queries to the cache, followed by the output projection: [S, Hq * D] -> [S, H]."""
         batch: PagedBatch = inputs
         if self.choice is not None:
             width = self.rope.num_heads * (self.rope.plain_dim + self.rope.rotary_dim)
@@ -86,16 +87,16 @@ class LatentAttention:
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products that all tokens pass, whether their hidden states are wanted or not."""
+        """Products that all tokens pass through, whether their hidden states are needed or not."""
         of_queries = (self.query,) if self.query_down is None else (self.query_down, self.query)
         return (self.kv, *of_queries, *(() if self.choice is None else self.choice.projections))
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the stored vectors."""
+        """Products after the vectors are stored."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head: how many heads, and the weights of all."""
+        """Products with a weight for each head: the number of heads, and the weights of all."""
         return tuple((len(part.weights), part.weights) for part in (self.absorb, self.values))

@@ -1,4 +1,4 @@
-"""What each layer gets of a token beside the residual stream (per-layer embeddings, Gemma 4)."""
+"""Inputs that each layer gets for each token beside the residual stream (per-layer embeddings, Gemma 4)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class LayerInputs:
     """``(norm(product_factor * projection(x)) + scale * embedding(token)) * sum_factor`` for the L layers of a model.
 
     Attributes:
-        embedding: [V, L * P], P numbers for each layer.
-        scale: its factor.
-        projection: of the model's embeddings, to L * P.
-        product_factor: of its result.
-        norm: [P], weight of the RMS norm over the numbers of each layer.
-        eps: of this norm.
-        sum_factor: of both together.
+        embedding: [V, L * P], P values of each token for each layer.
+        scale: factor of the embedding.
+        projection: projection of the model's embeddings to L * P values.
+        product_factor: factor of the projection's result.
+        norm: [P], weight of the RMS norm over the values of each layer.
+        eps: epsilon of this norm.
+        sum_factor: factor of the sum of both.
     """
 
     embedding: Tensor
@@ -54,11 +54,11 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """What a layer adds behind its MLP: ``norm(output(act(gate(h)) * input))``.
+    """A layer's addition after its MLP: ``norm(output(act(gate(h)) * input))``.
 
     Attributes:
-        columns: the gate's, and those of this layer among the inputs of all.
-        norm: behind the output projection.
+        columns: columns of the gate, and of this layer's part of the inputs of all layers.
+        norm: the norm after the output projection.
     """
 
     gate: Projection
@@ -69,12 +69,12 @@ class LayerInput:
 
     @classmethod
     def of(cls, gate: Projection, output: Projection, index: int, activation: Activation, norm: Norm) -> LayerInput:
-        """Return that of the layer with this index."""
+        """Return the input of the layer with this index."""
         (size,) = gate.sizes
         return cls(gate, output, ColumnRuns.of([(0, 0, size), (1, index * size, size)]), activation, norm)
 
     def __call__(self, x: Tensor, residual: Tensor, inputs: ForwardInputs) -> Tensor:
-        """Add the MLP's output x [T, H] to the residual stream, and return the term [T, H] to add next."""
+        """Add the MLP's output x [T, H] to the residual stream, and return the next addition [T, H]."""
         assert inputs.layer_inputs is not None
         add_scaled(x, residual, 1.0)
         gate = self.gate(copy_residual(residual, x.dtype), inputs.lora)

@@ -1,4 +1,4 @@
-"""The layers of a decoder: projection, attention, MLP, as objects that call the kernels' ops."""
+"""The layers of a decoder (projection, attention, MLP) as objects that call the kernels' ops."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ class Projection:
     """One matrix product for one or several modules of the published model, side by side in its output.
 
     Attributes:
-        modules: their names as in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address them.
-        sizes: the output columns of each, in the same order.
-        added_over: the ranks that have a part of the inputs each, whose results are added up; None for all inputs.
+        modules: names of the modules in the checkpoint (``model.layers.3.self_attn.q_proj``), by which adapters address
+            them.
+        sizes: number of output columns of each module, in the same order.
+        added_over: the ranks that each have a part of the inputs, whose results are added up; None if this rank has all
+            inputs.
     """
 
     modules: tuple[str, ...]
@@ -49,7 +51,7 @@ class Projection:
     added_over: Ranks | None = None
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
+        """Compute [T, K] -> [T, sum of sizes], in the type of x or ``out_dtype``, plus the adapters' part."""
         shrunk = None if lora is None else lora.shrink_beside(self.modules[0], x)
         y = linear(x, self.packed, out_dtype)
         if lora is not None:
@@ -57,7 +59,7 @@ class Projection:
         return y if self.added_over is None else self.added_over.add(y)
 
     def gated(self, x: Tensor, kind: Activation, lora: LoraStep | None) -> Tensor:
-        """``act(gate) * up`` of a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
+        """Compute ``act(gate) * up`` from a product of gate and up, adapters included: [T, K] -> [T, size of each]."""
         name = self.modules[0]
         if lora is not None and lora.changes(name):
             shrunk = lora.shrink_beside(name, x)
@@ -71,18 +73,18 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class SplitHead(Projection):
-    """A head of which each rank has the rows of some tokens, in the order of the ranks. Rank 0 gets all logits.
+    """A head that is split by tokens: each rank has the rows of some tokens, in rank order. Rank 0 gets all logits.
 
     Attributes:
         ranks: the group.
-        vocab_sizes: tokens of each rank.
+        vocab_sizes: number of tokens of each rank.
     """
 
     ranks: Ranks = ALONE
     vocab_sizes: tuple[int, ...] = ()
 
     def __call__(self, x: Tensor, lora: LoraStep | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-        """[S, H] -> [S, V] on rank 0; on the others their own columns."""
+        """Compute the logits [S, H] -> [S, V] on rank 0; the other ranks return their own columns."""
         part = Projection.__call__(self, x, lora, out_dtype)
         wide = functional.pad(part, (0, max(self.vocab_sizes) - part.shape[1]))
         found = self.ranks.gather(wide.contiguous())
@@ -91,27 +93,28 @@ class SplitHead(Projection):
         return torch.cat([each[:, :size] for each, size in zip(found, self.vocab_sizes, strict=True)], dim=1)
 
     def largest(self, x: Tensor) -> Largest:
-        """Return the largest of each row over all ranks on rank 0: [S, H] -> [S]. The first of equal ones counts."""
+        """Return on rank 0 the largest of each row over all ranks: [S, H] -> [S]. The first of equal values counts."""
         part = Projection.largest(self, x)
         values, columns = self.ranks.gather(part.value.contiguous()), self.ranks.gather(part.column.contiguous())
         if not values:
             return part
         starts = (sum(self.vocab_sizes[:rank]) for rank in range(len(values)))
         best = Largest(torch.stack(values), torch.stack([each + at for each, at in zip(columns, starts, strict=True)]))
-        # For NaN ``argmax`` returns the rank that has it.
+        # If a value is NaN, ``argmax`` returns the rank of the NaN.
         rank = best.value.argmax(0, keepdim=True)
         return Largest(best.value.gather(0, rank)[0], best.column.gather(0, rank)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGate:
-    """Where queries and the gate of attention's results are.
+    """Columns of queries and of the gate of attention's results.
 
     Attributes:
-        projected: q, k and v of the fused projection [q and gate of each head, k, v]; None where it has no gate.
-        joined: rotated queries, and behind them the gate of the fused projection, or of its own.
-        queries: the former of these two.
-        width: columns of each.
+        projected: columns of q, k and v in the fused projection [q and gate of each head, k, v]; None if that has no
+            gate.
+        joined: rotated queries, followed by the gate from the fused projection or from its own.
+        queries: the queries in ``joined``.
+        width: number of columns of queries, and of the gate.
     """
 
     projected: ColumnRuns | None
@@ -121,14 +124,14 @@ class QueryGate:
 
     @classmethod
     def of_module(cls, num_heads: int, head_dim: int) -> QueryGate:
-        """Return the record for a gate with a projection of its own."""
+        """Return the columns for a gate with a projection of its own."""
         width = num_heads * head_dim
         joined, queries = ColumnRuns.of([(0, 0, width), (1, 0, width)]), ColumnRuns.of([(0, 0, width)], heads=num_heads)
         return cls(None, joined, queries, width)
 
     @classmethod
     def of_heads(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
-        """Return the record for a projection with gates among queries, and ``kv_size`` columns of k and of v."""
+        """Return the columns for a projection with gates among queries, and ``kv_size`` columns of k and of v."""
         width, heads = num_heads * head_dim, range(num_heads)
         return cls(
             ColumnRuns.of([*((0, 2 * head * head_dim, head_dim) for head in heads), (0, 2 * width, 2 * kv_size)]),
@@ -140,17 +143,17 @@ class QueryGate:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer, from normed hidden states to the output projection: ``store``, then the call.
+    """Self-attention of one layer, from normed hidden states to the output projection: first ``store``, then the call.
 
     Attributes:
-        rope: heads, rotary table and head norms.
+        rope: heads, rotary table and norms of the heads.
         params: scale, window and cap of the scores.
         head_norms: names of the norms of query and key heads in the checkpoint, empty without norms.
-        gate: where the gate of the results is, None without one. With it ``store`` returns queries and gate side by
-            side.
-        gating: the projection of a gate that is not in ``qkv``.
-        spread: where q, k and v are in ``qkv``, if v is k before its norm and rotation, or columns are those of one KV
-            head after the other; None where each is there.
+        gate: columns of the gate of the results, None without a gate. With a gate, ``store`` returns queries and gate
+            side by side.
+        gating: projection of the gate, if it is not in ``qkv``.
+        spread: columns of q, k and v in ``qkv``, if v is k before its norm and rotation, or if columns are grouped by
+            KV head; None if q, k and v are side by side.
     """
 
     qkv: Projection
@@ -163,7 +166,7 @@ class Attention:
     spread: ColumnRuns | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> their queries [T, Hq, D]."""
+        """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> queries [T, Hq, D]."""
         projected = self.qkv(x, inputs.lora)
         if self.spread is not None:
             projected = take_columns(self.spread, projected)
@@ -184,7 +187,7 @@ class Attention:
         return q
 
     def _own_norms(self, own: OwnStep | None) -> Iterator[tuple[Tensor, RopeParams]]:
-        """Tokens of adapters that bring norms of heads, and what they do to q and k."""
+        """Yield the tokens of each adapter with norms of heads, and the norms and rotation of their q and k."""
         for tokens, weights in own.parts if own is not None and self.head_norms else ():
             q, k = (weights.norms.get(name) for name in self.head_norms)
             if q is not None or k is not None:
@@ -193,7 +196,7 @@ class Attention:
                 yield tokens, rope if k_norm is None else replace(rope, k_norm=k_norm)
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Causal attention of queries to the cache, and the output projection: [S, Hq, D] -> [S, H]."""
+        """Causal attention of queries to the cache, followed by the output projection: [S, Hq, D] -> [S, H]."""
         if self.gate is None:
             return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
         queries = take_columns(self.gate.queries, q)
@@ -202,17 +205,17 @@ class Attention:
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products that all tokens pass, whether their hidden states are wanted or not."""
+        """Products that all tokens pass through, whether their hidden states are needed or not."""
         return (self.qkv,) if self.gating is None else (self.qkv, self.gating)
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the stored K and V."""
+        """Products after K and V are stored."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head, which this layer has none of."""
+        """Products with a weight for each head; this layer has none."""
         return ()
 
 
@@ -235,7 +238,7 @@ class Mlp:
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of a token's experts: none."""
+        """Products of a token's experts; this MLP has none."""
         return ()
 
 
@@ -244,8 +247,8 @@ class ScaledMlp:
     """``f * down(act(g * gate(x)) * up(x))`` with factors f and g (Falcon H1).
 
     Attributes:
-        before: gate times g, and up.
-        behind: the output times f.
+        before: columns of gate and up, the gate multiplied by g.
+        behind: columns of the output, multiplied by f.
     """
 
     gate_up: Projection
@@ -256,7 +259,7 @@ class ScaledMlp:
 
     @classmethod
     def of(cls, gate_up: Projection, down: Projection, kind: Activation, gate: float, output: float) -> ScaledMlp:
-        """Return the MLP with the factors of its gate and of its output."""
+        """Return the MLP with these factors of its gate and of its output."""
         size, hidden = sum(gate_up.sizes) // 2, sum(down.sizes)
         before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[gate, 1.0])
         return cls(gate_up, down, kind, before, ColumnRuns.of([(0, 0, hidden)], factors=[output]))
@@ -273,15 +276,15 @@ class ScaledMlp:
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of a token's experts: none."""
+        """Products of a token's experts; this MLP has none."""
         return ()
 
 
 class LayerMixer(Protocol):
-    """What lets the tokens of a row see each other: ``Attention``, ``ShortConv``, ``Mamba2`` and their like."""
+    """Part of a layer in which the tokens of a row interact: ``Attention``, ``ShortConv``, ``Mamba2`` and others."""
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
-        """Compute all that later tokens need of these, in the layer's two caches: [T, H] -> [T, ...]."""
+        """Compute everything that later tokens need of these tokens, in the layer's two caches: [T, H] -> [T, ...]."""
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor, /) -> Tensor:
         """Compute the mixer's output from S rows of the result of ``store``: [S, ...] -> [S, H]."""
@@ -296,14 +299,14 @@ class LayerMixer(Protocol):
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head: how many heads, and the weights of all."""
+        """Products with a weight for each head: the number of heads, and the weights of all."""
 
 
 class LayerMlp(Protocol):
     """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``XieluMlp``, ``ScaledMlp``, or the mixture ``experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
-        """[T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""
+        """Compute the MLP: [T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""
 
     @property
     def projections(self) -> tuple[Projection, ...]: ...
@@ -327,7 +330,7 @@ class PlainMlp:
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of a token's experts: none."""
+        """Products of a token's experts; this MLP has none."""
         return ()
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
@@ -350,7 +353,7 @@ class XieluMlp:
 
     @property
     def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of a token's experts: none."""
+        """Products of a token's experts; this MLP has none."""
         return ()
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A selective state space with a state for each channel, of a layer in place of attention (Mamba, Jamba)."""
+"""A selective state space with a state for each channel, in place of a layer's attention (Mamba, Jamba)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class SelectiveColumns:
-    """Where the results of Mamba's projections are.
+    """Columns of the parts in the results of Mamba's projections.
 
     Attributes:
-        step: the inputs of the projection to steps.
-        into: B, behind them.
-        out_of: C, behind B.
-        both: B and C where these have no norms.
-        joined: B and C where they are two matrices.
-        gated: the gate, which is behind x in the first projection, and the results of the scan.
+        step: inputs of the projection to steps.
+        into: B, after ``step``.
+        out_of: C, after B.
+        both: B and C together, if they have no norms.
+        joined: B and C, if they are two matrices.
+        gated: the gate, which follows x in the first projection, and the results of the scan.
     """
 
     step: ColumnRuns
@@ -36,7 +36,7 @@ class SelectiveColumns:
 
     @classmethod
     def of(cls, width: int, rank: int, size: int) -> SelectiveColumns:
-        """Return the record for so many channels, columns of steps' inputs and numbers of a channel's state."""
+        """Return the columns for ``width`` channels, ``rank`` inputs of the steps and ``size`` values of a state."""
         runs = ([(0, 0, rank)], [(0, rank, size)], [(0, rank + size, size)], [(0, rank, 2 * size)])
         both, gated = [(0, 0, size), (1, 0, size)], [(0, width, width), (1, 0, width)]
         return cls(*(ColumnRuns.of(each) for each in (*runs, both, gated)))
@@ -44,7 +44,7 @@ class SelectiveColumns:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveNorms:
-    """RMS norms of what steps, B and C are made of, by their weights."""
+    """Weights of the RMS norms of the steps' inputs, of B and of C."""
 
     step: Tensor
     into: Tensor
@@ -54,14 +54,14 @@ class SelectiveNorms:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """``output(scan(conv(x)) * silu(gate))``, whose steps, B and C are made of ``conv(x)``: ``store``, then the call.
+    """``output(scan(conv(x)) * silu(gate))``; steps, B and C come from ``conv(x)``: ``store``, then the call.
 
     Attributes:
         input: the projection to x and gate, side by side.
-        selection: of conv(x) to what steps are made of, B and C.
-        steps: to a step for each channel, without the bias that the scan adds.
-        norms: in front of ``steps`` and of B and C, None for none.
-        columns: where all these are.
+        selection: projection of conv(x) to the inputs of ``steps``, B and C.
+        steps: projection to a step for each channel, without the bias that the scan adds.
+        norms: norms of the inputs of ``steps``, of B and of C, None for none.
+        columns: columns of these parts.
     """
 
     input: Projection
@@ -78,7 +78,7 @@ class Mamba:
 
         Args:
             convolved: [slots, taps - 1, width], the last inputs of the convolution.
-            summed: [slots, 1, state_size, width].
+            summed: [slots, 1, state_size, width], the states.
         """
         assert inputs.states is not None
         projected = self.input(x, inputs.lora)
@@ -97,20 +97,20 @@ class Mamba:
         return gated_activation(take_columns(self.columns.gated, projected, y), "silu")
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
-        """The output projection: [S, width] -> [S, H]."""
+        """Apply the output projection: [S, width] -> [S, H]."""
         return self.output(y, inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of the states."""
+        """Products before the states."""
         return self.input, self.selection, self.steps
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the states."""
+        """Products after the states."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head, which this layer has none of."""
+        """Products with a weight for each head; this layer has none."""
         return ()

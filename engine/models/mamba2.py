@@ -1,4 +1,4 @@
-"""A selective state space of a layer in place of attention (Mamba-2)."""
+"""A selective state space in place of a layer's attention (Mamba-2)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Mamba2:
 
     Attributes:
         input: the projection to gate, x, B, C and a step for each head, side by side.
-        conv: the convolution of x, B and C.
+        conv: convolution of x, B and C.
         scan: the state space.
-        norm: norm and gate behind it; or, for the gate alone, where that is beside the scan's results.
-        scaled: the projection's columns times factors; None without factors (Falcon H1 has some).
+        norm: the norm and the gate after it; or, without a norm, the columns of the gate beside the scan's results.
+        scaled: the projection's columns with their factors; None without factors (Falcon H1 has some).
     """
 
     input: Projection
@@ -38,7 +38,7 @@ class Mamba2:
 
         Args:
             convolved: [slots, taps - 1, columns], the last inputs of the convolution.
-            summed: [slots, heads, state_size, head_dim].
+            summed: [slots, heads, state_size, head_dim], the states.
         """
         assert inputs.states is not None
         scan, states = self.scan, inputs.states
@@ -52,20 +52,20 @@ class Mamba2:
         return gated_norm(y, projected, self.norm)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
-        """The output projection: [S, heads * head_dim] -> [S, H]."""
+        """Apply the output projection: [S, heads * head_dim] -> [S, H]."""
         return self.output(y, inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of the states."""
+        """Products before the states."""
         return (self.input,)
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the states."""
+        """Products after the states."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products that have a weight for each head, which this layer has none of."""
+        """Products with a weight for each head; this layer has none."""
         return ()

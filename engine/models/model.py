@@ -1,4 +1,4 @@
-"""``Model``: what the engine asks of a model on its device, whichever implementation computes it."""
+"""``Model``: the interface of a model on its device, for all implementations."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Norm(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the checkpoint, by which adapters address it; empty if it has no weight."""
+        """Name of the norm in the checkpoint, by which adapters address it; empty if the norm has no weight."""
 
     def with_weights(self, own: NormWeights) -> Norm:
         """Return the norm with an adapter's weights in place of its own."""
@@ -27,7 +27,7 @@ class Norm(Protocol):
         """Return the norm in the model's type: [T, H], also fp32 -> [T, H]."""
 
     def after_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``residual += x`` in place, then the norm of it: [T, H], fp32 [T, H] -> [T, H] in the type of x."""
+        """Compute ``residual += x`` in place, then its norm: [T, H], fp32 [T, H] -> [T, H] in the type of x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """The identity, in a place where other families have a norm."""
+    """The identity, for places where other families have a norm."""
 
     dtype: torch.dtype
 
@@ -115,13 +115,13 @@ class ScaledSum:
 
 
 def normed(norm: Norm, x: Tensor, own: OwnStep | None) -> Tensor:
-    """Return the norm of ``x`` [T, H], by an adapter's own weights for its tokens where it brings some."""
+    """Return the norm of ``x`` [T, H], with an adapter's own weights for its tokens if it has some."""
     y = norm(x)
     return y if own is None else _renormed(norm, x, y, own)
 
 
 def normed_sum(norm: Norm, x: Tensor, residual: Tensor, own: OwnStep | None) -> Tensor:
-    """Return ``norm.after_add(x, residual)``, by an adapter's own weights for its tokens where it brings some."""
+    """Return ``norm.after_add(x, residual)``, with an adapter's own weights for its tokens if it has some."""
     y = norm.after_add(x, residual)
     return y if own is None else _renormed(norm, residual, y, own)
 

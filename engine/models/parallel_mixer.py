@@ -15,14 +15,14 @@ from .mamba2 import Mamba2
 
 @dataclass(frozen=True, slots=True)
 class MixerColumns:
-    """Where the results of both mixers are.
+    """Columns of the results of both mixers.
 
     Attributes:
-        joined: queries, and behind them the results of the scan.
-        queries: the former of these two.
-        scanned: the latter.
-        attended: attention's output times its factor.
-        summed: the state space's output times its factor.
+        joined: queries, followed by the results of the scan.
+        queries: the queries in ``joined``.
+        scanned: the results of the scan in ``joined``.
+        attended: attention's output, multiplied by its factor.
+        summed: the state space's output, multiplied by its factor.
     """
 
     joined: ColumnRuns
@@ -33,7 +33,7 @@ class MixerColumns:
 
     @classmethod
     def of(cls, num_heads: int, query_size: int, width: int, hidden: int, factors: tuple[float, float]) -> MixerColumns:
-        """Return the record for queries of ``query_size`` columns and a scan of ``width``; factors of both outputs."""
+        """Return the columns for ``query_size`` query columns, ``width`` scan columns, and two output factors."""
         attended, summed = (ColumnRuns.of([(0, 0, hidden)], factors=[factor]) for factor in factors)
         return cls(
             ColumnRuns.of([(0, 0, query_size), (1, 0, width)]),
@@ -46,11 +46,11 @@ class MixerColumns:
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixer:
-    """``f * attention(x) + g * state(x)``: ``store``, then the call. The layer's caches are attention's.
+    """``f * attention(x) + g * state(x)``: first ``store``, then the call. The layer's caches are attention's.
 
     Attributes:
-        index: of the layer, by which ``ForwardInputs.beside`` has the states.
-        columns: where the results of both are.
+        index: index of the layer, which is the key of its states in ``ForwardInputs.beside``.
+        columns: columns of the results of both mixers.
     """
 
     index: int
@@ -59,13 +59,13 @@ class ParallelMixer:
     columns: MixerColumns
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Write K, V and states of T tokens: [T, H] -> [T, columns of queries and scan]."""
+        """Write K, V and states of T tokens: [T, H] -> [T, columns of queries and of the scan]."""
         assert inputs.beside is not None
         q = self.attention.store(x, inputs, k_cache, v_cache)
         return take_columns(self.columns.joined, q, self.state.store(x, inputs, *inputs.beside[self.index]))
 
     def __call__(self, joined: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Attention, and both output projections: [S, columns] -> [S, H]."""
+        """Compute attention and both output projections: [S, columns] -> [S, H]."""
         columns = self.columns
         attended = self.attention(take_columns(columns.queries, joined), inputs, k_cache, v_cache)
         summed = self.state(take_columns(columns.scanned, joined), inputs, k_cache, v_cache)
@@ -73,15 +73,15 @@ class ParallelMixer:
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of K, V and states."""
+        """Products before K, V and states."""
         return *self.attention.before_kv, *self.state.before_kv
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind them."""
+        """Products after K, V and states are stored."""
         return *self.attention.behind_kv, *self.state.behind_kv
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products with a weight for each head; this layer has none."""
         return ()

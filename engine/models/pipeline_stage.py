@@ -1,4 +1,4 @@
-"""``PipelineStage``: a decoder's layers on one of several ranks, which get the residual stream and pass it on."""
+"""``PipelineStage``: a decoder's layers on one of several ranks, which receive the residual stream and send it on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .norms import normed
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage(DecoderModel):
-    """The layers of one rank. The last rank has the embedding, rank 0 the last layers and the head.
+    """The layers of one rank. The last rank has the embedding; rank 0 has the last layers and the head.
 
     Attributes:
         ranks: the group.
-        width: ranks of each stage, which have a shard of its layers each, and the whole residual stream.
+        width: number of ranks of each stage; each has a shard of the stage's layers, and the whole residual stream.
     """
 
     ranks: Ranks = ALONE
@@ -28,7 +28,7 @@ class PipelineStage(DecoderModel):
 
     @classmethod
     def of(cls, model: DecoderModel, ranks: Ranks, width: int) -> PipelineStage:
-        """Return a model of these layers as the stage of a rank."""
+        """Return the stage of a rank, from a model of the stage's layers."""
         return cls(**{each.name: getattr(model, each.name) for each in fields(model)}, ranks=ranks, width=width)
 
     @property
@@ -40,8 +40,8 @@ class PipelineStage(DecoderModel):
         """Compute these layers for a part of a step.
 
         Returns:
-            With the head the last hidden states of the kept tokens; on the other ranks, which send the residual stream
-            [T, H] to the stage before, none.
+            On the rank with the head, the last hidden states of the kept tokens. The other ranks send the residual
+            stream [T, H] to the stage of the layers that follow, and return no rows.
         """
         rank = self.ranks.rank
         if rank + self.width >= self.ranks.size:

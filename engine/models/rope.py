@@ -25,7 +25,7 @@ def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_lo
     YaRN and LongRoPE multiply both by their attention factor.
 
     Args:
-        is_long: for sequences beyond LongRoPE's original length.
+        is_long: whether the table is for sequences beyond LongRoPE's original length.
     """
     if device.type == "meta":
         return torch.empty(max_positions, rope.dim, device=device)
@@ -49,8 +49,8 @@ def query_scale_table(scaling: QueryScaling, max_positions: int, device: torch.d
 def inverse_frequencies(rope: Rope, *, is_long: bool = False) -> Tensor:
     """Return the frequencies, [dim / 2] fp32, in radians per position.
 
-    Computed in fp32 throughout, like the code that these models were trained with: a more exact result would differ
-    by 1e-3 radians at position 10,000.
+    Frequencies are computed in fp32 throughout, like the code with which these models were trained: a more exact result
+    would differ by 1e-3 radians at position 10,000.
     """
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     match rope.scaling:

@@ -1,4 +1,4 @@
-"""The short convolution of a layer in place of attention (LFM2)."""
+"""The short convolution in place of a layer's attention (LFM2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShortConv:
 
     Attributes:
         input: the projection to B, C and x.
-        params: of the convolution.
+        params: parameters of the convolution.
     """
 
     input: Projection
@@ -31,20 +31,20 @@ class ShortConv:
         return causal_conv(self.input(x, inputs.lora), state, inputs.states, self.params)
 
     def __call__(self, y: Tensor, inputs: ForwardInputs, state: Tensor, _: Tensor) -> Tensor:
-        """The output projection: [S, H] -> [S, H]."""
+        """Apply the output projection: [S, H] -> [S, H]."""
         return self.output(y, inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
-        """Products in front of the states."""
+        """Products before the states."""
         return (self.input,)
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:
-        """Products behind the states."""
+        """Products after the states."""
         return (self.output,)
 
     @property
     def of_heads(self) -> tuple[tuple[int, ExpertWeights], ...]:
-        """Products of each head with a weight of its own: none."""
+        """Products with a weight for each head; this layer has none."""
         return ()

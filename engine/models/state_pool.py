@@ -21,7 +21,7 @@ LayerStates = tuple[Tensor, Tensor]
 
 
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one state: of all recurrent layers together. 0 for a model without."""
+    """Return the bytes of one state, all recurrent layers together; 0 for a model without such layers."""
     pairs = [_shapes(layer.recurrent, config) for layer in config.layers if layer.recurrent]
     conv, sums = (sum(torch.Size(pair[i]).numel() for pair in pairs) for i in (0, 1))
     return conv * dtype.itemsize + sums * SUM_DTYPE.itemsize
@@ -39,11 +39,11 @@ class StatePool:
 
     Args:
         num_slots: see ``engine.kv_cache.state_cache.StateSlots.total``.
-        dtype: the model's, of the inputs of convolutions.
+        dtype: the model's type, which is the type of the convolutions' inputs.
 
     Attributes:
-        layers: by the index of the layer in the model.
-        state_bytes: of one slot.
+        layers: states of each recurrent layer, by the index of the layer in the model.
+        state_bytes: bytes of one slot.
     """
 
     def __init__(self, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class StatePool:
 
     @property
     def form(self) -> str:
-        """Number formats and shapes of a state: its bytes are of use in a pool of the same form alone."""
+        """Number formats and shapes of a state: its bytes can only be loaded into a pool of the same form."""
         return ",".join("x".join(map(str, states.shape[1:])) + f":{states.dtype}" for states in self._tensors())
 
     def read(self, slot: int) -> memoryview:
@@ -70,7 +70,7 @@ class StatePool:
         return data.data
 
     def load(self, slot: int, payload: bytes | bytearray | memoryview) -> None:
-        """Fill a slot with bytes of ``read``. Raises IndexError for a slot or a size that is none of the pool's."""
+        """Fill a slot with bytes of ``read``. Raises IndexError for a slot or a size that does not fit the pool."""
         data = np.frombuffer(payload, np.uint8)
         if not 0 <= slot < next(self._tensors()).shape[0] or data.nbytes != self.state_bytes:
             raise IndexError(f"slot {slot} with {data.nbytes} bytes is none of the pool's")
@@ -81,7 +81,7 @@ class StatePool:
         return (states for pair in self.layers.values() for states in pair if states.numel())
 
     def _parts(self, slot: int, data: NDArray[np.uint8]) -> Iterator[tuple[Tensor, NDArray[np.uint8]]]:
-        """Yield each layer's states of a slot, flat, beside their part of its bytes."""
+        """Yield each layer's states of a slot, flat, with the layer's part of the slot's bytes."""
         start = 0
         for states in self._tensors():
             part = states[slot].view(-1)
@@ -91,7 +91,7 @@ class StatePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros that take memory on a CPU only as they are written."""
+    """Return zeros; on a CPU their memory is allocated only when they are written."""
     return (
         lazy_zeros(shape, dtype)
         if device.type == "cpu" and 0 not in shape

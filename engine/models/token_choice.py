@@ -1,4 +1,4 @@
-"""The tokens that a layer of indexed attention sees: an index's choice, or that of an earlier layer."""
+"""The tokens to which a layer of indexed attention attends: chosen by its index, or by that of an earlier layer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LightningIndexer:
     """The index of a layer: ``kernels.index_ops`` has the formula.
 
     Attributes:
-        queries: of its heads, from the narrow input of attention's queries.
-        keys: to the key of a token, from hidden states.
-        key_norm: of this key.
-        weights: of the heads, from hidden states.
-        cos_sin: the rotary table of attention.
-        is_interleaved: that of the index's heads.
+        queries: projection of the narrow input of attention's queries to the queries of the index's heads.
+        keys: projection of hidden states to the index key of a token.
+        key_norm: norm of this key.
+        weights: projection of hidden states to the weights of the index's heads.
+        cos_sin: the rotary table, which is attention's.
+        is_interleaved: whether the rotation of the index's heads pairs neighbouring dimensions.
     """
 
     queries: Projection
@@ -41,7 +41,7 @@ class LightningIndexer:
         store_index_keys(turned[:, 0], inputs.kv_loc, cache)
 
     def choose(self, x: Tensor, narrow: Tensor, inputs: ForwardInputs, cache: Tensor, most: int) -> Tensor:
-        """Return the choice of T tokens from [T, H] and the narrow input of queries: ``choose_tokens``."""
+        """Return the choice of T tokens from [T, H] and the narrow input of queries (see ``choose_tokens``)."""
         q = self.queries(narrow, inputs.lora).unflatten(1, (-1, cache.shape[3]))
         turned = rotate_index(q, inputs.positions, self.cos_sin, is_interleaved=self.is_interleaved)
         return choose_tokens(turned, self.weights(x, inputs.lora), cache, inputs, most)
@@ -49,13 +49,13 @@ class LightningIndexer:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """Which tokens a layer sees, from before its queries are stored until it attends.
+    """The tokens to which a layer attends, from before its queries are stored until it attends.
 
-    The choice stands beside a token's queries, bit by bit in their type, because a pass keeps the rows of some tokens.
+    The choice is stored in columns after a token's queries, as bits in their type, because a pass keeps only some rows.
 
     Attributes:
-        most: tokens that one sees.
-        index: the layer's own; None for the choice of the last layer before it that has one.
+        most: largest number of tokens to which a token attends.
+        index: the layer's own index; None for the choice of the last earlier layer that has one.
     """
 
     most: int
@@ -67,12 +67,12 @@ class TokenChoice:
         return () if self.index is None else (self.index.queries, self.index.keys, self.index.weights)
 
     def store(self, q: Tensor, x: Tensor, narrow: Tensor, inputs: ForwardInputs, cache: Tensor) -> Tensor:
-        """Store index keys and choose: queries [T, N] -> [T, N], or [T, N + M] where a row is longer than ``most``.
+        """Store index keys and choose: queries [T, N] -> [T, N], or [T, N + M] if a row is longer than ``most``.
 
         Args:
             x: [T, H], the layer's input.
-            narrow: the input of the projection of queries.
-            cache: of index keys; not read by a layer without an index of its own.
+            narrow: input of the projection of queries.
+            cache: cache of index keys; a layer without an index of its own does not read it.
         """
         sees_all = inputs.max_context <= self.most
         if self.index is None:
@@ -85,7 +85,7 @@ class TokenChoice:
         return q if chosen is None else torch.cat((q, chosen.view(q.dtype)), dim=1)
 
     def split(self, q: Tensor, width: int, inputs: PagedBatch, cache: Tensor) -> tuple[Tensor, PagedBatch, Tensor]:
-        """Return queries [S, width], and the batch and the cache by which they see what was chosen for them."""
+        """Return queries [S, width], and the batch and the cache through which they see only the chosen tokens."""
         if q.shape[1] == width:
             return q, inputs, cache
         chosen = q[:, width:].contiguous().view(torch.int32)

@@ -13,16 +13,16 @@ from .sampling_params import RequestOutputKind
 
 
 class AnswerStream:
-    """The ``DeltaReceiver`` of a request: its deltas come on the engine's loop, and are read on the caller's.
+    """The ``DeltaReceiver`` of a request. Deltas arrive on the engine's loop and are read on the caller's.
 
-    A reader that is slower than the engine gets the deltas since its last output as one output.
+    If the reader is slower than the engine, it gets all deltas since its last output as one output.
 
     Args:
         kind: which outputs the reader wants.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id. The engine's loop writes it.
-        is_aborted: whether the request is to end as soon as it has begun. The engine's loop writes it.
+        is_aborted: whether the request shall end as soon as it has begun. The engine's loop writes it.
     """
 
     def __init__(self, kind: RequestOutputKind) -> None:
@@ -37,13 +37,13 @@ class AnswerStream:
         self._is_waking = False
 
     def add(self, delta: TextDelta) -> None:
-        """Take a delta. On the engine's loop."""
+        """Receive a delta. Called on the engine's loop."""
         self._deltas.append(delta)
         if delta.finish is not None or self._kind is not RequestOutputKind.FINAL_ONLY:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error, the first one if there are several. On the engine's loop."""
+        """End the stream with an error; only the first of several counts. Called on the engine's loop."""
         self._error = self._error or error
         self._wake()
 
@@ -55,7 +55,7 @@ class AnswerStream:
                 self._loop.call_soon_threadsafe(self._woken)
 
     def _woken(self) -> None:
-        # Before the deltas are read: one that comes later wakes the reader again.
+        # The flag is cleared before the deltas are read, so that a later delta wakes the reader again.
         self._is_waking = False
         self._arrival.set()
 
@@ -63,7 +63,7 @@ class AnswerStream:
         """Yield the outputs that the reader wants; the last one is ``finished``.
 
         Raises:
-            EngineError: the engine refuses the request, or is gone; after the deltas that came before.
+            EngineError: the engine refuses the request, or has ended; raised after the deltas that arrived before.
         """
         is_complete = False
         while not is_complete:
@@ -73,7 +73,7 @@ class AnswerStream:
             if self._kind is RequestOutputKind.FINAL_ONLY:
                 if is_complete:
                     yield builder.build()
-            # A prompt's scores alone are no output: they come with the first token, whole.
+            # Scores of the prompt alone cause no output: they are part of the output with the first token.
             elif any(part.tokens or part.text or part.finish for part in self._new.values()):
                 new, self._new = self._new, {}
                 yield builder.build_part(new, only_new=self._kind is RequestOutputKind.DELTA)
@@ -81,7 +81,7 @@ class AnswerStream:
                 raise error
 
     def _read(self, builder: OutputBuilder) -> bool:
-        """Give the deltas that have come to the builder, and gather what is new of each answer.
+        """Pass the deltas that have arrived to the builder, and collect the new parts of each answer.
 
         Returns:
             Whether all answers have ended.

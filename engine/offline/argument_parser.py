@@ -1,4 +1,4 @@
-"""A command line parser in vLLM's form: an option's words may be joined by underscores, as in ``--max_model_len``."""
+"""A command line parser in vLLM's form: the words of an option may be joined by underscores: ``--max_model_len``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 class FlexibleArgumentParser(ArgumentParser):
-    """A parser for which ``--max_tokens`` and ``--max-tokens`` are one option, whichever of them a script declares.
+    """A parser for which ``--max_tokens`` and ``--max-tokens`` are one option, whichever of the two a script declares.
 
-    Values and what follows ``--`` are left as they are.
+    Values, and all arguments after ``--``, are left unchanged.
     """
 
     def parse_known_args(  # type: ignore[override]
@@ -24,7 +24,7 @@ class FlexibleArgumentParser(ArgumentParser):
 
 
 def _declared(text: str, declared: dict[str, str]) -> str:
-    """Return an argument with its option as it was declared, and any other text as it is."""
+    """Return an argument whose option is spelled as declared; return any other text unchanged."""
     name, equals, value = text.partition("=")
     known = declared.get(_hyphenated(name)) if name.startswith("--") else None
     return text if known is None else known + equals + value

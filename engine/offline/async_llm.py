@@ -30,7 +30,7 @@ from .vllm_table import check_offered, check_values
 
 @dataclass(frozen=True, slots=True)
 class AsyncModelConfig:
-    """What scripts read of ``AsyncLLM.model_config``: the model's path or name, and its length in tokens."""
+    """The part of ``AsyncLLM.model_config`` that scripts read: the model's path or name, and its length in tokens."""
 
     model: str
     max_model_len: int
@@ -39,20 +39,20 @@ class AsyncModelConfig:
 class AsyncLLM:
     """A model in a process of its own. Any number of generators of any number of event loops may run at once.
 
-    Nothing that takes long happens on the caller's event loop: prompts are encoded on a thread, and the engine's
-    messages are read on another one. The constructor blocks until the model is loaded, and ``shutdown`` until it is
-    gone.
+    No long operation runs on the caller's event loop: prompts are encoded on one thread, and the engine's messages are
+    read on another. The constructor blocks until the model is loaded, and ``shutdown`` blocks until the process has
+    ended.
 
     Args:
-        model: as of ``LLM``.
-        options: as of ``LLM``.
+        model: as in ``LLM``.
+        options: as in ``LLM``.
 
     Attributes:
         model_config: the model's path or name and its length, as ``get_model_config`` returns it.
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
-        ConfigError: options that do not exist, are out of bounds or contradict each other.
+        ConfigError: options do not exist, are out of bounds or contradict each other.
         EngineDead: the engine has ended while it was loading.
 
     >>> engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_model_len=2048))
@@ -77,7 +77,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: object, *_: Any, **__: Any) -> Self:
-        """Make the engine of ``AsyncEngineArgs``; vLLM's further arguments have no effect. Raises as the class."""
+        """Make the engine from ``AsyncEngineArgs``; vLLM's further arguments have no effect. Raises as the class."""
         return cls(**vars(engine_args))
 
     async def generate(
@@ -90,22 +90,23 @@ class AsyncLLM:
         priority: int = 0,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt. A generator that is left, closed or cancelled ends its request.
+        """Continue a prompt. If the generator is left, closed or cancelled, the request ends.
 
         Args:
-            prompt: of any form of ``LLM.generate``, one.
-            sampling_params: its ``output_kind`` says whether outputs hold all so far, what is new, or come once.
-            request_id: of the outputs, and of ``abort``; no running request has it.
+            prompt: one prompt, in any form of ``LLM.generate``.
+            sampling_params: parameters. Their ``output_kind`` selects whether outputs hold the whole answer so far,
+                only the new part, or come once at the end.
+            request_id: id of the request in its outputs and for ``abort``; no running request may have the same id.
             lora_request: an adapter, which is loaded first if need be.
             priority: below 0 the request is served before others, above 0 after them.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Yields:
-            Outputs with the answers of which there is something new; the last one is ``finished``.
+            Outputs with the answers that have a new part; the last output is ``finished``.
 
         Raises:
             ValueError: the prompt or a parameter is out of bounds, or there is no such adapter.
-            EngineDead: the engine is gone, before or during the request.
+            EngineDead: the engine has ended, before or during the request.
         """
         try:
             check_values("AsyncLLM.generate", others)
@@ -142,7 +143,7 @@ class AsyncLLM:
         return await asyncio.get_running_loop().run_in_executor(self._engine.prompts[lora_request is not None], call)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """End requests: the last output of each has the reason ``abort``. Ids that do not run are left aside."""
+        """End requests: the last output of each has the reason ``abort``. Ids that are not running are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if (stream := self._streams.get(name)) is not None:
                 self._engine.abort(stream)
@@ -169,11 +170,11 @@ class AsyncLLM:
         return True
 
     async def list_loras(self) -> set[int]:
-        """Return the ``lora_int_id`` of each adapter that a ``LoRARequest`` has brought."""
+        """Return the ``lora_int_id`` of each adapter that was loaded by a ``LoRARequest``."""
         return {number for number, name in self._lora_names.items() if self._engine.has_adapter(name)}
 
     async def pin_lora(self, lora_id: int) -> bool:
-        """Return True. It has no effect: an adapter that left the device for others comes back when it is asked for.
+        """Return True, without effect: an adapter that was evicted from the device is loaded again when requested.
 
         Raises:
             ValueError: no adapter has the number.
@@ -183,12 +184,12 @@ class AsyncLLM:
         return True
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Remove all cached KV that no running request uses, of all tiers. Returns True. Arguments are vLLM's."""
+        """Remove all cached KV that no running request uses, from all tiers. Returns True. Arguments are vLLM's."""
         await self._engine.reset_cache()
         return True
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> TokenizerFace:
-        """Return the model's tokenizer, or that of an adapter which brings its own."""
+        """Return the model's tokenizer, or the tokenizer of an adapter that has its own."""
         read = partial(self._engine.adapters.texts_of, lora_request)
         return TokenizerFace((await self._on_thread(read, lora_request)).served.tokenizer)
 
@@ -210,19 +211,19 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDead:
-        """What requests raise now that the engine is gone."""
+        """Error that requests raise after the engine has ended."""
         return self._engine.death or EngineDead("The engine is not running.")
 
     async def check_health(self) -> None:
-        """Raise EngineDead if the engine is gone, or hangs."""
+        """Raise EngineDead if the engine has ended, or hangs."""
         self._engine.check()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine's process. Requests that run raise EngineDead. Twice is as once; ``timeout`` is vLLM's."""
+        """End the engine's process. Running requests raise EngineDead. May be called twice; ``timeout`` is vLLM's."""
         self._end()
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a method of vLLM's ``AsyncLLM`` in words that say what to do, as ``vllm_classes.toml`` has them."""
+        """Refuse a method of vLLM's ``AsyncLLM``; the error says what to do instead, from ``vllm_classes.toml``."""
         check_offered("AsyncLLM", name)
         return _without_effect
 
@@ -232,11 +233,11 @@ AsyncLLMEngine = AsyncLLM
 
 
 async def _without_effect(*_: Any, **__: Any) -> None:
-    """Do nothing, as a method of vLLM's that is not needed."""
+    """Do nothing, in place of a method of vLLM that is not needed."""
 
 
 def _priority(number: int) -> Priority:
-    """Return the class of a number of vLLM's, of which the lowest is first. Raises RequestError."""
+    """Return the priority class for one of vLLM's numbers, where lower numbers go first. Raises RequestError."""
     if type(number) is not int:
         raise RequestError(f"priority must be a whole number, not {number!r}.", param="priority")
     return Priority.INTERACTIVE if number == 0 else Priority.REALTIME if number < 0 else Priority.BATCH

@@ -1,4 +1,4 @@
-"""Beam search of ``LLM.beam_search``, step by step, and what it returns, by vLLM's names."""
+"""Beam search of ``LLM.beam_search``, step by step, and its results, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def search_beams(
     *,
     use_tqdm: bool,
 ) -> BeamSearch:
-    """Return a search that has ended: no beam can be continued, or all have as many tokens as may be.
+    """Run a search to its end: until no beam can be continued, or all have the largest number of tokens.
 
     Args:
-        prompts: tokens of each.
-        ends: the end tokens for each prompt.
-        scores: gives the log-probabilities of the likeliest tokens behind each of some beams, so many of each.
-        use_tqdm: show a progress bar of the steps.
+        prompts: tokens of each prompt.
+        ends: end tokens for each prompt.
+        scores: returns for each of the given beams the log-probabilities of the given number of likeliest next tokens.
+        use_tqdm: whether to show a progress bar of the steps.
 
     Raises:
         RequestError: a parameter is out of bounds.
@@ -52,7 +52,7 @@ def search_beams(
 
 
 def outputs_of(search: BeamSearch, decoders: Sequence[Callable[[list[int]], str]]) -> list[BeamSearchOutput]:
-    """Return the best sequences of each prompt, their texts by its decoder."""
+    """Return the best sequences of each prompt, with texts from the prompt's decoder."""
     found = []
     for best, decode in zip(search.best(), decoders, strict=True):
         for beam in best:

@@ -1,4 +1,4 @@
-"""Conversations of ``LLM.chat`` as chat templates take them."""
+"""Conversations of ``LLM.chat`` in the form for chat templates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[list[dict[str, Any]]]:
-    """Read one conversation or several, of messages in OpenAI's form.
+    """Read one conversation or several, with messages in OpenAI's form.
 
-    Texts in parts become one text, and the arguments of tool calls objects.
+    Texts in parts are joined to one text, and the arguments of tool calls are parsed to objects.
 
     Raises:
-        RequestError: a message is no object, has parts other than text, or arguments that are no JSON object.
+        RequestError: a message is no object, has parts other than text, or its arguments are no JSON object.
     """
     _check_list(messages)
     listed = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages

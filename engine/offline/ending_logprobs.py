@@ -1,4 +1,4 @@
-"""Logprobs of a tree of endings from the outputs of its reads."""
+"""Logprobs of a tree of endings, computed from the outputs of its reads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def read_trees(trees: Sequence[EndingTree], prompts: Sequence[Input], run: Run) 
     """Return the logprobs of the tokens of each ending of each tree.
 
     Args:
-        prompts: of the trees.
+        prompts: prompt of each tree.
         run: computes requests.
     """
     reads = [(place, read) for place, tree in enumerate(trees) for read in tree.reads]
-    # Parents come before their children: the shorter the path, the earlier.
+    # Parents are read before their children: shorter paths come first.
     order = sorted(range(len(reads)), key=lambda index: len(reads[index][1].path))
     values: dict[int, list[float]] = {}
     for begin in range(0, len(order), WINDOW):
@@ -36,7 +36,7 @@ def read_trees(trees: Sequence[EndingTree], prompts: Sequence[Input], run: Run) 
 
 
 def read_logprobs(read: EndingRead, output: RequestOutput) -> list[float]:
-    """Return the logprobs of ``read.edges``, from the output of a request of its tokens and parameters."""
+    """Return the logprobs of ``read.edges``, from the output of the request that has its tokens and parameters."""
     found = []
     scored = output.prompt_logprobs or []
     for token, scores in zip(output.prompt_token_ids[read.scored_from :], scored[read.scored_from :], strict=False):

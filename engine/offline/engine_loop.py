@@ -1,4 +1,4 @@
-"""Engine loop: an event loop on a thread of its own, on which an engine's client works beside the caller's loop."""
+"""Engine loop: an event loop on a separate thread, on which an engine's client runs beside the caller's loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class EngineLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # A daemon: an engine that nobody has shut down keeps no process from ending.
+        # The thread is a daemon, so that an engine that nobody shuts down does not keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have a call made, after those that were posted before. Calls of a closed loop are left out."""
-        # It may be closed between a question and the call.
+        """Schedule a call after all calls posted before. Calls to a closed loop are dropped."""
+        # The loop may be closed between the check and the call.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -32,11 +32,11 @@ class EngineLoop:
         return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return or raise what a coroutine does. Blocks the calling thread, which must not be the loop's own."""
+        """Run a coroutine and return its result or raise its error. Blocks; must not be called on the loop's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return or raise what a coroutine does there, while the caller's loop goes on."""
+        """Run a coroutine on the engine's loop and return its result, without blocking the caller's loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:

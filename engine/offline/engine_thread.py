@@ -1,4 +1,4 @@
-"""Engine thread: runs the calls to an engine one after the other, where no signal interrupts them."""
+"""Engine thread: runs the calls to an engine one after the other, where no signal can interrupt them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _Jobs = SimpleQueue[Callable[[], None] | None]
 class EngineThread:
     """Runs calls in the order in which they were given, on one thread.
 
-    Python raises KeyboardInterrupt, and whatever else a signal handler raises, in the main thread alone, and there
-    between any two operations. A call that runs here is never left half done: only the wait for it is interrupted.
+    Python raises KeyboardInterrupt, and exceptions of signal handlers, only in the main thread, but there between any
+    two operations. A call on this thread is never left half done: only the wait for it is interrupted.
     """
 
     def __init__(self) -> None:
         self._jobs: _Jobs = SimpleQueue()
-        # A daemon, as it waits for calls for ever; at the interpreter's exit the call that runs is waited for.
+        # The thread is a daemon, as it waits for calls without end; at the interpreter's exit a running call is
+        # awaited.
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name="engine", daemon=True)
         self._thread.start()
         self._process = os.getpid()
@@ -33,14 +34,14 @@ class EngineThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread is in this process, and not in the one that this was forked from: threads do not fork."""
+        """Return whether the thread runs in this process, and not in the process from which this one was forked."""
         return os.getpid() == self._process
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise what a call does. If the wait is interrupted, the call is still made, before all later ones.
+        """Run a call and return its result or raise its error. An interrupted call still runs, before all later calls.
 
         Raises:
-            EngineDead: this process is a fork of the one that has the thread.
+            EngineDead: this process is a fork of the process that has the thread.
             RuntimeError: the thread was closed.
         """
         if not self.is_here:
@@ -62,7 +63,7 @@ class EngineThread:
             done.put(None)
 
         self._jobs.put(job)
-        # ``get`` is written in C, unlike ``Future.result``: an interrupt leaves its lock in order.
+        # ``get`` is written in C, unlike ``Future.result``: an interrupt cannot leave its lock in a broken state.
         done.get()
         return outcome.result()
 

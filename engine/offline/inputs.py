@@ -12,7 +12,7 @@ from .vllm_table import check_values
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text. ``cache_salt`` keeps its cached KV apart from that of other salts."""
+    """A prompt as text. ``cache_salt`` separates its cached KV from the KV of other salts."""
 
     prompt: str
     cache_salt: str
@@ -33,12 +33,12 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that was read.
+    """A prompt after reading.
 
     Attributes:
-        text: None if it was given as token ids alone.
-        tokens: None if it was given as text alone.
-        salt: separates its cached KV from that of others.
+        text: the text; None if the prompt was given only as token ids.
+        tokens: the token ids; None if the prompt was given only as text.
+        salt: salt that separates its cached KV from that of other prompts.
     """
 
     text: str | None = None
@@ -47,7 +47,7 @@ class Prompt:
 
     @property
     def content(self) -> str | Sequence[int]:
-        """Token ids, or the text where there are none."""
+        """Token ids, or the text if there are no token ids."""
         if self.tokens is not None:
             return self.tokens
         assert self.text is not None
@@ -68,11 +68,11 @@ def read_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """Read one prompt or several.
 
     Args:
-        prompts: of any form of ``PromptType``, or a list of these.
+        prompts: one prompt in any form of ``PromptType``, or a list of prompts.
         prompt_token_ids: token ids of one prompt or of several, in place of ``prompts`` (vLLM's older form).
 
     Raises:
-        RequestError: they have another form.
+        RequestError: a prompt has another form.
     """
     if prompt_token_ids is not None:
         return [Prompt(tokens=each.tokens, text=None, salt="") for each in read_prompts(prompt_token_ids)]

@@ -52,21 +52,21 @@ P = TypeVar("P")
 
 
 class LLM:
-    """A model in this process. Not thread-safe, and of no use to processes forked from this one: each makes its own.
+    """A model in this process. Not thread-safe, and not usable in forked processes: each must make its own.
 
-    The engine and all that belongs to a step run on a thread of their own (``EngineThread``). KeyboardInterrupt, or
-    another exception of a signal handler, ends the wait for a step and never the step itself: ``generate`` and ``chat``
-    abort their requests, requests of ``begin`` go on with the next ``step``, with the same tokens. An exception inside
-    a step fails all requests, and the next call finds an engine that works, with an empty prefix cache.
+    The engine and all parts of a step run on a separate thread (``EngineThread``). KeyboardInterrupt, or another
+    exception from a signal handler, ends only the wait for a step, never the step itself. After such an interrupt
+    ``generate`` and ``chat`` abort their requests; requests of ``begin`` continue with the next ``step`` and get the
+    same tokens. An exception inside a step fails all requests; the next call then works, with an empty prefix cache.
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
-        options: of ``EngineConfig``, or vLLM's: translated, accepted without effect or refused
+        options: options of ``EngineConfig``, or vLLM's, which are translated, accepted without effect, or refused
             (``docs/reference/options.md``).
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
-        ConfigError: options that do not exist, are out of bounds or contradict each other.
+        ConfigError: options do not exist, are out of bounds or contradict each other.
 
     >>> llm = LLM()
     >>> [output] = llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0))
@@ -91,25 +91,25 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: object) -> Self:
-        """Make an ``LLM`` of ``EngineArgs``. Raises as the constructor."""
+        """Make an ``LLM`` from ``EngineArgs``. Raises as the constructor."""
         return cls(**vars(engine_args))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests without any: what the model's ``generation_config.json`` recommends.
+        """Return the default parameters of requests: the recommendations in the model's ``generation_config.json``.
 
-        The name is vLLM's. ``generation_config="vllm"`` leaves the file aside.
+        The name is vLLM's. With ``generation_config="vllm"`` the file is ignored.
         """
         return self._requests.default_params()
 
     def get_metrics(self) -> list[Metric]:
-        """Return gauges, counters and histograms of the engine and its requests, by vLLM's names and in its classes.
+        """Return gauges, counters and histograms of the engine and its requests, under vLLM's names and in its classes.
 
-        Times are those at which answers reached this process' side of the engine.
+        Times are the times at which answers reached the caller's side of the engine in this process.
         """
         return self._engine.on_thread(lambda: self._metrics.snapshot(self._engine.stats()))
 
     def get_tokenizer(self, lora_request: LoRARequest | str | None = None) -> TokenizerFace:
-        """Return the model's tokenizer, or that of an adapter which brings its own."""
+        """Return the model's tokenizer, or the tokenizer of an adapter that has its own."""
         tokenizer = self._engine.adapters.texts_of(lora_request).served.tokenizer
         if (face := self._faces.get(tokenizer)) is None:
             face = self._faces[tokenizer] = TokenizerFace(tokenizer)
@@ -132,22 +132,22 @@ class LLM:
         """Continue prompts.
 
         Args:
-            prompts: one text, list of token ids, ``TextPrompt`` or ``TokensPrompt``, or a list of such.
-            sampling_params: for all prompts, or one for each; None for those of ``get_default_sampling_params``.
+            prompts: one text, list of token ids, ``TextPrompt`` or ``TokensPrompt``, or a list of these.
+            sampling_params: parameters for all prompts, or one for each; None for ``get_default_sampling_params()``.
             prompt_token_ids: token ids in place of prompts.
-            use_tqdm: show a progress bar.
+            use_tqdm: whether to show a progress bar.
             lora_request: an adapter for all prompts, or one for each.
-            stop: strings that end an answer and are no part of it, beside those of ``sampling_params``.
-            n: answers to each prompt, in place of that of ``sampling_params``.
-            grammar: structured output, such as ``GrammarSpec.json_schema({...})``.
-            adapter: name of a LoRA adapter that is loaded, None for the base model.
+            stop: strings that end an answer and are no part of it, in addition to the strings in ``sampling_params``.
+            n: number of answers to each prompt, in place of ``n`` of ``sampling_params``.
+            grammar: form of structured output, such as ``GrammarSpec.json_schema({...})``.
+            adapter: name of a loaded LoRA adapter, None for the base model.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Returns:
             One output for each prompt, in their order.
 
         Raises:
-            RequestError: a prompt or parameter out of bounds. Every request is checked before the first one starts.
+            RequestError: a prompt or parameter is out of bounds. Every request is checked before the first one starts.
             UnknownModel: there is no such adapter.
         """
         check_values("LLM.generate", others)
@@ -177,9 +177,9 @@ class LLM:
 
         Args:
             chat_template: a Jinja template in place of the model's.
-            chat_template_content_format: vLLM's, without effect.
+            chat_template_content_format: a parameter of vLLM, without effect.
             tools: functions in OpenAI's form.
-            chat_template_kwargs: further variables of the template.
+            chat_template_kwargs: further variables for the template.
         """
         check_values("LLM.chat", others | {"chat_template_content_format": chat_template_content_format})
         conversations = read_conversations(messages)
@@ -210,12 +210,12 @@ class LLM:
         """Search for the likeliest answers to each prompt, as vLLM does.
 
         Args:
-            use_tqdm: show a progress bar of the steps.
-            concurrency_limit: vLLM's, without effect.
+            use_tqdm: whether to show a progress bar of the steps.
+            concurrency_limit: a parameter of vLLM, without effect.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
-            RequestError: a prompt or parameter out of bounds.
+            RequestError: a prompt or parameter is out of bounds.
         """
         check_values("LLM.beam_search", others)
         given = self._engine.adapters.inputs(prompts, lora_request=lora_request)
@@ -245,15 +245,16 @@ class LLM:
         """Answer typed questions about an input with probabilities, as ``POST /v1/decisions`` does.
 
         Args:
-            input: a text, or a conversation to whose last user turn each question is added.
+            input: a text, or a conversation; each question is added to its last user turn.
             questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
                 ``levels``, and perhaps a ``name`` and the name of a ``calibration``.
             answer_with: ``letters``, or ``values``: the choices' own texts.
-            chat_template_kwargs: further variables of the template.
-            calibration_dir: folder of the calibrations that ``rootgraft calibrate`` has written.
+            chat_template_kwargs: further variables for the template.
+            calibration_dir: folder of the calibrations written by ``rootgraft calibrate``.
 
         Raises:
-            RequestError: the input or a question is wrong, or does not fit; or a calibration is for another one.
+            RequestError: the input or a question is malformed, or too long; or a calibration is for another question or
+                model.
         """
         asked = read_questions(questions, answer_with)
         conversation = [{"role": "user", "content": input}] if isinstance(input, str) else input
@@ -275,21 +276,21 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         **others: Any,
     ) -> list[list[float]] | list[PooledRequestOutput[ScoringOutput]]:
-        """Return the probabilities of tokens behind a query with each of several items, as SGLang does.
+        """Return the probabilities of tokens after a query with each of several items, as SGLang does.
 
-        Without ``label_token_ids`` it is vLLM's method: how relevant each item is to the query, or to its own of as
-        many queries, as ``serving.pair_scoring`` says.
+        Without ``label_token_ids`` it is vLLM's method: it returns how relevant each item is to the query, or to its
+        own query if there are as many queries as items (see ``serving.pair_scoring``).
 
         Args:
             query: a text or token ids.
-            items: one prompt each, the query and then the item: of the query's kind.
-            label_token_ids: the tokens.
-            apply_softmax: shares among the labels, in place of probabilities in the whole vocabulary.
-            item_first: the item stands before the query.
+            items: items, each of which makes one prompt with the query; they are texts or token ids like the query.
+            label_token_ids: the tokens whose probabilities are returned.
+            apply_softmax: whether to return shares among the labels, in place of probabilities in the whole vocabulary.
+            item_first: whether the item comes before the query.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
-            RequestError: one of them is out of bounds.
+            RequestError: an argument is out of bounds.
         """
         check_values("LLM.score", others)
         if label_token_ids is None:
@@ -325,14 +326,14 @@ class LLM:
         adapter: str | None = None,
         **others: Any,
     ) -> list[PooledRequestOutput[PoolingOutput]]:
-        """Return embeddings or probabilities of classes as arrays of numpy, where vLLM has tensors.
+        """Return embeddings or class probabilities as numpy arrays; vLLM returns tensors.
 
         Args:
-            pooling_task: ``embed`` or ``classify``; by default what the model has.
+            pooling_task: ``embed`` or ``classify``; by default the task that the model supports.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
-            RequestError: a prompt or parameter out of bounds, or another task.
+            RequestError: a prompt or parameter is out of bounds, or the task is another one.
         """
         check_values("LLM.encode", others)
         chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
@@ -354,17 +355,17 @@ class LLM:
         prompt_name: str | None = None,
         **others: Any,
     ) -> list[PooledRequestOutput[EmbeddingOutput]]:
-        """Return the embeddings of texts: their hidden states, pooled as the checkpoint says.
+        """Return the embeddings of texts: hidden states, pooled as the checkpoint defines.
 
         Args:
-            pooling_params: ``dimensions`` and ``normalize`` in vLLM's form.
-            dimensions: the first so many values, which have length 1 again.
-            normalize: whether embeddings have length 1; by default as the checkpoint says.
-            prompt_name: which of the checkpoint's prompts stands before each text, in place of its default one.
+            pooling_params: parameters in vLLM's form: ``dimensions`` and ``normalize``.
+            dimensions: number of leading values to return, normalised to length 1 again.
+            normalize: whether embeddings have length 1; by default as the checkpoint defines.
+            prompt_name: name of the checkpoint's prompt that is put before each text, in place of its default prompt.
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
-            RequestError: a prompt or parameter out of bounds, or the model's embeddings are not computed.
+            RequestError: a prompt or parameter is out of bounds, or the model's embeddings are not computed.
         """
         check_values("LLM.embed", others)
         pooler = self._engine.pooler
@@ -392,7 +393,7 @@ class LLM:
             others: vLLM's further parameters, as ``vllm_classes.toml`` says.
 
         Raises:
-            RequestError: a prompt out of bounds, or the model has no classification head.
+            RequestError: a prompt is out of bounds, or the model has no classification head.
         """
         check_values("LLM.classify", others)
         inputs = self._engine.adapters.inputs(prompts, lora_request=lora_request, adapter=adapter)
@@ -416,11 +417,13 @@ class LLM:
 
         Args:
             tokens: the prompt.
-            session: a name; the KV of the last request of this name is evicted from the prefix cache last.
-            session_seconds: how long that KV is kept so after the answer, 300 by default; 0 has it evicted first.
-            pin_seconds: how long the prompt is pinned in the prefix cache.
+            session: name of a session; the KV of the session's last request is evicted last from the prefix cache.
+            session_seconds: seconds after the answer during which that holds, 300 by default; with 0 the KV is evicted
+                first.
+            pin_seconds: seconds for which the prompt is pinned in the prefix cache.
             on_delta: called with each delta after the step that brought it, in ``step`` and in every other call that
-                steps. What it raises is raised by ``step``, once all deltas of the step have reached their requests.
+                runs steps. ``step`` raises the callback's exceptions, once all deltas of the step have reached their
+                requests.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
@@ -436,7 +439,7 @@ class LLM:
     def begin_prompt(
         self, prompt: PromptType, params: AnyParams | None = None, *, lora_request: LoRARequest | None = None
     ) -> RunningRequest:
-        """Begin a request beside the running ones, as ``begin`` does, for one prompt of any form of ``generate``.
+        """Begin a request for one prompt, in any form of ``generate``, beside the running ones, as ``begin`` does.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
@@ -449,20 +452,21 @@ class LLM:
         """Compute one step of all running requests. Returns whether any of them still runs.
 
         Raises:
-            Exception: of a callback in this step, or in another call since the last step; with several, the first one.
+            Exception: a callback raised it in this step, or in another call since the last step; the first one of
+                several.
         """
         return self._engine.step()
 
     def abort(self, running: RunningRequest) -> None:
-        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless it had ended."""
+        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless the request had ended."""
         self._engine.abort(running)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests go on meanwhile.
+        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests continue meanwhile.
 
         Args:
             path: folder in PEFT format, ``org/name`` on the Hub, or a URI: ``hf://``, ``s3://``, ``https://``, ``file://``.
-            replace: the name may be in use.
+            replace: whether the name may be in use.
 
         Raises:
             RequestError: the adapter cannot be loaded.
@@ -475,9 +479,9 @@ class LLM:
         self._engine.unload_adapter(name)
 
     def close(self) -> None:
-        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.
+        """End the engine's threads and the processes that compile grammars. Running requests fail with EngineDead.
 
-        In a process that was forked from the one that made the LLM nothing is ended.
+        In a fork of the process that made the LLM, nothing is ended.
         """
         self._engine.close()
 
@@ -505,7 +509,7 @@ class LLM:
         use_tqdm: bool,
         left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
-        """Check all prompts, then pool them without their first ``left_out`` tokens. Raises RequestError."""
+        """Check all prompts, then pool them. Pooling skips the first ``left_out`` tokens. Raises RequestError."""
         requests = [
             given.adapter.model.limits.check(self._requests.pooled(given, pooling, first))
             for given, first in zip(inputs, left_out or [0] * len(inputs), strict=True)
@@ -524,10 +528,10 @@ class LLM:
     def prefetch(
         self, prompts: PromptType | Sequence[PromptType], *, lora_request: LoRARequest | None = None
     ) -> list[int]:
-        """Compute prompts before they are asked, or read their KV from the tiers, as far as it is not cached.
+        """Compute prompts before they are requested, or read their KV from the tiers, unless it is cached.
 
         Returns:
-            For each prompt, the tokens of it that were cached before.
+            For each prompt, the number of its tokens that were cached before.
 
         Raises:
             RequestError: a prompt is out of bounds.
@@ -537,7 +541,7 @@ class LLM:
         return [output.num_cached_tokens or 0 for output in outputs]
 
     def release_session(self, session: str) -> bool:
-        """End a session of ``begin``: KV that only it has used is evicted first. False if none of it is kept."""
+        """End a session of ``begin``: KV that only it has used is evicted first. Returns False if it has no KV."""
         return self._engine.release_session(session)
 
     def save_prefix(
@@ -548,19 +552,19 @@ class LLM:
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
     ) -> int:
-        """Compute a prompt and write the KV of its whole pages to a file, which ``load_prefix`` takes.
+        """Compute a prompt and write the KV of its whole pages to a file for ``load_prefix``.
 
         Args:
-            prompt: of any form of ``generate``.
-            path: of the file, which is replaced.
-            lora_request, adapter: the adapter that reads the prompt.
+            prompt: a prompt in any form of ``generate``.
+            path: path of the file, which is replaced if it exists.
+            lora_request, adapter: the adapter with which the prompt is computed.
 
         Returns:
-            Tokens whose KV is in the file.
+            Number of tokens whose KV is in the file.
 
         Raises:
             RequestError: the prompt is out of bounds, or no adapter has the name.
-            ConfigError: the KV of this model cannot be kept.
+            ConfigError: the KV of this model cannot be saved.
             OSError: the file cannot be written.
         """
         [given] = self._engine.adapters.inputs([prompt], lora_request=lora_request, adapter=adapter)
@@ -568,14 +572,15 @@ class LLM:
         return self._engine.save_prefix(given, Path(path))
 
     def load_prefix(self, path: str | Path) -> int:
-        """Take the KV of a prompt from a file of ``save_prefix`` to the prefix cache.
+        """Load the KV of a prompt from a file of ``save_prefix`` into the prefix cache.
 
         Returns:
-            Tokens whose KV is cached now. 0 for a file of another model, number format or page size, and fewer than
-            were saved where the file is damaged or the pool has no room: requests are then computed as without it.
+            Number of tokens whose KV is now cached. It is 0 for a file of another model, number format or page size,
+            and smaller than the number saved if the file is damaged or the pool is full; requests then compute the
+            missing KV.
 
         Raises:
-            ConfigError: the KV of this model cannot be kept.
+            ConfigError: the KV of this model cannot be saved.
             OSError: the file cannot be read.
         """
         return self._engine.load_prefix(Path(path))
@@ -583,35 +588,35 @@ class LLM:
     def save_session(self, running: RunningRequest, path: str | Path) -> int:
         """Pause a request of ``begin``: write it, with the KV of its tokens, to a file for ``load_session``.
 
-        It goes on from there with the tokens that it would have drawn here, in this process or another one. Here it
-        ends: its ``output`` raises RequestError.
+        After ``load_session``, in this process or another one, the request continues with the tokens that it would have
+        drawn here. Here the request ends: its ``output`` raises RequestError.
 
         Returns:
-            Tokens whose KV is in the file.
+            Number of tokens whose KV is in the file.
 
         Raises:
-            RequestError: the request has ended, has several answers or wants logprobs, or waits for its grammar or
+            RequestError: the request has ended, has several answers or wants logprobs, or is waiting for its grammar or
                 adapter.
-            ConfigError: the KV of this model cannot be kept.
-            OSError: the file cannot be written: the request goes on here.
+            ConfigError: the KV of this model cannot be saved.
+            OSError: the file cannot be written; the request then continues here.
         """
         return self._engine.save_session(running, Path(path))
 
     def load_session(
         self, path: str | Path, *, on_delta: Callable[[TextDelta], None] | None = None
     ) -> RunningRequest | None:
-        """Go on with a request of ``save_session`` beside the running ones, as ``begin``.
+        """Continue a request of ``save_session`` beside the running ones, as ``begin`` does.
 
         Args:
-            on_delta: as of ``begin``; it gets the tokens before the pause first.
+            on_delta: as in ``begin``; it first gets the tokens from before the pause.
 
         Returns:
-            The request. None for a file of another base model, of an adapter that is not loaded under its name with
-            the same content, or for a damaged file. KV of another number format is computed again.
+            The request. None for a file of another base model or a damaged file, or if the request's adapter is not
+            loaded with the same name and content. KV of another number format is computed again.
 
         Raises:
-            RequestError: the request is out of the bounds of this LLM.
-            ConfigError: the KV of this model cannot be kept.
+            RequestError: the request exceeds the limits of this LLM.
+            ConfigError: the KV of this model cannot be saved.
             OSError: the file cannot be read.
         """
         saved = self._engine.load_session(Path(path))
@@ -622,12 +627,12 @@ class LLM:
         return self._engine.begin(given, request, self._requests.builder(given, request), on_delta, saved.generated)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Remove all cached KV that no running request uses, of all tiers. Returns True. Arguments are vLLM's."""
+        """Remove all cached KV that no running request uses, from all tiers. Returns True. Arguments are vLLM's."""
         self._engine.reset_cache()
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a method of vLLM's ``LLM`` in words that say what to do, as ``vllm_classes.toml`` has them."""
+        """Refuse a method of vLLM's ``LLM``; the error says what to do instead, from ``vllm_classes.toml``."""
         check_offered("LLM", name)
         return lambda *args, **kwargs: None
 

@@ -19,17 +19,17 @@ from .tokenizer_face import TokenizerFace
 
 
 class EngineArgs:
-    """Keywords of ``LLM``, as attributes: ``LLM(**vars(args))`` and ``LLMEngine.from_engine_args(args)`` take them."""
+    """Keywords of ``LLM`` as attributes, for ``LLM(**vars(args))`` and ``LLMEngine.from_engine_args(args)``."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.__dict__.update({"model": model} | options)
 
     @staticmethod
     def add_cli_args(parser: ArgumentParser, async_args_only: bool = False) -> ArgumentParser:
-        """Add the options of ``LLM`` to a parser; those that are not given are no attributes of what it returns.
+        """Add the options of ``LLM`` to a parser. Options that are not given are no attributes of the parsed namespace.
 
         Args:
-            async_args_only: vLLM's, without effect.
+            async_args_only: a parameter of vLLM, without effect.
         """
         group = parser.add_argument_group("options of the engine")
         for name in engine_option_names():
@@ -39,7 +39,7 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: Namespace) -> EngineArgs:
-        """Take the options of ``add_cli_args`` from what a parser returned."""
+        """Make arguments from a namespace parsed with the options of ``add_cli_args``."""
         return cls(**{name: value for name, value in vars(args).items() if name in engine_option_names()})
 
 
@@ -48,7 +48,7 @@ AsyncEngineArgs = EngineArgs
 
 
 def _value(text: str) -> Any:
-    """Return JSON as a value, and any other text as it is."""
+    """Return the value of a text that is JSON; return any other text unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -56,10 +56,10 @@ def _value(text: str) -> Any:
 
 
 class LLMEngine:
-    """An engine whose requests are added at any time. ``step`` returns those that have ended in it.
+    """An engine to which requests are added at any time. ``step`` returns the outputs of requests that ended in it.
 
     Args:
-        llm: the engine's face that is driven, and closed by ``close``.
+        llm: the ``LLM`` that computes the requests; ``close`` closes it.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -83,10 +83,10 @@ class LLMEngine:
         """Begin a request.
 
         Args:
-            arrival_time: vLLM's, without effect, as its further parameters.
+            arrival_time: a parameter of vLLM, without effect, like its further parameters.
 
         Raises:
-            RequestError: the id is in use, or prompt or parameters are out of bounds.
+            RequestError: the id is in use, or a prompt or parameter is out of bounds.
         """
         if request_id in self._running:
             raise RequestError(f"request_id {request_id!r} is in use.", param="request_id")
@@ -94,7 +94,7 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Compute a step of all requests; return the outputs of those that have ended, with the ids they were given."""
+        """Compute a step of all requests; return the outputs of ended requests, with their ids."""
         self._llm.step()
         ended = [name for name, running in self._running.items() if running.is_done]
         return [self._running.pop(name).output(request_id=name) for name in ended]
@@ -106,7 +106,7 @@ class LLMEngine:
         return len(self._running)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """Abort requests; ids that do not run are left aside."""
+        """Abort requests; ids that are not running are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if (running := self._running.pop(name, None)) is not None:
                 self._llm.abort(running)

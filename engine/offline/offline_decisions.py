@@ -1,4 +1,4 @@
-"""Questions of ``LLM.decide``, in the form of ``POST /v1/decisions``, their answers, and prompts of ``LLM.score``."""
+"""Questions and answers of ``LLM.decide``, in the form of ``POST /v1/decisions``, and prompts of ``LLM.score``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_QUESTIONS = 400
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question with the name that its answer has, and that of its calibration; None for none."""
+    """A question with the name for its answer, and the name of its calibration; None for no name."""
 
     question: TypedQuestion
     name: str | None
@@ -39,14 +39,15 @@ class DecisionAnswer:
 
     Attributes:
         type: ``predicate``, ``choice`` or ``score``.
-        probabilities: of the options, in their order; they sum to 1. Of a predicate ``Yes`` and ``No``.
-        confidence: probability of the likeliest option, of all that the model might write.
-        label_mass: probability of all options together, of all that the model might write.
-        probability: of a predicate that it is true; None for other questions.
-        choice: the likeliest value; None for other questions than a choice.
-        score: the expected level, the first being 0; None for other questions than a score.
+        probabilities: probability of each option, in the order of the options; they sum to 1. A predicate has ``Yes``
+            and ``No``.
+        confidence: probability of the likeliest option, among all texts that the model might write.
+        label_mass: total probability of all options, among all texts that the model might write.
+        probability: probability that a predicate is true; None for other questions.
+        choice: the likeliest value of a choice; None for other questions.
+        score: the expected level of a score, counted from 0; None for other questions.
         calibration: name of the calibration that was applied; None for none.
-        digest: of the question and of the content of the model that answered.
+        digest: digest of the question and of the model's content.
     """
 
     type: str
@@ -62,7 +63,7 @@ class DecisionAnswer:
 
     @classmethod
     def of(cls, asked: AskedQuestion, found: LabelShares, digest: str | None) -> DecisionAnswer:
-        """Return the answer to a question whose labels have these shares, calibrated where it asks for it."""
+        """Return the answer to a question from the shares of its labels, calibrated if the question requests it."""
         question, name = asked.question, asked.name
         texts = [option.text for option in question.options]
         return cls(
@@ -80,7 +81,7 @@ class DecisionAnswer:
 
 
 def read_questions(questions: Any, answer_with: str) -> list[AskedQuestion]:
-    """Return questions. Raises RequestError, with the place of what is wrong."""
+    """Read questions. Raises RequestError, which names the place of the error."""
     if answer_with not in list(Labels):
         raise RequestError(f"answer_with must be 'letters' or 'values', not {answer_with!r}.", param="answer_with")
     if isinstance(questions, (str, Mapping)) or not isinstance(questions, Sequence):
@@ -138,7 +139,7 @@ def _text(place: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenisedQuestion:
-    """A question in tokens: its prompt, the tree of its labels' endings, and how many of them each label has."""
+    """A question in tokens: its prompt, the tree of its labels' endings, and the number of endings of each label."""
 
     prompt: Input
     tree: EndingTree
@@ -151,10 +152,10 @@ def plan_questions(
     adapter: PromptAdapter,
     template_kwargs: Mapping[str, Any],
 ) -> list[TokenisedQuestion]:
-    """Return questions about a conversation in tokens.
+    """Return the tokens of questions about a conversation.
 
     Raises:
-        RequestError: the labels of a question cannot be told apart.
+        RequestError: the labels of a question cannot be distinguished.
         ContextTooLong: a prompt with its longest label does not fit.
     """
     served, limits = adapter.model.served, adapter.model.limits
@@ -183,14 +184,14 @@ def read_answers(
     """Return the answers to questions.
 
     Args:
-        asked: by ``read_questions``.
-        planned: the same, by ``plan_questions``.
-        digest_of: returns the digest of an adapter, or of the base model; "" if not known.
+        asked: the questions, from ``read_questions``.
+        planned: the same questions in tokens, from ``plan_questions``.
+        digest_of: returns the digest of an adapter, or of the base model; "" if unknown.
         calibration_dir: folder of the calibrations that questions name; None for none.
         run: computes requests.
 
     Raises:
-        RequestError: there is no calibration of a name, or it is for another question or model.
+        RequestError: a calibration does not exist, or is for another question or model.
     """
     fields = [f"questions[{index}].calibration" for index in range(len(asked))]
     folder = None if calibration_dir is None else Path(calibration_dir)
@@ -209,7 +210,7 @@ def read_answers(
 
 
 def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
-    """Return the query with each item, all texts or all token ids. Raises RequestError if they are of two kinds."""
+    """Return the query with each item, all texts or all token ids. Raises RequestError for a mixture of both."""
     is_text = isinstance(query, str)
     listed = [items] if isinstance(items, str) else items
     if not isinstance(listed, Sequence) or not listed:
@@ -223,7 +224,7 @@ def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
 
 
 def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
-    """Return the endings of single tokens. Raises RequestError for none, or one outside of the vocabulary."""
+    """Return the labels as endings of one token each. Raises RequestError for no label or an invalid id."""
     labels = token_array(label_token_ids)
     if not labels:
         raise RequestError("label_token_ids must hold at least one token.", param="label_token_ids")
@@ -238,10 +239,10 @@ def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
 def score_labels(
     inputs: Sequence[Input], labels: Sequence[Sequence[int]], run: Run, *, apply_softmax: bool
 ) -> list[list[float]]:
-    """Return the probability of each label behind each prompt: shares among the labels, or in the whole vocabulary.
+    """Return the probability of each label after each prompt: shares among the labels, or in the whole vocabulary.
 
     Args:
-        labels: by ``check_labels``.
+        labels: the labels, from ``check_labels``.
         run: computes requests.
     """
     found = read_trees([EndingTree(each.tokens, labels) for each in inputs], inputs, run)

@@ -40,7 +40,7 @@ logger = logging.getLogger("rootgraft.llm")
 
 
 def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
-    """Return the engine's options from the keywords of ``LLM``, of which some are vLLM's. Raises ConfigError."""
+    """Return the engine's options from the keywords of ``LLM``, some of which are vLLM's. Raises ConfigError."""
     options, notes = engine_keywords({"model": model} | keywords)
     for note in notes:
         logger.info("%s", note)
@@ -48,18 +48,18 @@ def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
 
 
 class OfflineEngine:
-    """An engine in this process, which steps when it is called. Not thread-safe.
+    """An engine in this process, which runs steps only when it is called. Not thread-safe.
 
     Args:
-        config: its options.
-        path: of the model.
-        tokenizer: the model's.
+        config: options of the engine.
+        path: path of the model.
+        tokenizer: tokenizer of the model.
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
-        pooler: what the model gives beside tokens.
-        max_model_len: most tokens in prompt and answer together.
-        on_observations: called with what the engine has observed of each step, on the engine's thread.
+        pooler: how the model pools hidden states to embeddings, scores or classes.
+        max_model_len: largest number of tokens of prompt and answer together.
+        on_observations: called on the engine's thread with the engine's observations of each step.
 
     Raises:
         ModelError: the model is not supported exactly.
@@ -94,7 +94,7 @@ class OfflineEngine:
         self._closed = False
 
     def digest_of(self, adapter: str | None) -> str:
-        """Return the digest of a loaded adapter, or of the base model's weights; "" if not known."""
+        """Return the digest of a loaded adapter, or of the base model's weights; "" if unknown."""
         if adapter is None:
             return self._core.ready.base_digest
         return info.digest if (info := self._adapters.get(adapter)) else ""
@@ -107,10 +107,10 @@ class OfflineEngine:
         on_delta: Callable[[TextDelta], None] | None = None,
         generated: array[int] | None = None,
     ) -> RunningRequest:
-        """Begin a request that was checked, beside the running ones; ``step`` advances all of them.
+        """Begin a checked request beside the running ones; ``step`` advances all of them.
 
         Args:
-            generated: tokens that it has already, and goes on after; None for none.
+            generated: tokens that the request already has and continues from; None for none.
         """
         running = RunningRequest(request, builder, on_delta, self._callbacks)
         served = given.adapter.model.served
@@ -129,7 +129,7 @@ class OfflineEngine:
         builders: Sequence[OutputBuilder],
         use_tqdm: bool,
     ) -> None:
-        """Run requests that were checked until all have ended, and abort them if that is interrupted."""
+        """Run checked requests until all have ended; abort them if the run is interrupted."""
         calls = [
             _Call(
                 inputs[places[0]].adapter.model.served,
@@ -157,30 +157,31 @@ class OfflineEngine:
             call.receiver.check()
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters by name, as a heartbeat has them. On the engine's thread."""
+        """Return gauges and counters by name, as in a heartbeat. Called on the engine's thread."""
         return self._core.stats()
 
     def step(self) -> bool:
         """Compute one step of all running requests. Returns whether any of them still runs.
 
         Raises:
-            Exception: of a callback in this step, or in another call since the last step; with several, the first one.
+            Exception: a callback raised it in this step, or in another call since the last step; the first one of
+                several.
         """
         self._advance()
         self._callbacks.raise_errors()
         return len(self._sequences) > 0
 
     def abort(self, running: RunningRequest) -> None:
-        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless it had ended."""
+        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless the request had ended."""
         running.abort()
         self.on_thread(partial(self._sequences.stop, running))
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
-        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests go on meanwhile.
+        """Load a LoRA adapter under a name. Needs ``enable_lora=True``. Running requests continue meanwhile.
 
         Args:
             path: folder in PEFT format, ``org/name`` on the Hub, or a URI: ``hf://``, ``s3://``, ``https://``, ``file://``.
-            replace: the name may be in use.
+            replace: whether the name may be in use.
 
         Raises:
             RequestError: the adapter cannot be loaded.
@@ -202,7 +203,7 @@ class OfflineEngine:
         self._call(UnloadAdapter(next(self._call_ids), name))
 
     def save_prefix(self, given: Input, file: Path) -> int:
-        """Write the cached whole pages of a prompt to a file. Returns their tokens. Raises OSError, ConfigError."""
+        """Write a prompt's cached whole pages to a file. Returns the number of tokens. Raises OSError, ConfigError."""
         adapter, tokenizer = given.adapter.name, given.adapter.model.served.identity
         params = SamplingParams(max_tokens=1)
         submit = Submit(_NO_SEQUENCE, given.tokens, params, adapter=adapter, salt=given.salt, tokenizer=tokenizer)
@@ -211,15 +212,15 @@ class OfflineEngine:
         )
 
     def load_prefix(self, file: Path) -> int:
-        """Enter the pages of a file in the prefix cache. Returns their tokens. Raises OSError, ConfigError."""
+        """Load the pages of a file into the prefix cache. Returns the number of tokens. Raises OSError, ConfigError."""
         return self.on_thread(lambda: self._core.prefix_transfer().load(file))
 
     def save_session(self, running: RunningRequest, file: Path) -> int:
-        """Write a request that runs, with its KV, to a file, and end it here. Returns the tokens whose KV is there.
+        """Write a running request, with its KV, to a file, and end it here. Returns the number of tokens with saved KV.
 
         Raises:
-            RequestError: it has ended, has several answers or wants logprobs, or no step has computed it yet.
-            OSError, ConfigError: as ``save_prefix``.
+            RequestError: the request has ended, has several answers or wants logprobs, or no step has computed it yet.
+            OSError, ConfigError: as for ``save_prefix``.
         """
         return self.on_thread(partial(self._save_session, running, file))
 
@@ -244,10 +245,10 @@ class OfflineEngine:
         return num_tokens
 
     def load_session(self, file: Path) -> SavedSession | None:
-        """Enter the KV of a session's file in the prefix cache. Returns what goes on; None where it cannot go on here.
+        """Load the KV of a session file into the prefix cache. Returns the saved session; None if it cannot run here.
 
         Raises:
-            OSError, ConfigError: as ``load_prefix``.
+            OSError, ConfigError: as for ``load_prefix``.
         """
         return self.on_thread(partial(self._load_session, file))
 
@@ -264,7 +265,7 @@ class OfflineEngine:
         return saved
 
     def release_session(self, session: str) -> bool:
-        """End a session. Returns whether it was held."""
+        """End a session. Returns whether any KV was kept for it."""
         return self.on_thread(lambda: self._core.sessions.release("", session))
 
     def reset_cache(self) -> None:
@@ -272,9 +273,9 @@ class OfflineEngine:
         self.on_thread(self._core.reset_cache)
 
     def close(self) -> None:
-        """End the engine's threads and the processes that compile grammars. Requests that run fail with EngineDead.
+        """End the engine's threads and the processes that compile grammars. Running requests fail with EngineDead.
 
-        In a process that was forked from the one that made the LLM nothing is ended.
+        In a fork of the process that made the LLM, nothing is ended.
         """
         if self._closed:
             return
@@ -285,7 +286,7 @@ class OfflineEngine:
             self._fetcher.close()
 
     def on_thread(self, call: Callable[[], T]) -> T:
-        """Return what a call does on the engine's thread. Raises EngineDead after ``close``."""
+        """Run a call on the engine's thread and return its result. Raises EngineDead after ``close``."""
         if self._closed:
             raise EngineDead("This LLM was closed: make another one.")
         return self._thread.run(call)
@@ -296,7 +297,7 @@ class OfflineEngine:
         self._callbacks.run()
 
     def _step(self) -> None:
-        """Compute a step and give its messages to requests and calls. On the engine's thread."""
+        """Compute a step and pass its messages to requests and calls. Runs on the engine's thread."""
         messages = self._core.step()
         self.on_observations(self._core.take_observations())
         for message in messages:
@@ -323,12 +324,12 @@ class OfflineEngine:
 
 @dataclass(frozen=True, slots=True)
 class CoreLink:
-    """The ``EngineLink`` of an engine core in this process: hands messages to it at once."""
+    """The ``EngineLink`` of an engine core in this process: it passes messages directly to the core."""
 
     core: EngineCore
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Describe the tokens of a vocabulary, or let them be given up."""
+        """Describe the tokens of a vocabulary to the engine core, or let it discard them."""
         self.core.handle([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
@@ -342,7 +343,7 @@ class CoreLink:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Requests of a call that have one tokenizer, and what receives their deltas."""
+    """Requests of a call that use one tokenizer, and the receiver of their deltas."""
 
     served: ServedTokenizer
     requests: Sequence[TextRequest]
@@ -350,7 +351,7 @@ class _Call:
 
 
 def _by_tokenizer(inputs: Sequence[Input]) -> list[list[int]]:
-    """Return the places of the prompts of each tokenizer."""
+    """Return the indices of prompts, grouped by tokenizer."""
     places: dict[str, list[int]] = {}
     for place, given in enumerate(inputs):
         places.setdefault(given.adapter.model.served.identity, []).append(place)

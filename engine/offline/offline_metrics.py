@@ -45,21 +45,21 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counters in order: drafts that stood, by their position in a draft."""
+    """A vector of counters: accepted draft tokens by their position in a draft."""
 
     values: list[int]
 
 
 @dataclass
 class Gauge(Metric):
-    """A number of this moment."""
+    """A number that may rise and fall."""
 
     value: float
 
 
 @dataclass
 class Histogram(Metric):
-    """Number and sum of what was observed, and how much of it was at most as large as each bound, ``+Inf`` included."""
+    """Number and sum of observed values, and for each bound (including ``+Inf``) the number of values up to it."""
 
     count: int
     sum: float
@@ -67,12 +67,12 @@ class Histogram(Metric):
 
 
 class OfflineMetrics:
-    """Observes the requests of an ``LLM`` and tells its metrics by vLLM's names. Belongs to the engine's thread.
+    """Observes the requests of an ``LLM`` and returns metrics under vLLM's names. Belongs to the engine's thread.
 
     Args:
-        model_name: the label of that name.
-        max_model_len: tokens, up to which the buckets of lengths go.
-        max_drafts: most drafts of a sequence in one step; 0 for none.
+        model_name: value of the label ``model_name``.
+        max_model_len: number of tokens up to which the buckets of lengths extend.
+        max_drafts: largest number of draft tokens of a sequence in one step; 0 without drafts.
     """
 
     def __init__(self, model_name: str, max_model_len: int, max_drafts: int) -> None:
@@ -91,11 +91,11 @@ class OfflineMetrics:
             self._histograms[name].observe(value)
 
     def watch(self, request: TextRequest) -> RequestWatch:
-        """Return what observes a request that begins now."""
+        """Return the observer of a request that begins now."""
         return RequestWatch(self, request)
 
     def take(self, observations: Mapping[str, Sequence[float]]) -> None:
-        """Add what the engine has observed of its steps; of unknown names nothing."""
+        """Add the engine's observations of its steps; unknown names are ignored."""
         for name, values in observations.items():
             if (histogram := self._histograms.get(name)) is not None:
                 for value in values:
@@ -130,7 +130,7 @@ class OfflineMetrics:
 
 
 class RequestWatch:
-    """Observes one request: ``add`` is given each of its deltas as it arrives."""
+    """Observes one request: ``add`` gets each of its deltas as it arrives."""
 
     def __init__(self, metrics: OfflineMetrics, request: TextRequest) -> None:
         self._metrics = metrics
@@ -147,7 +147,7 @@ class RequestWatch:
         )
 
     def add(self, delta: TextDelta) -> None:
-        """Observe the times of a delta, and its answer's end."""
+        """Observe the time of a delta, and the end of its answer."""
         now = time.monotonic()
         if delta.tokens:
             last = self._last.get(delta.index)

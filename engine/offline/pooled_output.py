@@ -1,4 +1,4 @@
-"""Outputs of ``LLM.embed`` and ``LLM.classify``, in vLLM's form, and what reads them from pooled values."""
+"""Outputs of ``LLM.embed`` and ``LLM.classify``, in vLLM's form, and functions that make them from pooled values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class PooledRequestOutput(Generic[T]):
-    """What a model gives of a prompt beside tokens."""
+    """Output of a pooling model for one prompt."""
 
     request_id: str
     outputs: T
@@ -55,20 +55,20 @@ class PooledRequestOutput(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """What was pooled of a prompt: [n] fp32."""
+    """Pooled values of a prompt: [n] fp32."""
 
     data: NDArray[np.float32]
 
 
 def as_array(output: PooledRequestOutput[Any], values: Sequence[float]) -> PooledRequestOutput[PoolingOutput]:
-    """Return an output with these values as an array."""
+    """Return an output with the given values as an array."""
     return replace(output, outputs=PoolingOutput(np.array(values, np.float32)))
 
 
 def embedding_prompts(
     pooler: Pooler, prompts: PromptType | Sequence[PromptType], prompt_name: str | None
 ) -> list[PromptType]:
-    """Return prompts with what the checkpoint puts before texts. Raises RequestError for a name it does not have."""
+    """Return prompts preceded by the checkpoint's prompt. Raises RequestError for an unknown ``prompt_name``."""
     before = prompt_of(pooler, prompt_name)
     return [_behind(before, each) if before else each for each in listed_prompts(prompts)]
 
@@ -82,11 +82,11 @@ def _behind(before: str, prompt: PromptType) -> PromptType:
 
 
 def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, given: Input) -> int:
-    """Return how many tokens of an input are those of the checkpoint's prompt before its text, and are not pooled.
+    """Return the number of an input's tokens that belong to the checkpoint's prompt, which are not pooled.
 
     Args:
-        prompt: of ``embedding_prompts``.
-        given: the same as an input.
+        prompt: a prompt from ``embedding_prompts``.
+        given: the same prompt as an input.
     """
     before = prompt_of(pooler, prompt_name)
     is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None)
@@ -99,7 +99,7 @@ def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, g
 def embedding_reader(
     pooler: Pooler, dimensions: int | None, normalize: bool | None
 ) -> Callable[[bytes], EmbeddingOutput]:
-    """Return what makes an embedding of pooled values. Raises RequestError for dimensions that it does not have."""
+    """Return the function that makes an embedding from pooled values. Raises RequestError for invalid dimensions."""
     if dimensions is not None and not 1 <= dimensions <= pooler.size:
         raise RequestError(
             f"dimensions must be at least 1 and at most {pooler.size}, not {dimensions}.", param="dimensions"
@@ -109,5 +109,5 @@ def embedding_reader(
 
 
 def class_reader(pooler: Pooler) -> Callable[[bytes], ClassificationOutput]:
-    """Return what makes probabilities of classes of pooled values."""
+    """Return the function that makes class probabilities from pooled values."""
     return lambda pooled: ClassificationOutput(class_probabilities(pooled, pooler).tolist())

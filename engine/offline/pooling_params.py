@@ -1,4 +1,4 @@
-"""``PoolingParams``: how embeddings and classes are read, by vLLM's names."""
+"""``PoolingParams``: how embeddings and classes are computed, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .vllm_table import check_values
 
 @dataclass
 class PoolingParams:
-    """Parameters of pooled outputs; ``vllm_classes.toml`` says what becomes of each.
+    """Parameters of pooled outputs; ``vllm_classes.toml`` describes the effect of each.
 
     Attributes:
-        dimensions: the first so many values of an embedding, which has length 1 again.
-        normalize: whether embeddings have length 1; by default as the checkpoint says.
+        dimensions: number of an embedding's leading values to return, normalised to length 1 again.
+        normalize: whether embeddings have length 1; by default as the checkpoint defines.
     """
 
     dimensions: int | None = None
@@ -37,7 +37,7 @@ class PoolingParams:
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def check(self) -> None:
-        """Check what this engine does not compute. Raises RequestError, which names the field."""
+        """Check for fields that this engine does not support. Raises RequestError, which names the field."""
         check_values("PoolingParams", vars(self), dict.fromkeys(("use_activation", "softmax", "activation"), True))
 
 
@@ -45,10 +45,10 @@ def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
     """Return the parameters of a call's prompts.
 
     Args:
-        params: one, one for each prompt, or None.
+        params: parameters for all prompts, one for each prompt, or None.
 
     Raises:
-        RequestError: it is something else, the prompts have several, or one is refused.
+        RequestError: the argument has another form, the prompts have different parameters, or a field is refused.
     """
     given = [PoolingParams()] if params is None else [params] if isinstance(params, PoolingParams) else params
     if not isinstance(given, Sequence) or not given or not all(isinstance(each, PoolingParams) for each in given):
@@ -64,7 +64,7 @@ def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
 
 
 def read_pooling_task(task: str | None, default: str) -> str:
-    """Return ``embed`` or ``classify``. Raises RequestError for another one."""
+    """Return ``embed`` or ``classify``. Raises RequestError for another task."""
     if task not in (None, "", "embed", "classify"):
         raise RequestError(f"pooling_task must be embed or classify, not {task!r}.", param="pooling_task")
     return task or default

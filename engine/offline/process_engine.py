@@ -1,4 +1,4 @@
-"""The engine of an ``AsyncLLM``: in a process of its own, as a server's, behind an event loop on a thread."""
+"""The engine of an ``AsyncLLM``: in a separate process, like a server's, used from an event loop on a thread."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class ProcessEngine:
     """An engine process with its client, its running requests and its adapters. Thread-safe.
 
     Args:
-        config: its options.
-        path: of the model.
-        tokenizer: the model's.
+        config: options of the engine.
+        path: path of the model.
+        tokenizer: tokenizer of the model.
 
     Attributes:
-        adapters: finds and loads the adapters of prompts; not on an event loop.
-        prompts: threads on which prompts without and with an adapter to load are read: one each, so that a download
-            keeps nobody else waiting.
-        max_model_len: most tokens in prompt and answer together.
+        adapters: finds and loads the adapters of prompts; must not be used on an event loop.
+        prompts: two threads that read prompts, one for prompts without an adapter to load and one for those with: so a
+            download delays only the latter.
+        max_model_len: largest number of tokens of prompt and answer together.
 
     Raises:
         ModelError: the model is not supported exactly.
@@ -71,11 +71,11 @@ class ProcessEngine:
 
     @property
     def death(self) -> EngineDead | None:
-        """Why it is gone; None while it runs."""
+        """Reason why the engine has ended; None while it runs."""
         return EngineDead(_SHUT_DOWN) if self._is_closed else self._client.death
 
     def start(self, request: TextRequest, stream: AnswerStream, served: ServedTokenizer) -> None:
-        """Begin a request that was checked; what happens to it, a refusal too, comes to its stream."""
+        """Begin a checked request. Its deltas, or the refusal, are sent to its stream."""
         self._loop.post(self._start, request, stream, served)
 
     def _start(self, request: TextRequest, stream: AnswerStream, served: ServedTokenizer) -> None:
@@ -87,7 +87,7 @@ class ProcessEngine:
             self._abort(stream)
 
     def abort(self, stream: AnswerStream) -> None:
-        """End a request, which may not have begun, with reason ``ABORT``."""
+        """End a request, which may not have begun yet, with reason ``ABORT``."""
         self._loop.post(self._abort, stream)
 
     def _abort(self, stream: AnswerStream) -> None:
@@ -96,11 +96,11 @@ class ProcessEngine:
             self._client.abort(tuple(stream.running))
 
     def stop(self, stream: AnswerStream) -> None:
-        """Abort what still runs of a request that nobody reads, and forget it."""
+        """Abort the running part of a request that nobody reads, and forget the request."""
         self._loop.post(self._sequences.stop, stream)
 
     def _load(self, name: str, path: str, replace: bool) -> None:
-        """Load an adapter. Blocks: not on an event loop. Raises RequestError, AdapterUnavailable, EngineDead."""
+        """Load an adapter. Blocks, so not on an event loop. Raises RequestError, AdapterUnavailable, EngineDead."""
         load = partial(self._client.load_adapter, name, replace=replace)
         source = named_source(path, self._lora_dir)
         if source is None:
@@ -127,14 +127,15 @@ class ProcessEngine:
         return name in self._client.adapters
 
     def check(self) -> None:
-        """Raise EngineDead if it is gone."""
+        """Raise EngineDead if the engine has ended."""
         if (death := self.death) is not None:
             raise EngineDead(str(death))
 
     def close(self) -> None:
-        """End the process, and fail requests that run with EngineDead. Blocks for as long as the process takes."""
+        """End the process, and fail running requests with EngineDead. Blocks until the process has ended."""
         if self._loop.is_here:
-            # The garbage collector runs on whichever thread allocates, and the loop cannot wait for itself.
+            # The garbage collector runs on any thread that allocates, including the loop's, and the loop cannot wait
+            # for itself.
             threading.Thread(target=self.close).start()
             return
         if self._is_closed:

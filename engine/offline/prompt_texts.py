@@ -1,4 +1,4 @@
-"""Prompts in tokens: the tokenizer, limits and cached parts of a model, or of an adapter with its own vocabulary."""
+"""Encode prompts: the tokenizer, limits and cached parts of a model, or of an adapter with its own vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PromptTexts:
     """Encodes prompts with one tokenizer.
 
     Args:
-        cache: of parts of prompts.
+        cache: cache of parts of prompts.
 
     Attributes:
         served: the tokenizer.
@@ -30,7 +30,7 @@ class PromptTexts:
         self._encoder = PromptEncoder(served.tokenizer, cache, served.identity)
 
     def encode(self, prompt: str | Sequence[int]) -> array[int]:
-        """Return the tokens of a prompt, with special tokens around a text."""
+        """Return the tokens of a prompt; special tokens are added around a text."""
         if isinstance(prompt, str):
             return self.served.tokenizer.encode(prompt, add_special_tokens=True)
         return token_array(prompt)
@@ -44,9 +44,9 @@ class AdapterTexts:
     """The ``PromptTexts`` of a model and of its adapters.
 
     Args:
-        tokenizers: of the adapters.
-        adapters: the loaded ones by name.
-        load: loads one of the folder of adapters.
+        tokenizers: tokenizers of the adapters.
+        adapters: loaded adapters by name.
+        load: loads an adapter from the folder of adapters.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AdapterTexts:
         return self._tokenizers.read_own(name, path)
 
     def of(self, adapter: str | None) -> PromptTexts:
-        """Return those of an adapter, None for the model. RequestError if the adapter's tokenizer cannot be used."""
+        """Return the texts of an adapter, or of the model for None. RequestError if its tokenizer is unusable."""
         if adapter is not None and not isinstance(adapter, str):
             raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
         if adapter is not None:

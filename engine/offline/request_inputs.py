@@ -1,4 +1,4 @@
-"""Requests of the offline face: prompts in tokens, with parameters and options, as the engine takes them."""
+"""Requests of ``LLM``: prompts in tokens with parameters and options, in the form for the engine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class PromptAdapter:
     """The adapter of a prompt.
 
     Attributes:
-        name: None for the base model.
-        model: its tokenizer and limits.
-        asked: as it was asked for by ``lora_request``.
+        name: name of the adapter; None for the base model.
+        model: tokenizer and limits of the adapter or the base model.
+        asked: the ``LoRARequest`` by which the adapter was requested; None without one.
     """
 
     name: str | None
@@ -55,7 +55,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of a call that hold for all its requests beside sampling parameters, or in their place."""
+    """Options of a call for all its requests, which extend or replace sampling parameters."""
 
     stop: str | Sequence[str] = ()
     n: int | None = None
@@ -63,11 +63,11 @@ class CallOptions:
 
 
 class RequestMaker:
-    """Makes requests of prompts, and numbers them.
+    """Makes requests from prompts, and numbers them.
 
     Args:
-        defaults: of parameters, of the model.
-        metrics: observe the requests; None for none.
+        defaults: the model's default parameters.
+        metrics: observer of the requests; None for none.
     """
 
     def __init__(self, defaults: SamplingDefaults, metrics: OfflineMetrics | None = None) -> None:
@@ -84,16 +84,16 @@ class RequestMaker:
         return cls(read.defaults, metrics)
 
     def default_params(self) -> SamplingParams:
-        """Return the parameters of a request that names none."""
+        """Return the parameters of a request that has none."""
         return SamplingParams.of(default_params(self._defaults))
 
     def _default_params(self, num_prompt: int, model: PromptTexts) -> EngineParams:
-        """Return the default parameters; an answer as long as the model's file says ends where the context does."""
+        """Return the default parameters; an answer's length in the model's file is limited by the context."""
         params, most = default_params(self._defaults), self._defaults.max_tokens
         return params if most is None else replace(params, max_tokens=model.limits.default_max_tokens(num_prompt, most))
 
     def request(self, given: Input, params: AnyParams | None, options: CallOptions) -> TextRequest:
-        """Return the request of a prompt, yet to be checked against the limits. Raises RequestError."""
+        """Return the request for a prompt, which is not checked against the limits yet. Raises RequestError."""
         limits, tokens = given.adapter.model.limits, given.tokens
         stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
         shape: dict[str, Any] = {"adapter": given.adapter.name, "salt": given.salt, "grammar": options.grammar}
@@ -123,7 +123,7 @@ class RequestMaker:
         )
 
     def pooled(self, given: Input, pooling: Pooling, pooled_from: int) -> TextRequest:
-        """Return the request of what is pooled of a prompt, yet to be checked, as ``SamplingParams`` says."""
+        """Return the request that pools a prompt from token ``pooled_from`` on; it is not checked yet."""
         params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling, pooled_from=pooled_from)
         return self.request(given, params, CallOptions())
 
@@ -142,7 +142,7 @@ class RequestMaker:
         )
 
     def _reader_maker(self, given: Input, request: TextRequest) -> Callable[[], FieldReader] | None:
-        """Return what makes a reader of an answer's field probabilities, None if they are not asked for."""
+        """Return a function that makes a reader of an answer's field probabilities, None if they are not requested."""
         form = request.grammar
         if form is None or not request.params.allowed_logprobs:
             return None

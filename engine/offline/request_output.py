@@ -32,14 +32,14 @@ class CompletionOutput:
     """One answer.
 
     Attributes:
-        index: which of the ``n`` answers to its prompt.
-        token_ids: without the end token, which has no text and no score.
-        logprobs: scores at each of ``token_ids``, None if not asked for.
-        cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not asked for.
-        finish_reason: ``"stop"``, ``"length"`` or ``"abort"``; None while the answer goes on.
-        field_probabilities: of the choices that a JSON Schema left, None if not asked for.
+        index: index of the answer among the ``n`` answers to its prompt.
+        token_ids: tokens of the answer without the end token, which has no text and no score.
+        logprobs: scores at each of ``token_ids``, None if not requested.
+        cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not requested.
+        finish_reason: ``"stop"``, ``"length"`` or ``"abort"``; None while the answer is not finished.
+        field_probabilities: probabilities of the choices that a JSON Schema left to the model, None if not requested.
         stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
-            ``budget`` where a structured answer is whole but was cut short by ``max_tokens``.
+            ``budget`` if ``max_tokens`` cut a structured answer short, which is complete nevertheless.
     """
 
     index: int
@@ -63,12 +63,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When the first answer to a prompt began and ended. Seconds; ``_ts`` are of the monotonic clock, as in vLLM.
+    """Times at which the first answer to a prompt began and ended, in seconds; ``_ts`` are monotonic, as in vLLM.
 
     Attributes:
-        num_generation_tokens: its tokens, the end token included.
-        arrival_time: when the request came, since 1970.
-        first_token_latency: from there to its first token.
+        num_generation_tokens: number of the answer's tokens, the end token included.
+        arrival_time: arrival of the request, in seconds since 1970.
+        first_token_latency: seconds from the arrival to the first token.
     """
 
     num_generation_tokens: int
@@ -85,14 +85,14 @@ class RequestOutput:
     """All answers to one prompt.
 
     Attributes:
-        prompt: the text, None if it was given as token ids.
-        prompt_logprobs: scores of the prompt's tokens (None for the first token and before ``logprob_start_len``);
-            None if not asked for.
-        usage: of each answer that has ended, in their order.
+        prompt: the text, None if the prompt was given as token ids.
+        prompt_logprobs: scores of the prompt's tokens (None for the first token and before ``logprob_start_len``); None
+            if not requested.
+        usage: token counts of each answer that has ended, in the order of the answers.
         request_id: a number that no other request of this LLM has, as text.
-        num_cached_tokens: tokens of the prompt whose KV the first answer found in the prefix cache.
-        metrics: None where the engine has measured nothing.
-        lora_request: the adapter, as it was asked for by ``lora_request``.
+        num_cached_tokens: number of the prompt's tokens whose KV the first answer found in the prefix cache.
+        metrics: measured times; None if the engine has measured none.
+        lora_request: the ``LoRARequest`` by which the adapter was requested.
     """
 
     prompt: str | None
@@ -120,11 +120,11 @@ class OutputBuilder:
         prompt: the prompt's text, if it was given as text.
         tokens: the prompt's tokens.
         n: number of sequences.
-        with_logprobs, with_prompt_logprobs: whether they were asked for.
-        request_id: of the request.
-        lora_request: its adapter, as it was asked for.
-        new_reader: makes a reader of an answer's field probabilities, None if they are not asked for.
-        observe: called with each delta as it arrives, None for nobody.
+        with_logprobs, with_prompt_logprobs: whether these scores were requested.
+        request_id: id of the request.
+        lora_request: the ``LoRARequest`` by which its adapter was requested.
+        new_reader: makes a reader of an answer's field probabilities, None if they are not requested.
+        observe: called with each delta as it arrives; None for no observer.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class OutputBuilder:
         return all(output.finish is not None for output in self._outputs)
 
     def add(self, delta: TextDelta) -> TextDelta:
-        """Add a piece of one of the answers. Returns it with what it says of the answer's fields."""
+        """Add a delta of one of the answers. Returns the delta with the answer's field probabilities."""
         if self._observe is not None:
             self._observe(delta)
         if self._readers is not None:
@@ -167,7 +167,7 @@ class OutputBuilder:
 
     @property
     def pooled(self) -> bytes:
-        """What is pooled of the prompt, as in ``TextDelta``."""
+        """Pooled values of the prompt, as in ``TextDelta``."""
         return self._outputs[0].pooled
 
     def build(self) -> RequestOutput:
@@ -177,11 +177,11 @@ class OutputBuilder:
         return self._request_output(dict(enumerate(self._outputs)), scores)
 
     def build_part(self, new: Mapping[int, SequenceOutput], *, only_new: bool) -> RequestOutput:
-        """Return the output of an unfinished request, or its last one: of the answers that have something new.
+        """Return an intermediate or the last output, with only the answers that have new parts.
 
         Args:
-            new: what is new, by the answer's index.
-            only_new: texts, tokens and scores hold what is new alone.
+            new: the new part of each answer, by the answer's index.
+            only_new: whether texts, tokens and scores hold only the new parts.
         """
         parts = new if only_new else {index: self._outputs[index] for index in new}
         of_prompt = next((part.prompt_logprobs for part in parts.values() if part.prompt_logprobs), [])
@@ -226,7 +226,7 @@ class OutputBuilder:
         )
 
     def _completion(self, index: int, part: SequenceOutput) -> CompletionOutput:
-        """Return an answer whose texts, tokens and scores are those of ``part``."""
+        """Return an answer with the texts, tokens and scores of ``part``."""
         whole = self._outputs[index]
         finish = whole.finish
         return CompletionOutput(

@@ -1,4 +1,4 @@
-"""Requests that run in an ``LLM``: receivers of their deltas, callbacks that wait, and the progress bar."""
+"""Requests that run in an ``LLM``: receivers of their deltas, pending callbacks, and the progress bar."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SHOW_EVERY = 0.5  # seconds between updates of the speed
 
 
 class RunningRequest:
-    """A request begun by ``LLM.begin``: the ``DeltaReceiver`` of its sequence.
+    """A request from ``LLM.begin``: the ``DeltaReceiver`` of its sequence.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
-        error: failure that ended the request, None if there is none.
+        error: the error that ended the request, None if there is none.
         on_delta: called with each delta between two steps; None for no callback.
-        request: what was asked.
+        request: the request as given by the caller.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RunningRequest:
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:
-        """Gather a delta, and have ``on_delta`` called with it."""
+        """Collect a delta, and schedule ``on_delta`` for it."""
         self._builder.add(delta)
         if self.on_delta is not None:
             self._callbacks.add(self, delta)
@@ -55,7 +55,7 @@ class RunningRequest:
         self.error = self.error or error
 
     def abort(self) -> None:
-        """End the request, unless it has ended: it gets no more deltas."""
+        """End the request, unless it has ended already: it gets no more deltas."""
         self.on_delta = None
         if not self.is_done:
             self.error = RequestError("The request was aborted.")
@@ -64,7 +64,7 @@ class RunningRequest:
         """Return the output, once ``is_done``. Raises ``error`` if there is one, EngineError before the end.
 
         Args:
-            request_id: another one than the request's own.
+            request_id: id in the output, in place of the request's own.
         """
         if self.error is not None:
             raise self.error
@@ -79,9 +79,9 @@ class GenerateCall:
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
-        error: the first failure of any request, None if there is none.
-        num_ended: answers that have ended.
-        num_tokens: tokens of all answers so far.
+        error: the first error of any request, None if there is none.
+        num_ended: number of answers that have ended.
+        num_tokens: number of tokens of all answers so far.
     """
 
     def __init__(self, builders: Sequence[OutputBuilder], num_answers: int) -> None:
@@ -97,7 +97,7 @@ class GenerateCall:
         return self.error is not None or self.num_ended == self._num_answers
 
     def add(self, delta: TextDelta) -> None:
-        """Gather a delta."""
+        """Collect a delta."""
         self._builders[delta.prompt].add(delta)
         self.num_tokens += len(delta.tokens)
         self.num_ended += delta.finish is not None
@@ -112,10 +112,10 @@ class GenerateCall:
 
 
 class DeltaCallbacks:
-    """Deltas that wait for the callbacks of their requests.
+    """Deltas that wait until the callbacks of their requests run.
 
-    A step takes all its tokens first; then the callbacks run, one after the other, on the caller's thread. What one of
-    them raises is kept, so that it changes no other request.
+    A step first passes on all its tokens; then the callbacks run, one after the other, on the caller's thread. Their
+    exceptions are kept, so that an exception of one callback changes no other request.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class DeltaCallbacks:
         self._waiting.append((request, delta))
 
     def run(self) -> None:
-        """Call the callbacks of all deltas that wait, each delta's once, and keep their exceptions."""
+        """Call the callbacks of all waiting deltas, once for each delta, and keep their exceptions."""
         while self._waiting:
             request, delta = self._waiting.popleft()
             # The request was aborted meanwhile.
@@ -138,7 +138,7 @@ class DeltaCallbacks:
                 self._errors.append(error)
 
     def raise_errors(self) -> None:
-        """Raise the first exception kept, with a note for each other one."""
+        """Raise the first exception kept, with a note for each further one."""
         if not self._errors:
             return
         (first, *others), self._errors = self._errors, []

@@ -1,4 +1,4 @@
-"""Parameters of offline requests by vLLM's names: of sampling, of structured output, of beam search."""
+"""Parameters of offline requests under vLLM's names: for sampling, structured output and beam search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class RequestOutputKind(Enum):
-    """Which outputs ``AsyncLLM`` yields: all so far each time, what is new, or one at the end. ``LLM`` has the last."""
+    """Outputs that ``AsyncLLM`` yields: all so far, only the new part, or one at the end. ``LLM`` uses the last."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -30,7 +30,7 @@ class RequestOutputKind(Enum):
 
 @dataclass
 class StructuredOutputsParams:
-    """The form of an answer, by exactly one of the first six fields.
+    """The form of an answer, given by exactly one of the first six fields.
 
     Attributes:
         json: a JSON Schema, as text or object, or a pydantic model.
@@ -57,7 +57,7 @@ class StructuredOutputsParams:
         """Return the grammar.
 
         Raises:
-            RequestError: none or several of the fields are given, or one that is refused.
+            RequestError: none or several of the fields are given, or a field is refused.
             GrammarRefused: the form is malformed.
         """
         check_values("StructuredOutputsParams", vars(self), dict.fromkeys(vars(self), False))
@@ -99,21 +99,23 @@ GuidedDecodingParams = StructuredOutputsParams
 
 @dataclass
 class SamplingParams:
-    """Parameters of a request, by vLLM's names; ``vllm_classes.toml`` says what becomes of each.
+    """Parameters of a request, under vLLM's names; ``vllm_classes.toml`` describes the effect of each.
 
-    Bounds are those of the server's requests (docs/reference/api.md), and are checked when a request begins.
+    Bounds are the bounds of the server's requests (docs/reference/api.md), and are checked when a request begins.
 
     Attributes:
-        n: answers to each prompt.
-        max_tokens: most tokens of an answer; None for as many as fit in the context.
+        n: number of answers to each prompt.
+        max_tokens: largest number of tokens of an answer; None for as many as fit in the context.
         stop: strings that end an answer and are no part of it, unless ``include_stop_str_in_output``.
-        seed: None or -1 for none.
-        logprobs: scores of each token, and of so many likeliest ones.
-        logit_bias: token id -> bias.
-        structured_outputs: the form of the answer; a dict of the fields of ``StructuredOutputsParams`` will do.
-        truncate_prompt_tokens: only so many last tokens of the prompt are kept; -1 for as many as the context has.
-        logprob_start_len: leading tokens of the prompt without ``prompt_logprobs``. Not vLLM's.
-        field_probabilities: tell the probability of each choice that a JSON Schema left to the model. Not vLLM's.
+        seed: seed of the draws; None or -1 for no seed.
+        logprobs: number of likeliest tokens whose scores are returned for each position, beside the drawn token's
+            score.
+        logit_bias: bias by token id.
+        structured_outputs: the form of the answer; a dict of the fields of ``StructuredOutputsParams`` is accepted too.
+        truncate_prompt_tokens: number of the prompt's last tokens that are kept; -1 for as many as fit in the context.
+        logprob_start_len: number of the prompt's leading tokens without ``prompt_logprobs``. Not a parameter of vLLM.
+        field_probabilities: whether to return the probability of each choice that a JSON Schema left to the model. Not
+            a parameter of vLLM.
     """
 
     n: int = 1
@@ -165,12 +167,12 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Make parameters of values that may be None, which is each one's default."""
+        """Make parameters from values that may be None, which selects the default."""
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     @classmethod
     def of(cls, params: EngineParams) -> SamplingParams:
-        """Return the parameters of the engine in this form, without what only servers and other methods ask for."""
+        """Return the engine's parameters in this form, without those that only servers and other methods use."""
         own = {each.name for each in fields(params)} - {"pooling", "pooled_from", "allowed_logprobs"}
         values = {name: getattr(params, name) for name in own}
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
@@ -183,7 +185,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """Check what this engine does not compute. Raises RequestError, which names the field."""
+        """Check for fields that this engine does not support. Raises RequestError, which names the field."""
         neutral = {"best_of": self.n, "flat_logprobs": False, "thinking_token_budget": -1}
         refused = {
             name: getattr(self, name) for name, row in peer_names("SamplingParams").items() if row.status == "refuse"
@@ -192,13 +194,13 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, whether one was given or several."""
+        """Stop strings as a tuple, whether one or several were given."""
         if self.stop is None or isinstance(self.stop, str):
             return () if self.stop is None else (self.stop,)
         return tuple(self.stop)
 
     def grammar(self) -> GrammarSpec | None:
-        """Return the grammar of the form that is asked for. Raises as ``StructuredOutputsParams.spec``."""
+        """Return the grammar of the requested form. Raises as ``StructuredOutputsParams.spec``."""
         given = [form for form in (self.structured_outputs, self.guided_decoding) if not is_nothing(form)]
         if not given:
             return None
@@ -218,7 +220,7 @@ class SamplingParams:
         return form.spec()
 
     def engine_params(self, num_prompt: int, limits: RequestLimits) -> EngineParams:
-        """Return the engine's parameters, for a prompt of so many tokens; ``limits`` are yet to be checked."""
+        """Return the engine's parameters for a prompt of ``num_prompt`` tokens; ``limits`` are checked later."""
         most = limits.default_max_tokens(num_prompt) if self.max_tokens is None else self.max_tokens
         same = {
             name: getattr(self, name)
@@ -247,12 +249,12 @@ class BeamSearchParams:
     """Parameters of ``LLM.beam_search``.
 
     Attributes:
-        beam_width: sequences that are kept, at most half of the likeliest tokens that a position tells.
-        temperature: of no effect on scores, which are those of the model's own distribution.
-        length_penalty: a sequence's sum of log-probabilities is divided by its length to this power.
+        beam_width: number of sequences that are kept, at most half of the number of scores that a position can return.
+        temperature: has no effect on scores, which come from the model's own distribution.
+        length_penalty: exponent of a sequence's length, by which its sum of log-probabilities is divided.
 
     Raises:
-        RequestError: another field, of vLLM's, asks for something.
+        RequestError: another field, of vLLM's, has a value that is not supported.
     """
 
     beam_width: int
@@ -271,7 +273,7 @@ class BeamSearchParams:
 
 
 def _count(value: int | None) -> int | None:
-    """Return a number of log-probabilities; ``True`` is one, as in vLLM."""
+    """Return a number of log-probabilities; ``True`` means 1, as in vLLM."""
     return None if value is None or value is False else 1 if value is True else value
 
 

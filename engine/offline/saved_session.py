@@ -1,7 +1,7 @@
-"""Saved sessions: a request that was paused after some of its tokens, as bytes, to go on with in another process.
+"""Saved sessions: paused requests as bytes, to continue them in another process.
 
-Seed and tokens say all of it: a draw depends on seed and position, and a grammar's matcher, penalties and stop strings
-follow from the tokens before.
+Seed and tokens are sufficient: a draw depends on seed and position only, and the state of a grammar's matcher, of
+penalties and of stop strings follows from the earlier tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """What goes on, and on which weights.
+    """A paused request, and the weights on which it must continue.
 
     Attributes:
         base: digest of the base model.
-        adapter_digest: of the adapter; "" for none.
-        request: as it was asked, with the seed that it has.
-        generated: the tokens that it has, ``array('i')``.
+        adapter_digest: digest of the adapter; "" for none.
+        request: the request as given by the caller, with its seed.
+        generated: the tokens generated so far, ``array('i')``.
     """
 
     base: str
@@ -56,7 +56,7 @@ class SavedSession:
 
     @classmethod
     def decode(cls, data: bytes) -> SavedSession | None:
-        """Return the session of ``encode``; None for one of another version."""
+        """Return the session from the bytes of ``encode``; None for bytes of another version."""
         length = int.from_bytes(data[:4], "little")
         fields = json.loads(data[4 : 4 + length])
         if fields["version"] != VERSION:

@@ -10,7 +10,7 @@ from .conversations import read_conversations
 
 
 class TokenizerFace:
-    """A model's tokenizer, by the names that scripts know from transformers; other names are ``Tokenizer``'s.
+    """A model's tokenizer, under the names of transformers; all other names are ``Tokenizer``'s.
 
     Attributes:
         eos_token_id: the first token that ends an answer, None if there is none.
@@ -100,7 +100,7 @@ class TokenizerFace:
 
 
 class Encoding(dict[str, Any]):
-    """Token ids by name, also as attributes."""
+    """Token ids by name, also available as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         """Return an entry."""

@@ -1,6 +1,6 @@
-"""What vLLM's Python classes take, and which of it is done, has no effect, or is refused with what to do instead.
+"""Parameters, fields and methods of vLLM's Python classes, and whether each is done, has no effect, or is refused.
 
-The table is ``vllm_classes.toml``, whose head explains its values.
+The table is ``vllm_classes.toml``; the comment at its beginning explains its values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PeerName:
     """A parameter, field or method of vLLM.
 
     Attributes:
-        status: what becomes of it.
+        status: how it is treated.
         words: why it changes no answer, or what to do instead; "" if it is done.
     """
 
@@ -43,14 +43,14 @@ def _name(row: Any) -> PeerName:
 
 
 def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> None:
-    """Check what was given to a class or method of vLLM.
+    """Check the values given to a class or method of vLLM.
 
     Args:
-        values: by name.
-        neutral: values that ask for nothing, beside None and what is empty.
+        values: values by name.
+        neutral: values that request nothing, in addition to None and empty values.
 
     Raises:
-        RequestError: a name is refused, in the table's words.
+        RequestError: a name is refused; the message is the table's.
         TypeError: vLLM has no such name there.
     """
     names = peer_names(owner)
@@ -63,14 +63,14 @@ def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, An
 
 
 class NotOffered(EngineError, AttributeError):
-    """A method of vLLM's that is not there, with what to do instead."""
+    """Error for a method of vLLM that does not exist here, with an alternative."""
 
 
 def check_offered(owner: str, name: str) -> None:
-    """Check a name that a class of ours does not have: a method of vLLM's that has no effect passes.
+    """Check a name that a class of ours lacks: methods of vLLM without effect are accepted.
 
     Raises:
-        NotOffered: the method is refused, in the table's words.
+        NotOffered: the method is refused; the message is the table's.
         AttributeError: vLLM has no such name there.
     """
     row = peer_names(owner).get(name)
@@ -81,5 +81,5 @@ def check_offered(owner: str, name: str) -> None:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value is None or an empty list, dict or string."""
+    """Return whether a value is None or an empty list, dict or string."""
     return value is None or (isinstance(value, (list, tuple, dict, str)) and not value)

@@ -174,7 +174,7 @@ class DraftBudget:
         return self._proposer.outweighs_overlap(step.missed_gain, step.num_drawing_now)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give back what the draft model has of a sequence that leaves its row."""
+        """Release the draft model's state of a sequence that leaves its row."""
         if self._drafter is not None:
             self._drafter.leave(sequence)
 

@@ -108,7 +108,7 @@ class SessionPins:
         return True
 
     def find(self, tenant: str, session: str) -> tuple[Path, array[int]] | None:
-        """Return namespaces and tokens of what a session holds; None where it is not held."""
+        """Return namespaces and tokens of the pages that a session holds; None if it holds none."""
         held = self._sessions.get((tenant, session))
         if held is None or held.pin.node is None:
             return None

@@ -178,10 +178,10 @@ class RequestLimits:
         return request if params is request.params else replace(request, params=params)
 
     def default_max_tokens(self, num_prompt: int, most: int | None = None) -> int:
-        """Return the number of tokens that fit after a prompt, ``most`` if more do.
+        """Return the number of tokens that fit after a prompt, but at most ``most``.
 
         Raises:
-            ContextTooLong: none fits.
+            ContextTooLong: no token fits after the prompt.
         """
         if num_prompt >= self.max_model_len:
             raise ContextTooLong(num_prompt, 1, self.max_model_len)

@@ -48,7 +48,7 @@ class AcceptanceRate:
         return max(0.0, value - math.sqrt(value * (1 - value) / (self.trials + 1)))
 
     def observe(self, hits: int, trials: int) -> None:
-        """Count drafts, so many of which were right."""
+        """Count drafts, and how many of them were right."""
         self.hits, self.trials = self.hits + hits, self.trials + trials
         if self.trials > self.most:
             self.hits, self.trials = self.hits * self.most / self.trials, self.most

@@ -49,7 +49,7 @@ class FieldProbability:
 
 
 class _Step:
-    """The allowed tokens at one position, by how far they agree with the drawn one.
+    """The allowed tokens at one position, by the number of leading bytes that they share with the drawn token.
 
     Args:
         drawn: bytes of the drawn token.

@@ -1,1 +1,1 @@
-"""Model catalogue: names, their versions by content digest, and the weights by which requests are spread over them."""
+"""Model catalogue: names, their versions by content digest, and the weights that spread requests over versions."""

@@ -4,9 +4,9 @@
                |                    |
                +----- retire -------+--> retired
 
-A version is content: its name is the SHA-256 of it. A name points only to versions that are ready. What it points to is
-its last revision; revisions are added and never changed, so a crash leaves the one before or the one after. Many
-processes may read the file; the one that holds the lock beside it may write.
+A version is named by the SHA-256 of its content. A name points only to versions that are ready. Its last revision
+defines where it points. Revisions are added and never changed, so after a crash either the old revision is the last one
+or the new one. Many processes may read the file; the process that holds the lock beside it may write.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class ModelVersion:
 
     Attributes:
         digest: SHA-256 of the content, in hexadecimal.
-        source: where the content is from, pinned.
-        added: seconds since 1970.
-        weight: percent of new requests that it gets.
+        source: place from which the content comes, with its exact revision.
+        added: time of the addition, in seconds since 1970.
+        weight: percentage of new requests that go to the version.
     """
 
     name: str
@@ -84,13 +84,14 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A change of what a name points to.
+    """A change of the versions to which a name points.
 
     Attributes:
-        at: seconds since 1970.
-        action: promote, canary, rollback or remove.
-        by: name of the key that asked for it; "" where no keys are in use.
-        weights: of the digests from then on, in percent, the oldest version first; empty if nothing is served.
+        at: time of the change, in seconds since 1970.
+        action: kind of the change: promote, canary, rollback or remove.
+        by: name of the API key that requested the change; "" without keys.
+        weights: weights of the digests after the change, in percent, the oldest version first; empty if the name is not
+            served.
     """
 
     id: int
@@ -102,9 +103,9 @@ class Revision:
 
 
 class ModelCatalog:
-    """The catalogue's file. Used by one thread at a time. Make it by ``open`` to write, or ``read``.
+    """The catalogue's file, for one thread at a time. ``open`` opens it for writing, ``read`` for reading.
 
-    Methods that change something are atomic and durable when they return.
+    Methods that change the catalogue are atomic, and the change is durable when they return.
     """
 
     def __init__(self, db: sqlite3.Connection, lock: IO[bytes] | None) -> None:
@@ -113,12 +114,12 @@ class ModelCatalog:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open or make the file to write.
+        """Open the file for writing, or create it.
 
-        Versions that were loading when its last writer ended are retired.
+        Versions that were still loading when the last writer ended are retired.
 
         Raises:
-            ConfigError: it cannot be opened, another process writes it, or it is no catalogue.
+            ConfigError: the file cannot be opened, another process writes it, or it is no catalogue.
         """
         try:
             lock = os.fdopen(open_private(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
@@ -147,7 +148,7 @@ class ModelCatalog:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Open an existing file to read it. Raises ConfigError."""
+        """Open an existing file for reading. Raises ConfigError."""
         try:
             db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
             _check_owner(db)
@@ -167,7 +168,7 @@ class ModelCatalog:
         return tuple(name for (name,) in rows)
 
     def weights(self, name: str) -> dict[str, int]:
-        """Return the weights of a name's digests, the oldest version first; empty if it is not served."""
+        """Return the weights of a name's digests, the oldest version first; empty if the name is not served."""
         last = self._last(name)
         return {} if last is None else dict(last.weights)
 
@@ -197,7 +198,7 @@ class ModelCatalog:
 
         Raises:
             UnknownModel: the name has no version.
-            RequestError: no version, or more than one, begins so, or it is not ready.
+            RequestError: no digest or several digests begin with ``version``, or the version is not ready.
         """
         known = self.versions(name)
         if not known:
@@ -216,7 +217,7 @@ class ModelCatalog:
         )
 
     def begin(self, name: str, digest: str, source: str) -> bool:
-        """Note that a version is being loaded. Returns whether it was not ready already.
+        """Record that a version is being loaded. Returns whether it was not ready yet.
 
         Raises:
             RequestError: the name or the digest is malformed.
@@ -239,7 +240,7 @@ class ModelCatalog:
         return True
 
     def finish(self, name: str, digest: str, *, verified: bool) -> None:
-        """Note that a load has ended: the version is ready, or retired if its content was not verified."""
+        """Record that a load has ended: the version is ready, or retired if its content was not verified."""
         state = VersionState.READY if verified else VersionState.RETIRED
         with self._transaction():
             changed = self._db.execute(
@@ -250,15 +251,16 @@ class ModelCatalog:
                 raise ValueError(f"{name} {digest} is not being loaded")
 
     def promote(self, name: str, version: str, by: str = "") -> Revision:
-        """Let a version get all new requests of a name. Raises as ``find``."""
+        """Send all new requests of a name to a version. Raises as ``find``."""
         with self._transaction():
             return self._revise(name, "promote", by, {self.find(name, version).digest: FULL_WEIGHT})
 
     def canary(self, name: str, version: str, weight: int, by: str = "") -> Revision:
-        """Let a version get ``weight`` percent of new requests; the others share the rest as they did.
+        """Send ``weight`` percent of new requests to a version; the others share the rest in the old proportions.
 
         Raises:
-            UnknownModel, RequestError: as ``find``; the weight is not from 1 to 99, or no other version has one.
+            UnknownModel, RequestError: as for ``find``; or the weight is not from 1 to 99, or no other version has a
+                weight.
         """
         if not 0 < weight < FULL_WEIGHT:
             raise RequestError(f"'weight' is a percentage from 1 to 99, not {weight}.", param="weight")
@@ -274,11 +276,11 @@ class ModelCatalog:
             return self._revise(name, "canary", by, {**shares(others, FULL_WEIGHT - weight), digest: weight})
 
     def rollback(self, name: str, by: str = "") -> Revision:
-        """Let a name point to what it did before its last promote or canary; again, to what it did before that.
+        """Undo a name's last promote or canary; the next rollback undoes the change before that.
 
         Raises:
             UnknownModel: the name has no version.
-            RequestError: there is nothing before, or a version of it is not ready any more.
+            RequestError: there is no earlier revision, or one of its versions is no longer ready.
         """
         with self._transaction():
             if not self.versions(name):
@@ -297,7 +299,7 @@ class ModelCatalog:
         """Retire a version that gets no requests, or a name with all its versions. Returns their digests.
 
         Raises:
-            UnknownModel, RequestError: as ``find``; the version gets requests.
+            UnknownModel, RequestError: as for ``find``, or the version gets requests.
         """
         with self._transaction():
             if version is not None:
@@ -320,7 +322,7 @@ class ModelCatalog:
             return gone
 
     def check(self) -> None:
-        """Raise AssertionError if a name points to what is not ready, or its weights do not add up."""
+        """Raise AssertionError if a name points to a version that is not ready, or its weights do not add up."""
         for (name,) in self._db.execute("SELECT DISTINCT name FROM revisions").fetchall():
             weights = self.weights(name)
             ready = {each.digest for each in self.versions(name) if each.state is VersionState.READY}
@@ -334,7 +336,7 @@ class ModelCatalog:
         return None if row is None else _revision(row)
 
     def _before(self, name: str) -> tuple[Revision | None, int | None]:
-        """Return the revision that a rollback goes back to, and the number of the one before that."""
+        """Return the revision that a rollback restores, and the number of the revision before that."""
         last = self._last(name)
         query = (
             "SELECT id, name, at, action, by, weights, before FROM revisions "
@@ -344,7 +346,7 @@ class ModelCatalog:
         return (None, None) if row is None else (_revision(row[:6]), row[6])
 
     def _revise(self, name: str, action: str, by: str, weights: Mapping[str, int], before: int | None = -1) -> Revision:
-        """Add a revision. ``before`` is what a rollback of it goes back to; by default, the last one."""
+        """Add a revision. ``before`` is the revision that a rollback of it restores; by default the last one."""
         if before == -1:
             last = self._last(name)
             before = None if last is None else last.id
@@ -394,7 +396,7 @@ def _check_owner(db: sqlite3.Connection) -> None:
 
 
 def _unwritable(error: sqlite3.OperationalError) -> CatalogUnavailable:
-    """Return the error of a change that the disk did not take; the file is as it was before."""
+    """Return the error for a change that could not be written to disk; the file is unchanged."""
     if error.sqlite_errorname == "SQLITE_FULL":
         return CatalogUnavailable("The server's disk has no space for the catalogue of models.", is_full=True)
     return CatalogUnavailable(f"The catalogue of models cannot be written: {error}.", is_full=False)

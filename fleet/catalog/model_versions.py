@@ -1,10 +1,10 @@
-"""Model versions: serves adapters of the catalogue, each version under an engine's name of its own.
+"""Model versions: serves adapters of the catalogue, each version under a name of its own in the engine.
 
     add --> fetch, check digest --> load as NAME@DIGEST12 --> ready in the catalogue
     request for NAME --> version by weight --> NAME@DIGEST12, to its end
 
-An engine's name never comes to stand for other content, so no answer is of two versions. All versions that are ready
-stay loaded: promote, canary and rollback only change the catalogue.
+A name in the engine never changes its content, so no answer comes from two versions. All versions that are ready stay
+loaded: promote, canary and rollback only change the catalogue.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 UNLOAD_SECONDS = 60.0
 """Time for which a removed version stays loaded, for requests that have chosen it and are not in the engine yet."""
 
-_KEEP_SECONDS = 0.05  # seconds between two looks at whether a version is being added
+_KEEP_SECONDS = 0.05  # seconds between two checks whether a version is being added
 
 logger = logging.getLogger("rootgraft.models")
 
 
 def engine_name(name: str, digest: str) -> str:
-    """Return the name under which the engine has a version."""
+    """Return the name of a version in the engine."""
     return f"{name}@{digest[:12]}"
 
 
 class ModelVersions:
-    """Adapters of the catalogue in one engine. Belongs to the server's event loop.
+    """Adapters of the catalogue in one engine. To be used only on the server's event loop.
 
     Args:
-        draw: returns a number in [0, 1) for a request without a session.
+        draw: returns a random number in [0, 1) for a request without a session.
     """
 
     def __init__(
@@ -74,44 +74,44 @@ class ModelVersions:
 
     @property
     def served(self) -> Mapping[str, Mapping[str, int]]:
-        """Names that requests may use, with the weights of their digests."""
+        """Public names for requests, with the weights of their digests."""
         return {name: weights for name, weights in self._weights.items() if weights}
 
     def public_name(self, adapter: str) -> str | None:
-        """Return the name whose version the engine has under another; None if it is none of the catalogue's."""
+        """Return the public name of a version, by its name in the engine; None if the catalogue has no such version."""
         return self._public[adapter][0] if adapter in self._public else None
 
     def has_name(self, name: str) -> bool:
-        """Return whether a name is one of the catalogue's, served or not."""
+        """Return whether the catalogue has a name, served or not."""
         return name in self._weights
 
     def is_offered(self, adapter: str) -> bool:
-        """Return whether requests may ask for one version by the engine's name, which it has until it is unloaded."""
+        """Return whether requests may ask for a version by its name in the engine, until it is unloaded."""
         return adapter in self._public and adapter not in self._unloads
 
     def version_of(self, adapter: str | None) -> str | None:
-        """Return the digest of a version by the engine's name; None if it is none of the catalogue's."""
+        """Return the digest of a version by its name in the engine; None if the catalogue has no such version."""
         return None if adapter is None or adapter not in self._public else self._public[adapter][1]
 
     def pick(self, name: str, tenant: str, session: str | None) -> str:
-        """Return the engine's name of the version that answers a request.
+        """Return the name in the engine of the version that answers a request.
 
-        Requests of one session (``prompt_cache_key``) get one version while weights stay, since their turns share a
-        prefix and a user should not see the model change. All others are drawn one by one, as a few keys with much
-        traffic each would miss the weights by far if they stuck to a version.
+        Requests of one session (``prompt_cache_key``) get the same version as long as the weights do not change,
+        because their turns share a prefix and a user should not see the model change. All other requests are drawn
+        independently: if keys stuck to versions, a few keys with much traffic would distort the shares.
         """
         point = self._draw() if session is None else sticky_point(name, tenant, session)
         return engine_name(name, pick_version(self._weights[name], point))
 
     async def restore(self, taken: Collection[str] = ()) -> None:
-        """Load the catalogue's versions. One that cannot be loaded is retired.
+        """Load the catalogue's versions. A version that cannot be loaded is retired.
 
         Args:
-            taken: names of the base model.
+            taken: names of the base model, which no catalogue name may equal.
 
         Raises:
-            ConfigError: a version that gets requests cannot be loaded, or something else has a name of the catalogue.
-            EngineDead: the engine is gone.
+            ConfigError: a version that gets requests cannot be loaded, or a name of the catalogue is already in use.
+            EngineDead: the engine has ended.
         """
         for name in self.catalog.names():
             if name in taken or name in self._client.adapters:
@@ -133,14 +133,16 @@ class ModelVersions:
                     logger.warning("the version %s of %s is retired: %s", version.digest[:12], name, error)
 
     async def add(self, name: str, source: AdapterSource, digest: str | None = None) -> ModelVersion:
-        """Bring a version to this machine, check its content and load it. No request gets it yet.
+        """Download a version, check its content and load it. It gets no requests yet.
 
         Args:
             digest: SHA-256 that the content must have; None for any.
 
         Raises:
-            RequestError: name or digest are malformed, the content has another digest or is no adapter of the model.
-            AdapterUnavailable: its source does not answer, the name is being added to, or the catalogue is kept.
+            RequestError: name or digest is malformed, the content has another digest, or it is no adapter for the
+                model.
+            AdapterUnavailable: its source does not answer, another version is being added to the name, or changes are
+                refused.
         """
         self._check_changes()
         check_name(name)
@@ -190,13 +192,13 @@ class ModelVersions:
         return fetched.origin.digest or await asyncio.to_thread(content_digest, fetched.folder)
 
     def promote(self, name: str, version: str, by: str) -> None:
-        """Let a version get all new requests. Raises as ``ModelCatalog.promote``."""
+        """Send all new requests to a version. Raises as ``ModelCatalog.promote``."""
         self._check_changes()
         self.catalog.promote(name, version, by)
         self._refresh(name)
 
     def canary(self, name: str, version: str, weight: int, by: str) -> None:
-        """Let a version get a share of new requests. Raises as ``ModelCatalog.canary``."""
+        """Send a share of new requests to a version. Raises as ``ModelCatalog.canary``."""
         self._check_changes()
         self.catalog.canary(name, version, weight, by)
         self._refresh(name)
@@ -208,7 +210,7 @@ class ModelVersions:
         self._refresh(name)
 
     def remove(self, name: str, version: str | None, by: str) -> tuple[str, ...]:
-        """Retire a version, or a name with all of them. Returns the digests. Raises as ``ModelCatalog.remove``."""
+        """Retire a version, or a name with all its versions. Returns the digests. Raises as ``ModelCatalog.remove``."""
         self._check_changes()
         gone = self.catalog.remove(name, version, by)
         self._refresh(name)
@@ -218,22 +220,22 @@ class ModelVersions:
         return gone
 
     async def keep(self) -> None:
-        """Refuse all changes from now on, and wait until none is under way: another engine reads the catalogue."""
+        """Refuse all changes from now on, and wait for those in progress: another engine reads the catalogue."""
         self._is_kept = True
         while self._adding:
             await asyncio.sleep(_KEEP_SECONDS)
 
     def free(self) -> None:
-        """Allow changes again, which `keep` has refused."""
+        """Allow changes again after ``keep``."""
         self._is_kept = False
 
     def _check_changes(self) -> None:
-        """Raise AdapterUnavailable while the catalogue is kept as it is."""
+        """Raise AdapterUnavailable while changes are refused."""
         if self._is_kept:
             raise AdapterUnavailable("The base model is being replaced: ask again in a while.")
 
     def close(self) -> None:
-        """End what is under way; versions end with the engine."""
+        """Cancel operations in progress; versions are unloaded with the engine."""
         for task in self._unloads.values():
             task.cancel()
 
@@ -248,7 +250,7 @@ class ModelVersions:
         own = engine_name(name, digest)
         if (unload := self._unloads.get(own)) is not None:
             if own in self._public:
-                # The version was removed, but the engine has not unloaded it yet: keep it.
+                # The version was removed, but the engine has not unloaded it yet: keep it loaded.
                 unload.cancel()
             await asyncio.wait({unload})
         try:
@@ -278,7 +280,7 @@ class ModelVersions:
             del self._unloads[own]
 
     def _refresh(self, name: str) -> None:
-        """Read what a name points to; from then on new requests get it."""
+        """Read the versions to which a name points; new requests follow them."""
         self._weights[name] = self.catalog.weights(name)
         if not any(each.state is not VersionState.RETIRED for each in self.catalog.versions(name)):
             del self._weights[name]

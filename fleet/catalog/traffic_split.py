@@ -11,16 +11,16 @@ _BITS = 64
 
 
 def sticky_point(name: str, tenant: str, session: str) -> float:
-    """Return the point in [0, 1) of a session: the same in all processes and for all times."""
+    """Return the point in [0, 1) of a session, which is the same in all processes and at all times."""
     text = "\0".join((name, tenant, session))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8]) / (1 << _BITS)
 
 
 def pick_version(weights: Mapping[str, int], point: float) -> str:
-    """Return the digest whose share of [0, 1) holds a point.
+    """Return the digest whose part of [0, 1) contains a point.
 
-    Versions lie in the mapping's order, the newest last. A canary therefore takes the upper end: if its weight grows,
-    sessions move to it and none moves back.
+    The versions divide [0, 1) in the mapping's order, the newest last. So a canary has the upper end: if its weight
+    grows, sessions move to it and none moves back.
 
     Raises:
         ValueError: no version has a weight.
@@ -34,7 +34,7 @@ def pick_version(weights: Mapping[str, int], point: float) -> str:
 
 
 def shares(weights: Mapping[str, int], total: int) -> dict[str, int]:
-    """Divide ``total`` by weights, by largest remainders. Those whose share comes to 0 are left out."""
+    """Divide ``total`` in proportion to weights, by largest remainders. Entries whose share is 0 are left out."""
     whole = sum(weights.values())
     split = {digest: weight * total // whole for digest, weight in weights.items()}
     by_rest = sorted(weights, key=lambda digest: -(weights[digest] * total % whole))

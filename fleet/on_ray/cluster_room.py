@@ -1,4 +1,4 @@
-"""Room of a cluster: whether the replicas that are wanted fit its machines. No Ray, no I/O."""
+"""Room of a cluster: whether the wanted replicas fit on its machines. No Ray, no I/O."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ReplicaResources:
-    """What a replica takes of a machine.
+    """Resources that a replica needs on a machine.
 
     Attributes:
-        num_cpus: cores, at least one.
-        num_gpus: GPUs.
-        memory: bytes that it takes at least: weights and KV.
+        num_cpus: number of cores, at least one.
+        num_gpus: number of GPUs.
+        memory: least number of bytes of memory, for weights and KV.
     """
 
     num_cpus: int
@@ -30,7 +30,7 @@ class ReplicaResources:
         return f"{self.num_cpus} CPU{gpus}, {self.memory / GIB:.2f} GiB"
 
     def as_options(self) -> dict[str, Any]:
-        """Return them as options of an actor, which Ray does not restart: the fleet starts another one."""
+        """Return the resources as options of an actor that Ray does not restart: the fleet starts another one."""
         return {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
@@ -41,13 +41,13 @@ class ReplicaResources:
 
 
 def check_room(machines: Iterable[Mapping[str, float]], wanted: ReplicaResources, count: int) -> None:
-    """Check that ``count`` replicas fit.
+    """Check that ``count`` replicas fit on the machines.
 
     Args:
-        machines: resources of each by Ray's names: CPU, GPU, memory.
+        machines: resources of each machine under Ray's names: CPU, GPU, memory.
 
     Raises:
-        ConfigError: they do not; it says what there is.
+        ConfigError: the replicas do not fit; the message names the resources of the cluster.
     """
     machines = list(machines)
     room = sum(_fitting(machine, wanted) for machine in machines)
@@ -63,6 +63,6 @@ def check_room(machines: Iterable[Mapping[str, float]], wanted: ReplicaResources
 
 
 def _fitting(machine: Mapping[str, float], wanted: ReplicaResources) -> int:
-    """Return how many replicas fit a machine."""
+    """Return the number of replicas that fit on a machine."""
     needs = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus, "memory": wanted.memory}
     return min(int(machine.get(name, 0.0) // need) for name, need in needs.items() if need)

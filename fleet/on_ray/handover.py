@@ -1,11 +1,12 @@
 """Handover of a gateway's connections to an engine process on another machine. No Ray, no asyncio.
 
-    gateway  --control-->  host process        the end of either means the end of both; processor time of the engine
+    gateway  --control-->  host process        if one end closes, the other ends; reports the engine's processor time
              --channel-->  engine process      the frames of ``engine.ipc``, as over a socketpair
              --liveness->  engine process      signs of life
 
-The host process listens for three connections, which begin with a token and their purpose, gives two of them to the
-engine process as its file descriptors, and then only waits: a frame passes no process between engine and gateway.
+The host process listens for three connections, each of which begins with a token and its purpose. It passes two of them
+to the engine process as file descriptors, and then only waits, so that no further process handles frames between engine
+and gateway.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ REPORT = struct.Struct("<d")
 ACCEPT_SECONDS = 30.0
 """For the gateway to connect."""
 
-_HELLO_SECONDS = 2.0  # seconds that a connection gets to send its token
+_HELLO_SECONDS = 2.0  # seconds within which a connection must send its token
 _REPORT_SECONDS = 0.5
-_END_SECONDS = 10.0  # seconds that an engine process whose gateway is gone gets to end by itself
+_END_SECONDS = 10.0  # seconds within which an engine process whose gateway is gone must end by itself
 
 
 class EngineHost:
@@ -43,7 +44,7 @@ class EngineHost:
 
     Args:
         host: address to listen on.
-        token: that a connection begins with, ``TOKEN_BYTES`` bytes.
+        token: bytes with which each connection must begin, ``TOKEN_BYTES`` long.
     """
 
     def __init__(self, host: str, token: bytes) -> None:
@@ -76,7 +77,7 @@ class EngineHost:
         return process.returncode
 
     def _accept(self) -> dict[bytes, socket.socket]:
-        """Return the three connections by purpose. Those without the token are closed."""
+        """Return the three connections by purpose. Connections without the token are closed."""
         deadline = time.monotonic() + ACCEPT_SECONDS
         ends: dict[bytes, socket.socket] = {}
         while len(ends) < 3:
@@ -92,7 +93,7 @@ class EngineHost:
 
 
 def prepare(end: socket.socket) -> None:
-    """Set a connection up for frames: sent at once, with room for many, and found broken if the machine is gone."""
+    """Configure a connection for frames: sent at once, with large buffers, and closed if the machine is gone."""
     end.settimeout(None)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
@@ -100,7 +101,7 @@ def prepare(end: socket.socket) -> None:
 
 
 def _purpose(end: socket.socket, token: bytes) -> bytes | None:
-    """Return the purpose that a connection begins with, after the token; None for anything else."""
+    """Return the purpose that a connection sends after the token; None for any other beginning."""
     hello, deadline = bytearray(), time.monotonic() + _HELLO_SECONDS
     with suppress(OSError):
         while len(hello) <= TOKEN_BYTES:
@@ -114,7 +115,7 @@ def _purpose(end: socket.socket, token: bytes) -> bytes | None:
 
 
 def _watch(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """Report processor time until the process ends. If the gateway says anything or is gone, end the process."""
+    """Report processor time until the process ends. End the process if the gateway sends a byte or is gone."""
     ended = os.pidfd_open(process.pid)
     ends: list[int | socket.socket] = [ended, control]
     try:
@@ -129,7 +130,7 @@ def _watch(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """End a process: at once if the gateway asks for it by a byte, by the end of its channel if the gateway is gone."""
+    """End a process: at once if the gateway requests it by a byte, or by closing its channel if the gateway is gone."""
     asked = b""
     with suppress(OSError):
         asked = control.recv(1)

@@ -33,19 +33,19 @@ OBJECT_STORE_BYTES = 80 << 20
 
 REACH_SECONDS = 3.0
 
-# Folders of a local cluster's sessions begin so; the process id of its server follows.
+# Prefix of the folders of a local cluster's sessions; the process id of the cluster's server follows.
 _FOLDER = "rootgraft-ray-"
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    # "This machine is no cluster": Ray's name for listening on the loopback interface alone.
+    # Setting by which Ray listens on the loopback interface only; its name means "this machine is no cluster".
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Replicas of one machine share its GPUs: an actor that asks for none may still use them.
+    # Replicas of one machine share its GPUs: an actor that requests none may still use them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # An engine process whose actor was killed is killed too.
+    # If an actor is killed, its engine process is killed too.
     "RAY_process_group_cleanup_enabled": "true",
-    # What Ray's agent looks at again and again tells nobody anything here.
+    # Statistics that Ray's agent would collect, which are not used here.
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
     "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "10",
 }
@@ -57,12 +57,13 @@ _LOCAL_SYSTEM = {
     "raylet_check_gc_period_milliseconds": 5000,
     "io_context_event_loop_lag_collection_interval_ms": 30_000,
     "task_events_report_interval_ms": 0,
-    # For the agent of runtime environments and for actors, processes that a busy machine starts late.
+    # Time limit of the agent of runtime environments and of actors, whose processes start late on a busy machine.
     "agent_register_timeout_ms": int(1e3 * START_SECONDS),
     "worker_register_timeout_seconds": int(START_SECONDS),
-    # Ray would start a process for each core, of which actors take few, and answer nobody until all of them are there.
+    # Otherwise Ray would start a process for each core, although actors need few, and answer only when all have
+    # started.
     "prestart_worker_first_driver": False,
-    # Ray would kill the process that it likes least; the replicas' memory is set by their options.
+    # Otherwise Ray would kill a process when memory is short; the replicas' options limit their memory.
     "memory_monitor_refresh_ms": 0,
 }
 
@@ -70,7 +71,7 @@ logger = logging.getLogger("rootgraft.fleet")
 
 
 def check_ray() -> None:
-    """Check that Ray is installed in a version that we know. Raises ConfigError with the command that mends it."""
+    """Check that Ray is installed in a supported version. Raises ConfigError with the command that fixes it."""
     command = f"Try: {sys.executable} -m pip install 'rootgraft[fleet]'"
     try:
         version = metadata.version("ray")
@@ -82,7 +83,7 @@ def check_ray() -> None:
 
 
 def check_address(address: str) -> None:
-    """Check the form of ``--ray-address``. Raises ConfigError."""
+    """Check the format of ``--ray-address``. Raises ConfigError."""
     if address in (LOCAL, AUTO):
         return
     host, _, port = address.rpartition(":")
@@ -91,13 +92,13 @@ def check_address(address: str) -> None:
 
 
 class RayCluster:
-    """What a fleet has of a cluster: the connection of this process, which it shares with the fleets of other models.
+    """A fleet's view of a cluster: the connection of this process, which is shared with the fleets of other models.
 
     Args:
         address: ``local``, ``auto``, or HOST:PORT.
-        resources: of each replica.
-        count: replicas that must fit.
-        most_replicas: of all fleets of this process together.
+        resources: resources of each replica.
+        count: number of replicas that must fit.
+        most_replicas: largest number of replicas of all fleets of this process together.
     """
 
     def __init__(self, address: str, resources: ReplicaResources, count: int, most_replicas: int) -> None:
@@ -110,7 +111,7 @@ class RayCluster:
 
     @property
     def ray(self) -> Any:
-        """The package ``ray``, connected."""
+        """The package ``ray``, connected to the cluster."""
         return _CONNECTION.ray
 
     async def start(self) -> None:
@@ -120,7 +121,7 @@ class RayCluster:
                 await asyncio.to_thread(self._join)
 
     async def close(self) -> None:
-        """Leave; with the last fleet the process disconnects, and a local cluster ends."""
+        """Leave the cluster; with the last fleet the process disconnects, and a local cluster ends."""
         async with self._lock:
             if self._is_joined:
                 self._is_joined = False
@@ -142,7 +143,7 @@ class RayCluster:
 
 
 class _Connection:
-    """The connection of this process to a cluster. Ray allows one; it lives as long as a fleet uses it."""
+    """The connection of this process to a cluster. Ray allows one per process; it is open while a fleet uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,13 +158,13 @@ class _Connection:
         return self._ray
 
     def join(self, address: str, num_cpus: int) -> None:
-        """Connect, or use the connection that there is.
+        """Connect, or use the existing connection.
 
         Args:
-            num_cpus: that a local cluster is to have.
+            num_cpus: number of CPUs for a local cluster.
 
         Raises:
-            ConfigError: Ray cannot be reached or started, or another model has another address.
+            ConfigError: Ray cannot be reached or started, or another model uses another address.
         """
         with self._lock:
             if self._ray is None:
@@ -176,7 +177,7 @@ class _Connection:
             self._users += 1
 
     def leave(self) -> None:
-        """Disconnect, unless others use it; a local cluster ends."""
+        """Disconnect, unless other fleets use the connection; a local cluster ends."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -204,15 +205,16 @@ class _Connection:
             raise
 
     def _local(self, num_cpus: int) -> dict[str, Any]:
-        """Return the options of a cluster of this machine alone, and set what Ray reads from the environment."""
+        """Return the options of a cluster of this machine alone, and set the environment variables that Ray reads."""
         remove_old_sessions()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         os.environ.update(_ENVIRONMENT)
-        # Once in a process, as Ray keeps the first that it has read.
+        # The token is set only once in a process, as Ray keeps the first value that it has read.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return {
             "address": LOCAL,
-            # As many as the replicas take, whatever the machine has: how they share it is the fleets' business.
+            # The CPUs that Ray counts follow from the replicas' needs, not from the machine's cores, which the fleets
+            # divide.
             "num_cpus": 2 * num_cpus,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
@@ -222,19 +224,19 @@ class _Connection:
         }
 
     def _end_idle_processes(self) -> None:
-        """End those of Ray's processes that a cluster of one machine needs for nothing: together 1.8 % of a core."""
+        """End Ray's processes that a cluster of one machine does not need; together they use 1.8 % of a core."""
         worker: Any = importlib.import_module("ray._private.worker")
         node = worker._global_node
         for end in (node.kill_log_monitor, node.kill_monitor):
             end(check_alive=False)
 
     def _init(self, **options: Any) -> None:
-        # Ray would print a stack trace on the terminal for each SIGTERM, which ends this server in good order.
+        # Otherwise Ray would print a stack trace for each SIGTERM, at which this server shuts down in order.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         ray = importlib.import_module("ray")
-        # The import of Ray sets the level, so that it is changed afterwards.
+        # The import of Ray sets the level, so it is changed after the import.
         logging.getLogger("ray").setLevel(logging.ERROR)
-        # Ray would print on standard output that an actor died, whatever ``log_to_driver`` says; the fleet says it too.
+        # Otherwise Ray would print that an actor died, regardless of ``log_to_driver``; the fleet reports it too.
         worker: Any = importlib.import_module("ray._private.worker")
         worker.print_to_stdstream = lambda *given, **named: None
         change_services(is_local=self._address == LOCAL)
@@ -258,7 +260,7 @@ _CONNECTION = _Connection()
 
 
 def remove_old_sessions() -> None:
-    """Remove the folders of local clusters whose servers are gone, and end what is left of their processes."""
+    """Remove the folders of local clusters whose servers have ended, and end their remaining processes."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
         with suppress(OSError):
@@ -268,7 +270,7 @@ def remove_old_sessions() -> None:
 
 
 def _end_processes_of(folder: Path) -> None:
-    """Kill the processes of ours that were started for a session's folder: its name is in their arguments."""
+    """Kill our processes that were started for a session's folder, whose name is in their arguments."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.uids().real == os.getuid() and any(str(folder) in part for part in process.cmdline()):
@@ -277,7 +279,7 @@ def _end_processes_of(folder: Path) -> None:
 
 
 def _reach(address: str) -> None:
-    """Check that something listens at a cluster's address. Raises ConfigError."""
+    """Check that a process listens at a cluster's address. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
@@ -286,8 +288,8 @@ def _reach(address: str) -> None:
 
 
 def _job_config() -> Any:
-    """Return a job's options by which workers do not search this process's working directory for modules."""
+    """Return job options with which workers do not search this process's working directory for modules."""
     job_config = importlib.import_module("ray.job_config").JobConfig()
-    # Ray would add it, and the folder of this process's script, unless the job brings a directory of its own.
+    # Otherwise Ray would add it, and the folder of this process's script, unless the job has its own directory.
     job_config._runtime_env_has_working_dir = lambda: True
     return job_config

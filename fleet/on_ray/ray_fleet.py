@@ -20,13 +20,13 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int = 1) -> Fleet:
-    """Return a fleet of ``options.replicas`` actors, which is not started.
+    """Return a fleet of ``options.replicas`` actors, which is not started yet.
 
     Args:
-        num_engines: the replicas of the whole server, those of other models included.
+        num_engines: number of replicas of the whole server, those of other models included.
 
     Raises:
-        ConfigError: a wrong address or device, or Ray is not installed, or in another version.
+        ConfigError: an address or device is wrong, or Ray is not installed or has another version.
     """
     assert options.ray_address is not None
     check_address(options.ray_address)
@@ -45,7 +45,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
     config = with_peers(config, options)
     resources = resources_of(config, path, has_gpu=config.device == "cuda" and not is_local)
     if is_local:
-        # Fleets of several models share this machine, however many threads each of them has.
+        # Fleets of several models share this machine, regardless of the threads of each.
         resources = replace(resources, num_cpus=1)
     cluster = RayCluster(options.ray_address, resources, options.replicas, num_engines)
     launcher = RayLauncher(
@@ -60,7 +60,7 @@ def ray_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engin
 
 
 def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaResources:
-    """Return what a replica takes at least: the threads, GPUs if it has some to itself, weights and KV of its ranks."""
+    """Return the least resources of a replica: threads, its own GPUs if it has any, weights and KV of its ranks."""
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in _WEIGHTS]
     kv, ranks = int((config.kv_cache_memory or 0.0) * GIB), config.num_ranks
     return ReplicaResources(

@@ -1,4 +1,4 @@
-"""Ray launcher: starts each replica of a fleet as an actor of Ray's, wherever there is room for it."""
+"""Ray launcher: starts each replica of a fleet as a Ray actor, on any machine with room for it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PLACEMENT_SECONDS = 150.0
 
 
 class RayLauncher:
-    """Launches replicas as actors. Ray places them; the fleet counts and replaces them, and knows their sequences.
+    """Launches replicas as actors. Ray places them; the fleet counts, replaces and routes.
 
     Args:
-        cluster: that is started with the first replica.
-        config, model_path: of each engine; the path must lead to the same model on every machine.
-        resources: that each replica takes.
-        heartbeat_timeout, watchdog_timeout: as of ``EngineClient``.
+        cluster: the cluster, which is started with the first replica.
+        config, model_path: options and model of each engine; the path must lead to the same model on every machine.
+        resources: resources that each replica needs.
+        heartbeat_timeout, watchdog_timeout: as in ``EngineClient``.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class RayLauncher:
         """Start an actor and its engine process, and wait until its model is loaded.
 
         Raises:
-            ConfigError: Ray is not there, cannot be reached, or has no room for the replicas.
-            ModelError: as ``EngineClient.start``.
-            EngineDead: as there, or no place was found for it.
+            ConfigError: Ray is not installed, cannot be reached, or has no room for the replicas.
+            ModelError: as for ``EngineClient.start``.
+            EngineDead: as for ``EngineClient.start``, or no machine had room for the replica.
         """
         await self._cluster.start()
         ray = self._cluster.ray
@@ -78,7 +78,7 @@ class RayLauncher:
         await client.close()
 
     async def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster; a cluster that was started here ends."""
         await self._cluster.close()
 
     async def _place(self, actor: Any) -> tuple[str, int]:
@@ -95,6 +95,6 @@ class RayLauncher:
 
 
 def _kill(ray: Any, actor: Any) -> None:
-    """End an actor, which may have ended. Ray may be gone."""
+    """End an actor, which may have ended already; Ray itself may have ended, too."""
     with suppress(Exception):
         ray.kill(actor)

@@ -1,4 +1,4 @@
-"""Ray replica: the client of an engine process that an actor of Ray's hosts, on this machine or another."""
+"""Ray replica: the client of an engine process that a Ray actor hosts, on this machine or another."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CLOSE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """Where an actor waits for the gateway.
+    """The address at which an actor waits for the gateway.
 
     Attributes:
-        host, port: of its ``EngineHost``.
-        token: that a connection begins with.
+        host, port: address of its ``EngineHost``.
+        token: token with which each connection must begin.
     """
 
     host: str
@@ -37,12 +37,12 @@ class HostAddress:
 
 
 class RayReplica(EngineClient):
-    """Exchanges messages with the engine process of an actor over connections of its own; Ray sees none of them.
+    """Exchanges messages with an actor's engine process over separate connections, which do not pass through Ray.
 
     Args:
-        config, model_path, heartbeat_timeout, watchdog_timeout: as of ``EngineClient``.
-        address: of the actor.
-        release: ends the actor, whatever it does. It may block.
+        config, model_path, heartbeat_timeout, watchdog_timeout: as in ``EngineClient``.
+        address: address of the actor.
+        release: ends the actor in any state. It may block.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RayReplica(EngineClient):
         self._release = release
 
     async def close(self) -> None:
-        """Shut the engine down and end its actor; one that has not ended after ``CLOSE_SECONDS`` is cut off."""
+        """Shut the engine down and end its actor; an actor that has not ended after ``CLOSE_SECONDS`` is killed."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await super().close()
@@ -72,19 +72,19 @@ class RayReplica(EngineClient):
             await asyncio.to_thread(self._release)
 
     def _lose_host(self) -> None:
-        """End with the actor: the end of its channel asks the engine process to end."""
-        # Not at once: if the process has ended, its last messages may still be on their way, and its channel ends too.
+        """End after the actor has ended: the end of the channel asks the engine process to end."""
+        # Not at once: if the process has ended, its last messages may still arrive, and its channel ends by itself.
         if self._transport is not None:
             asyncio.get_running_loop().call_later(LAST_MESSAGES_SECONDS, self._transport.abort)
 
 
 class HostedProcess(WatchedProcess):
-    """The engine process of an actor, which starts it when this process connects.
+    """The engine process of an actor; the actor starts it when this client connects.
 
     Args:
-        address: of the actor.
+        address: address of the actor.
         on_lost: called when the actor is gone.
-        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+        heartbeat_timeout, watchdog_timeout: as in ``Watchdog``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class HostedProcess(WatchedProcess):
 
     @property
     def place(self) -> str:
-        """The machine, for people."""
+        """The machine's name, for people to read."""
         return self._address.host
 
     async def start(self) -> tuple[socket.socket, BinaryIO]:
@@ -138,7 +138,7 @@ class HostedProcess(WatchedProcess):
             self._control.ask_to_kill()
 
     def reap(self) -> None:
-        # The actor waits for it.
+        # The actor waits for the process to end.
         pass
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class HostedProcess(WatchedProcess):
             self._control.close()
 
     def fault_of_start(self) -> str:
-        """Return where the reason is, which only the process's own output has."""
+        """Return where to find the reason, which is only in the process's own output."""
         return (
             f"The engine process at {self._address.host} ended while it was loading the model; its lines are in Ray's "
             "logs of that machine, in the worker's files."
@@ -162,13 +162,13 @@ class HostedProcess(WatchedProcess):
 
 
 class _Control(asyncio.Protocol):
-    """The control connection: what the host reports, and its end.
+    """The control connection: the host's reports, and the end of the connection.
 
     Args:
         on_end: called when the host is gone.
 
     Attributes:
-        processor_seconds: that the engine process has used, by the last report; None before the first.
+        processor_seconds: processor time of the engine process in the last report; None before the first.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""How Ray starts its processes, changed for machines that others keep busy: it gives up after times of its own.
+"""Changes to the start of Ray's processes for busy machines, on which Ray's own time limits are too short.
 
 A raylet waits 15 seconds for ports that its agent, a Python process with many imports, writes into files, and aborts
-without them; a driver waits 30 seconds for its node and up to 60 for a dashboard. No option says otherwise.
+without them. A driver waits 30 seconds for its node and up to 60 for a dashboard. No option changes this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 START_SECONDS = 120.0
 """So long a local Ray has to start. Ray itself gives up after 30, which it takes on a machine that others keep busy."""
-_NO_PORT = -1  # as an agent without dashboard modules writes
+_NO_PORT = -1  # the value that an agent without dashboard modules writes
 
 
 def change_services(*, is_local: bool) -> None:
-    """Change how Ray starts: it waits longer, and a local one has no dashboard and waits for no port of its agent."""
+    """Change Ray's start: it waits longer; a local cluster has no dashboard, and does not wait for its agent's port."""
     services: Any = importlib.import_module("ray._private.services")
     services.get_node = until_there(services.get_node)
     if is_local:
@@ -29,9 +29,9 @@ def change_services(*, is_local: bool) -> None:
 
 
 def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) -> Callable[..., Any]:
-    """Return Ray's look-up of a node as one that waits for a node that is not there yet, at most so many seconds."""
+    """Return Ray's look-up of a node, changed to wait at most ``seconds`` for a node that is not there yet."""
     if hasattr(get_node, "__wrapped__"):
-        # An earlier start of this process has replaced it.
+        # An earlier start in this process has replaced the function.
         return get_node
 
     @wraps(get_node)
@@ -49,9 +49,9 @@ def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) ->
 
 
 def without_agent_ports(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Ray's start of a raylet as one whose raylet finds the ports of its agents, and waits for neither of them.
+    """Return Ray's start of a raylet, changed so that the ports of its agents are already there and it need not wait.
 
-    Nobody asks the dashboard's agent for anything here, and who asks the other one tries again until it is there.
+    The dashboard's agent is not used here, and callers of the other agent retry until it is there.
     """
     if hasattr(start_raylet, "__wrapped__"):
         return start_raylet
@@ -75,5 +75,5 @@ def without_agent_ports(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _start_no_dashboard(*given: Any, **named: Any) -> tuple[None, None]:
-    """Stand for Ray's start of its dashboard, which it waits for even where none is wanted."""
+    """Replace Ray's start of its dashboard, for which Ray waits even if no dashboard is wanted."""
     return None, None

@@ -1,4 +1,4 @@
-"""Replica actor: the process in which Ray hosts a replica's engine process. Runs in a worker of Ray's."""
+"""Replica actor: the process in which Ray hosts a replica's engine process. Runs in a Ray worker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .handover import EngineHost
 
 
 class ReplicaActor:
-    """One replica's place on a machine of the cluster. Made through ``ray.remote``; Ray does not restart it.
+    """The host of one replica on a machine of the cluster. Made through ``ray.remote``; Ray does not restart it.
 
     Args:
-        token: see ``EngineHost``.
+        token: token of connections; see ``EngineHost``.
     """
 
     def __init__(self, token: bytes) -> None:

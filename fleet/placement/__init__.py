@@ -1,1 +1,1 @@
-"""Placement: which replica a sequence goes to. Pure decisions on what the gateway knows."""
+"""Placement: which replica a sequence is sent to. Pure decisions from the gateway's data."""

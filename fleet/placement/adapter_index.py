@@ -10,21 +10,21 @@ import numpy.typing as npt
 
 from .routing import AdapterColumns
 
-# Each sequence that is routed reduces an adapter's count by this factor.
+# Each routed sequence multiplies an adapter's count by this factor.
 _SHARE_DECAY = 0.999
 _LEAST_COUNT = 0.01
-# The share of the load of an adapter is known only after so many sequences.
+# Number of sequences from which on an adapter's share of the load counts as known.
 _FEW = 20
 _FORGET_EVERY = 4096  # sequences
 
 
 class AdapterIndex:
-    """Adapters by replica, as far as a gateway can tell from the sequences that it has sent.
+    """Adapters by replica, estimated by a gateway from the sequences that it has sent.
 
     Args:
         num_slots: indices of replicas are below this.
-        most_held: adapters that a replica holds on its device.
-        load_seconds: that a load takes.
+        most_held: largest number of adapters that a replica holds on its device.
+        load_seconds: seconds that a load takes.
     """
 
     def __init__(self, num_slots: int, most_held: int, load_seconds: float) -> None:
@@ -33,12 +33,12 @@ class AdapterIndex:
         self._full = np.zeros(num_slots, bool)
         self._sent = np.zeros(num_slots)  # recent sequences of each slot
         self._loaded: dict[str, npt.NDArray[np.bool_]] = {}
-        # Sequences by adapter, and when they were last counted.
+        # Count of sequences by adapter, and the index of the sequence at which it was last updated.
         self._counts: dict[str, tuple[float, int]] = {}
         self._num_routed = 0
 
     def open(self, replica: int) -> None:
-        """Add a replica, which holds no adapter and was sent nothing."""
+        """Add a replica, which holds no adapter yet and was sent no sequence."""
         self._full[replica], self._sent[replica] = False, 0.0
 
     def close(self, replica: int, held: Iterable[str]) -> None:
@@ -48,10 +48,10 @@ class AdapterIndex:
         self._full[replica] = False
 
     def use(self, replica: int, held: OrderedDict[str, None], adapter: str) -> None:
-        """Note that a replica has an adapter now; the one that it has not used for longest has left for it.
+        """Record that a replica has an adapter now; if it is full, its least recently used adapter is removed.
 
         Args:
-            held: its adapters, the last used ones last; changed here.
+            held: the replica's adapters, the most recently used last; changed here.
         """
         if adapter not in self._loaded:
             self._loaded[adapter] = np.zeros(len(self._full), bool)
@@ -64,7 +64,7 @@ class AdapterIndex:
         self._full[replica] = len(held) >= self._most_held
 
     def count(self, replica: int, adapter: str | None) -> None:
-        """Count a sequence for its replica, and for its adapter's share of the load, which forgets old ones."""
+        """Count a sequence for its replica, and for its adapter's share of the load; old sequences lose weight."""
         self._num_routed += 1
         if adapter is not None:
             self._counts[adapter] = self._counted(adapter) + 1.0, self._num_routed
@@ -78,12 +78,12 @@ class AdapterIndex:
     def columns(
         self, adapter: str | None, rate: float, is_open: npt.NDArray[np.bool_], *, is_replay: bool
     ) -> AdapterColumns | None:
-        """Return what is known of an adapter at each replica, None without an adapter.
+        """Return an adapter's data at each replica, None without an adapter.
 
         Args:
-            rate: tokens of prefill a second, to express a load in tokens.
-            is_open: replicas that take new sequences.
-            is_replay: all replicas count as full, so that the sequence goes where its adapter is.
+            rate: tokens of prefill per second, to express a load in tokens.
+            is_open: whether each replica takes new sequences.
+            is_replay: whether all replicas count as full, so that the sequence is sent where its adapter is.
         """
         if adapter is None:
             return None
@@ -91,12 +91,12 @@ class AdapterIndex:
         routed = (1 - _SHARE_DECAY ** max(1, self._num_routed)) / (1 - _SHARE_DECAY)
         share = self._counted(adapter) / (routed + _FEW)
         loaded = self._loaded.get(adapter, nowhere)
-        # A replica with room counts as if it had the adapter.
+        # A replica with a free slot counts as if it had the adapter.
         full = ~nowhere if is_replay else self._full
         busy = self._sent * (int(is_open.sum()) / max(1.0, float(self._sent[is_open].sum())))
         return AdapterColumns(loaded, full, self._load_seconds * rate, share, busy)
 
     def _counted(self, adapter: str) -> float:
-        """Return how many of the last sequences, about ``1 / (1 - _SHARE_DECAY)``, had an adapter."""
+        """Return the number of the last ``1 / (1 - _SHARE_DECAY)`` sequences, approximately, that had an adapter."""
         count, at = self._counts.get(adapter, (0.0, 0))
         return count * _SHARE_DECAY ** (self._num_routed - at)

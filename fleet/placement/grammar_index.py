@@ -1,4 +1,4 @@
-"""Grammar index: which replicas were sent which grammars and so have them compiled. Kept by the gateway alone."""
+"""Grammar index: which replicas were sent which grammars and so have compiled them. Known only to the gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def grammar_key(grammar: tuple[str, bytes] | None) -> int:
 
 
 class GrammarIndex:
-    """Grammars by replica, each an LRU list of its own.
+    """Grammars by replica; each replica has an LRU list of its own.
 
     Args:
         num_slots: indices of replicas are below this.
@@ -34,11 +34,11 @@ class GrammarIndex:
         self._proven: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Grammars of all replicas."""
+        """Number of grammars of all replicas."""
         return sum(map(len, self._held.values()))
 
     def open(self, replica: int) -> None:
-        """Add a replica, which has none."""
+        """Add a replica without grammars."""
         self._held[replica] = OrderedDict()
 
     def close(self, replica: int) -> None:
@@ -47,7 +47,7 @@ class GrammarIndex:
             self._drop(replica, key)
 
     def add(self, replica: int, key: int) -> None:
-        """Note that a replica was sent a grammar."""
+        """Record that a replica was sent a grammar."""
         held = self._held[replica]
         if key not in held:
             self._holders.setdefault(key, np.zeros(self._num_slots, bool))[replica] = True
@@ -57,7 +57,7 @@ class GrammarIndex:
             self._drop(replica, held.popitem(last=False)[0])
 
     def prove(self, key: int) -> None:
-        """Note that an answer has begun under a grammar: its compile harms no replica."""
+        """Record that an answer has begun under a grammar: its compilation harms no replica."""
         self._proven[key] = None
         self._proven.move_to_end(key)
         if len(self._proven) > MOST_GRAMMARS:
@@ -69,11 +69,11 @@ class GrammarIndex:
         return len(self._proven)
 
     def is_proven(self, key: int) -> bool:
-        """Return whether a grammar has been compiled and used; True for none."""
+        """Return whether a grammar has been compiled and used before; True for no grammar."""
         return not key or key in self._proven
 
     def holders(self, key: int) -> npt.NDArray[np.bool_]:
-        """Return for each replica whether it is likely to have a grammar compiled."""
+        """Return for each replica whether it has probably compiled a grammar."""
         found = self._holders.get(key)
         return np.zeros(self._num_slots, bool) if found is None else found
 

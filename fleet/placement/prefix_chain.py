@@ -1,10 +1,11 @@
-"""Prefix hash chain: names for the leading blocks of a prompt under one scope of KV.
+"""Prefix hash chain: hashes of the leading blocks of a prompt within one scope of KV.
 
     tokens   |--- block 0 ---|--- block 1 ---|--- rest, without a hash ---|
     chain     h0 = H(scope)    h1 = H(h0, block 0)    h2 = H(h1, block 1)
 
-Equal hashes at a depth mean equal scope and equal tokens up to there, on any gateway: the hash has no seed. A collision
-would cost time at a replica that has not the prefix, never a wrong answer: the engine compares tokens.
+Equal hashes at a depth mean an equal scope and equal tokens up to that depth, on any gateway: the hash has no seed. A
+collision costs time on a replica that lacks the prefix, but never causes a wrong answer: the engine compares
+tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ BLOCK = 64
 
 
 class KvScope(NamedTuple):
-    """What KV belongs to beside its tokens: sequences of different scopes share none.
+    """The scope of KV: sequences of different scopes share no KV.
 
     Attributes:
         base: digest of the base model.
         adapter: name of the adapter as the engine knows it, None for the base model.
         salt: chosen by the tenant.
-        tenant: that may share the KV.
+        tenant: tenant that may share the KV.
     """
 
     base: str
@@ -34,7 +35,7 @@ class KvScope(NamedTuple):
 
 
 def prefix_chain(scope: KvScope, tokens: array[int]) -> tuple[int, ...]:
-    """Return the hash of the scope, and that of each whole block of the tokens: 64-bit integers."""
+    """Return the hash of the scope, followed by the hash of each whole block of the tokens: 64-bit integers."""
     data, step = memoryview(tokens).cast("B"), BLOCK * tokens.itemsize
     last = _hash(repr(tuple(scope)).encode())
     chain = [last]

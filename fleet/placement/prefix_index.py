@@ -1,4 +1,4 @@
-"""Prefix index: which replica was sent which prefix, within the size of its KV pool. Kept by the gateway alone."""
+"""Prefix index: which replica was sent which prefix, within the size of its KV pool. Known only to the gateway."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Indices = npt.NDArray[np.intp]
 
 
 class PrefixIndex:
-    """Blocks of prefixes by replica, each an LRU list of its own.
+    """Blocks of prefixes by replica; each replica has an LRU list of its own.
 
     A hash maps to a set of replicas as the bits of one integer, so that a lookup costs a few operations for each block
-    of the prompt, however many replicas there are.
+    of the prompt, regardless of the number of replicas.
 
     Args:
         num_slots: indices of replicas are below this.
@@ -31,11 +31,11 @@ class PrefixIndex:
         self._capacity: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Blocks of all replicas."""
+        """Number of blocks of all replicas."""
         return sum(map(len, self._blocks.values()))
 
     def open(self, replica: int, num_tokens: int) -> None:
-        """Add a replica, whose KV pool holds so many tokens."""
+        """Add a replica whose KV pool holds ``num_tokens`` tokens."""
         self._blocks[replica] = OrderedDict()
         self._capacity[replica] = max(1, num_tokens // BLOCK)
 
@@ -46,7 +46,7 @@ class PrefixIndex:
         del self._capacity[replica]
 
     def add(self, replica: int, chain: Sequence[int]) -> None:
-        """Note that a replica was sent a prompt. Its last blocks are the first to be forgotten again."""
+        """Record that a replica was sent a prompt. The last blocks of the prompt are evicted first."""
         blocks, bit = self._blocks[replica], 1 << replica
         for block in reversed(chain[1:]):
             if block not in blocks:
@@ -57,7 +57,7 @@ class PrefixIndex:
             self._drop(blocks.popitem(last=False)[0], replica)
 
     def cached(self, chain: Sequence[int]) -> tuple[Indices, int]:
-        """Return how many leading tokens of a prompt each replica is likely to hold, and the depth known to any."""
+        """Return how many leading tokens of a prompt each replica probably holds, and the depth known to any."""
         tokens = np.zeros(self._num_slots, np.intp)
         seen = deepest = 0
         for depth in range(len(chain) - 1, 0, -1):

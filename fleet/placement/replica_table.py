@@ -1,4 +1,4 @@
-"""Replica table: what a gateway knows of its replicas, in columns for ``choose_replica``."""
+"""Replica table: a gateway's data about its replicas, in columns for ``choose_replica``."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class ReplicaInfo:
     """One replica.
 
     Attributes:
-        name: unique, also among replicas that are gone.
-        slot: its place in the columns.
-        ready: its limits, and the digest of its base model.
-        draining: takes no new sequences.
-        role: what it computes: ``prefill`` for prompts, ``decode`` for what follows them, or ``both``.
-        heard: when its last sign of life came.
-        pending: tokens still to compute before the first token, by sequence.
-        rows: sequences on it, of this gateway.
-        foreign_rows: those of others, by its last heartbeat.
-        rate: tokens a second.
-        adapters: that it is likely to hold, the last used ones last.
+        name: unique name, never used for another replica.
+        slot: index of the replica in the columns.
+        ready: limits of the replica, and the digest of its base model.
+        draining: whether it takes no new sequences.
+        role: work that the replica does: ``prefill`` for prompts, ``decode`` for answers, or ``both``.
+        heard: time of its last sign of life.
+        pending: number of tokens to compute before the first token, by sequence.
+        rows: number of this gateway's sequences on the replica.
+        foreign_rows: number of other gateways' sequences on it, by its last heartbeat.
+        rate: measured tokens per second.
+        adapters: adapters that it probably holds, the most recently used last.
     """
 
     name: str
@@ -71,12 +71,12 @@ class ReplicaInfo:
 
 
 class ReplicaTable:
-    """Replicas by name, what they were sent, and the choice among them.
+    """Replicas by name, the sequences sent to them, and the choice among them.
 
     Args:
-        most_replicas: at one time.
-        adapter_slots: adapters that a replica holds on its device.
-        adapter_load_seconds: that a load takes.
+        most_replicas: largest number of replicas at one time.
+        adapter_slots: number of adapters that a replica holds on its device.
+        adapter_load_seconds: seconds that the load of an adapter takes.
     """
 
     def __init__(self, most_replicas: int, adapter_slots: int, adapter_load_seconds: float) -> None:
@@ -93,7 +93,7 @@ class ReplicaTable:
         self.replicas: dict[str, ReplicaInfo] = {}
 
     def join(self, name: str, ready: Ready, now: float, role: str = BOTH) -> ReplicaInfo:
-        """Add a replica. ValueError if it is there, IndexError if there are too many."""
+        """Add a replica. Raises ValueError if the name is in use, IndexError if there are too many replicas."""
         if name in self.replicas:
             raise ValueError(f"replica {name} is there already")
         info = ReplicaInfo(name, self._free.pop(), ready, now, role=role)
@@ -107,7 +107,7 @@ class ReplicaTable:
         return info
 
     def hear(self, info: ReplicaInfo, now: float) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         info.heard = self._heard[info.slot] = max(info.heard, now)
 
     def leave(self, name: str) -> None:
@@ -134,7 +134,7 @@ class ReplicaTable:
 
     @property
     def queue_seconds(self) -> float:
-        """Seconds to compute all prompts that wait, on the replica where that takes least; 0 without a replica."""
+        """Seconds to compute all waiting prompts on the replica with the shortest queue; 0 without a replica."""
         waits = (sum(info.pending.values()) / info.rate for info in self.replicas.values() if not info.draining)
         return min(waits, default=0.0)
 
@@ -153,12 +153,12 @@ class ReplicaTable:
         """Return the replica for a sequence, None if there is none; see ``choose_replica``.
 
         Args:
-            grammar: its key; 0 for none.
-            base_digest: of the base model that it must have, "" for any.
-            heard_since: it goes to replicas that were silent for longer only if there are no others.
-            excluded: names of replicas that it must not go to.
-            is_replay: a client waits for its next token, so that it goes where its adapter is rather than where the
-                adapter should be loaded next.
+            grammar: key of the grammar; 0 for none.
+            base_digest: digest of the base model that the replica must have, "" for any.
+            heard_since: time; replicas without a later sign of life are chosen only if there are no others.
+            excluded: names of replicas that must not be chosen.
+            is_replay: whether a client waits for the next token of the sequence, which is then sent where its adapter
+                is already loaded rather than where the adapter should be loaded next.
         """
         cached, deepest = self.prefixes.cached(chain)
         is_open = self._open
@@ -180,21 +180,21 @@ class ReplicaTable:
         return self._by_slot.get(route.replica), route
 
     def without(self, role: str) -> frozenset[str]:
-        """Return the replicas that do not compute what a role is for; none where no other one takes sequences."""
+        """Return the replicas that do not do the work of a role; empty if no other replica takes sequences."""
         names = frozenset(info.name for info in self.replicas.values() if info.role not in (role, BOTH))
         has_others = any(not info.draining and info.name not in names for info in self.replicas.values())
         return names if has_others else frozenset()
 
     def num_decoding(self, chain: Sequence[int]) -> int:
-        """Return how many tokens of a prompt are cached where what follows it can be computed."""
+        """Return how many of a prompt's tokens are cached on replicas that can compute its answer."""
         cached, _ = self.prefixes.cached(chain)
         open_ones = (info for info in self.replicas.values() if info.role != PREFILL and not info.draining)
         return max((int(cached[info.slot]) for info in open_ones), default=0)
 
     def holder(self, chain: Sequence[int], info: ReplicaInfo, heard_since: float) -> tuple[ReplicaInfo | None, int]:
-        """Return another replica with the same base model that has most of a prompt, and its tokens; None and 0.
+        """Return another replica with the same base model that holds most of a prompt, and its tokens; None, 0.
 
-        One that drains is one too; one that was silent for longer is not.
+        A draining replica is considered too; a replica without a sign of life since ``heard_since`` is not.
         """
         cached, _ = self.prefixes.cached(chain)
         others = [
@@ -206,11 +206,11 @@ class ReplicaTable:
         return (best, num_tokens) if num_tokens else (None, 0)
 
     def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
-        """Return a replica that should have a grammar compiled ahead; None if enough have it, or no other is there.
+        """Return a replica that should compile a grammar ahead; None if enough have it, or there is no other replica.
 
         Args:
-            grammar: its key.
-            base_digest: of the base model that the replica must have, "" for any.
+            grammar: key of the grammar.
+            base_digest: digest of the base model that the replica must have, "" for any.
         """
         holders = self.grammars.holders(grammar)
         if int((holders & self._open).sum()) >= GRAMMAR_COPIES:
@@ -232,7 +232,7 @@ class ReplicaTable:
         adapter: str | None,
         grammar: int = 0,
     ) -> None:
-        """Note that a sequence was sent to a replica, which computes ``num_new`` tokens before it draws one."""
+        """Record that a sequence was sent to a replica, which computes ``num_new`` tokens before it draws one."""
         info.pending[number] = num_new
         info.rows += 1
         self.prefixes.add(info.slot, chain)
@@ -244,18 +244,18 @@ class ReplicaTable:
         self._weigh(info)
 
     def begun(self, info: ReplicaInfo, number: int) -> None:
-        """Note the first token of a sequence."""
+        """Record the first token of a sequence."""
         if info.pending.pop(number, None) is not None:
             self._weigh(info)
 
     def ended(self, info: ReplicaInfo, number: int) -> None:
-        """Note the end of a sequence."""
+        """Record the end of a sequence."""
         info.pending.pop(number, None)
         info.rows -= 1
         self._weigh(info)
 
     def beat(self, info: ReplicaInfo, stats: Mapping[str, float]) -> None:
-        """Take the numbers of a heartbeat: how fast the replica is, and sequences of other gateways."""
+        """Update speed and other gateways' sequences from the numbers of a heartbeat."""
         tokens = stats.get("computed_tokens", 0.0) - info.stats.get("computed_tokens", 0.0)
         seconds = stats.get("seconds_step", 0.0) - info.stats.get("seconds_step", 0.0)
         if tokens > 0 and seconds > 0:

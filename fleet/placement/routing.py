@@ -1,17 +1,17 @@
-"""Routing: the replica for a sequence, by cached prefix, expected wait and adapters. A pure function of its arguments.
+"""Routing: the replica for a sequence, by cached prefix, expected wait and adapters. A pure function.
 
     score = 1.5 to 4.5 x prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
 
-All terms are tokens of prefill. The *home* of a prompt is drawn by rendezvous hash from the first block that no replica
-has: prompts that will have it in common meet there, whichever gateway they come through, and branches of one known
-prefix spread. As one home in a fleet would be a hot spot, its bonus is worth no more than a part of the prompt: a wait
-that is longer goes to the second choice, and then to whoever is free. Each sequence is decided by itself: one hot
-replica changes nothing for the others.
+All terms are in tokens of prefill. The *home* of a prompt is drawn by rendezvous hash from the first block that no
+replica has. Prompts that share this block get the same home, through any gateway, while prompts that branch after a
+known prefix are spread. One fixed home would be a hot spot, so the bonus is worth at most a part of the prompt: if the
+wait is longer, the second choice is used, and then any free replica. Each sequence is decided by itself: one hot
+replica has no effect on sequences of others.
 
-An adapter's sequences go to who has it loaded, as long as others are not idle for longer than a load takes. One that
-is to be loaded goes where there is a free slot and where the fewest sequences went lately, so that those with most of
-the load come to stand beside those with least; it is loaded on as many replicas as its share of the load, rounded up,
-as long as there are free slots.
+An adapter's sequences are sent to the replicas that have it loaded, as long as no other replica is idle for longer than
+a load takes. An adapter that must be loaded is sent to a replica with a free slot and the fewest recent sequences, so
+that adapters with much load are placed beside adapters with little. While there are free slots, an adapter is loaded on
+a number of replicas that is its share of the load, rounded up.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 @dataclass(frozen=True, slots=True)
 class ReplicaColumns:
-    """All replicas, one in each place of these arrays.
+    """All replicas, one at each index of these arrays.
 
     Attributes:
-        names: hashes of their names.
-        open: takes new sequences.
-        wait: tokens of prefill that a new sequence waits for, by the fleet's mean rate.
+        names: hashes of the replicas' names.
+        open: whether each replica takes new sequences.
+        wait: tokens of prefill for which a new sequence waits, at the fleet's mean rate.
     """
 
     names: Hashes
@@ -75,14 +75,14 @@ class ReplicaColumns:
 
 @dataclass(frozen=True, slots=True)
 class AdapterColumns:
-    """All replicas with respect to one adapter, one in each place of these arrays.
+    """All replicas with respect to one adapter, one at each index of these arrays.
 
     Attributes:
-        loaded: holds it.
-        full: holds as many adapters as it has slots.
-        load_tokens: tokens of prefill in the time of a load.
-        share: part of the fleet's load that it has, 0 to 1.
-        busy: sequences that each replica got lately, as a part of their mean.
+        loaded: whether the replica holds the adapter.
+        full: whether the replica holds as many adapters as it has slots.
+        load_tokens: number of prefill tokens computed in the time of a load.
+        share: the adapter's part of the fleet's load, 0 to 1.
+        busy: number of recent sequences of each replica, divided by their mean.
     """
 
     loaded: Flags
@@ -97,8 +97,8 @@ class Route:
     """The choice for a sequence.
 
     Attributes:
-        replica: its index; -1 if none takes new sequences.
-        num_cached: tokens that it is likely to have in its prefix cache.
+        replica: index of the replica; -1 if none takes new sequences.
+        num_cached: number of tokens that it probably has in its prefix cache.
     """
 
     replica: int
@@ -118,7 +118,7 @@ def choose_replica(
     Args:
         chain: see ``prefix_chain``.
         cached, deepest: see ``PrefixIndex.cached``.
-        adapter: None for the base model.
+        adapter: data of the adapter; None for the base model.
     """
     if not replicas.open.any():
         return Route(-1)
@@ -137,7 +137,7 @@ def choose_replica(
 
 
 def rendezvous(key: int, names: Hashes) -> Hashes:
-    """Return the rank of each replica for a key, highest first: the same on every gateway (splitmix64's finalizer)."""
+    """Return the rank of each replica for a key, highest first: equal on every gateway (splitmix64's finalizer)."""
     x = names ^ np.uint64(key)
     for shift, factor in zip(_SHIFTS, _MIX, strict=False):
         x = (x ^ (x >> shift)) * factor
@@ -145,7 +145,7 @@ def rendezvous(key: int, names: Hashes) -> Hashes:
 
 
 def _load_costs(adapter: AdapterColumns, is_open: Flags) -> Floats:
-    """Return what it costs to load an adapter on each replica, in tokens."""
+    """Return the cost of loading an adapter on each replica, in tokens."""
     wanted = math.ceil(adapter.share * int(is_open.sum()) - 1e-9)
     lacks = int((adapter.loaded & is_open).sum()) < max(1, wanted)
     loads = np.where(adapter.full, FULL_SLOTS, 0.0 if lacks else 1.0)
@@ -154,7 +154,7 @@ def _load_costs(adapter: AdapterColumns, is_open: Flags) -> Floats:
 
 
 def _with_bonus(score: Floats, ranks: Hashes, is_open: Flags, worth: float) -> Floats:
-    """Add the bonus of the first and the second home; who is not open gets minus infinity."""
+    """Add the bonus of the first and the second home; replicas that are not open get minus infinity."""
     score = np.where(is_open, score, -np.inf)
     ranked = np.where(is_open, ranks, np.uint64(0))
     for bonus in (worth, worth / 2):

@@ -1,9 +1,9 @@
 """Autoscaling policy: how many replicas a model should have. A pure function of load and time, without I/O.
 
-``Autoscaler`` applies it again and again, and counts what it has changed.
+``Autoscaler`` applies the policy repeatedly, and counts its changes.
 
-scale up     at once for more rows than replicas are meant to have, or when the queue has been slow for a while
-scale down   one replica at a time, after a while in which one fewer would have been enough
+scale up     at once if there are more rows than replicas are meant to have, or if the queue has been slow for a while
+scale down   one replica at a time, after a while in which one replica fewer would have been enough
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FleetLoad:
     """Load of a model's replicas.
 
     Attributes:
-        busy: sequences that run or wait.
-        queue_seconds: that a new sequence is expected to wait, on the replica with the shortest queue.
-        replicas: that serve or are starting, without those that drain.
+        busy: number of sequences that run or wait.
+        queue_seconds: seconds that a new sequence is expected to wait, on the replica with the shortest queue.
+        replicas: number of replicas that serve or are starting, without draining ones.
     """
 
     busy: int
@@ -33,11 +33,11 @@ class FleetLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """What the policy remembers from one decision to the next.
+    """State that the policy keeps from one decision to the next.
 
     Attributes:
-        slow_since: since when the queue has been slow; None if it is not.
-        low_since: since when fewer replicas have been enough; None if they are not.
+        slow_since: time since when the queue has been slow; None if it is not slow.
+        low_since: time since when fewer replicas have been enough; None if they are not enough.
     """
 
     slow_since: float | None = None
@@ -46,12 +46,13 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalePolicy:
-    """Bounds and target of a model's replicas.
+    """Limits and target for the number of a model's replicas.
 
     Attributes:
-        least, most: replicas; ``least`` may be 0: then the first sequence starts one, and waits for it.
-        rows: sequences that a replica is meant to have.
-        idle_seconds: without a sequence, after which the last replica ends too.
+        least, most: smallest and largest number of replicas; if ``least`` is 0, the first sequence starts a replica and
+            waits for it.
+        rows: number of sequences that a replica is meant to have.
+        idle_seconds: seconds without a sequence after which the last replica ends too.
     """
 
     least: int
@@ -63,7 +64,7 @@ class AutoscalePolicy:
         """Return how many replicas there should be, and the state for the next call.
 
         Args:
-            now: seconds, monotonic.
+            now: time in seconds, monotonic.
         """
         needed = min(self.most, max(self.least, math.ceil(load.busy / self.rows)))
         is_slow = load.queue_seconds > SLOW_QUEUE_SECONDS and load.replicas > 0
@@ -89,13 +90,13 @@ def _lasts(since: float | None, seconds: float, now: float) -> bool:
 
 
 class Autoscaler:
-    """How many replicas there should be, from one moment to the next.
+    """Decides repeatedly how many replicas there should be.
 
     Args:
-        policy: decides.
+        policy: policy that makes each decision.
 
     Attributes:
-        num_up, num_down: changes.
+        num_up, num_down: number of changes upward and downward.
     """
 
     def __init__(self, policy: AutoscalePolicy) -> None:
@@ -106,7 +107,7 @@ class Autoscaler:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and most replicas."""
+        """Smallest and largest number of replicas."""
         return self._policy.least, self._policy.most
 
     def decide(self, load: FleetLoad, now: float) -> int:

@@ -31,9 +31,9 @@ from ..vocabulary import Vocabulary
 
 READY, STARTED, DONE, REFUSED = b"r", b"s", b"d", b"e"
 MAX_FRAME = 1 << 30
-# Niceness above the engine's of the process, of loading what compiles need, and of a compile after `PROMPT_SECONDS` of
-# processor time: with weights of a third, a tenth and a 28th of the engine's threads, each makes progress even if these
-# never sleep.
+# Niceness, relative to the engine, of the process, of loading the modules that compiles need, and of a compile after
+# ``PROMPT_SECONDS`` of processor time. The resulting weights are a third, a tenth and a 28th of the weight of the
+# engine's threads, so that each makes progress even if these threads never sleep.
 NICE, LOADING_NICE, COMPILING_NICE = 5, 10, 15
 MOST_NICE = 19
 PROMPT_SECONDS = 0.01

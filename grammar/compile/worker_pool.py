@@ -25,12 +25,12 @@ START_PATIENCE = 5.0
 
 
 class WorkerPool(Generic[W]):
-    """Workers of one kind, all of which yield or none; one is started at once. Thread-safe.
+    """Workers of one kind; either all of them yield or none. The first one is started at once. Thread-safe.
 
     Args:
-        start: starts one: whether it is the first, and the event that ends waits for it. Raises WorkerDied.
-        most: workers at a time.
-        yields: whether they yield.
+        start: starts a worker, given whether it is the first, and the event that ends waits for it. Raises WorkerDied.
+        most: largest number of workers at one time.
+        yields: whether the workers yield.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Argument rules: the arguments of a call in a style other than JSON, from the schema of the function's parameters.
 
-XML styles write a string as it is, up to a mark, so a terminal of such a string includes the mark: where a parameter
-takes strings and other values, the lexer tells them apart by the whole value.
+XML styles write a string without escapes up to a mark, so the terminal of such a string includes the mark: if a
+parameter accepts strings and other values, the lexer distinguishes them by the whole value.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def xml_arguments(
 
     Args:
         analysis: analysis of the function's schema.
-        style: the marks.
+        style: marks of the style.
         prefix: a small letter before all names, as in `LarkRules`.
         parts_of: divides a text into plain parts and ids of special tokens.
         first_entry: as in `to_lark`.
@@ -90,7 +90,7 @@ class _Arguments(ABC):
 
     @abstractmethod
     def unlisted(self, matched: Sequence[str], rest: Sequence[str], conj: Conj, listed: Sequence[str]) -> str:
-        """Write a parameter that is not listed, by the patterns that its name matches, and those it does not."""
+        """Write a parameter that is not listed, from the patterns that its name matches and does not match."""
 
     def options(self, root: Conj) -> str:
         """Write all alternatives of the arguments."""
@@ -117,7 +117,7 @@ class _Arguments(ABC):
         return self._in_order(possible, extra)
 
     def note(self, objects: Objects, fields: Sequence[Field]) -> None:  # noqa: B027  # not every style keeps something
-        """Keep what closing within the budget needs to know of the parameters."""
+        """Keep the data about the parameters that closing within the budget needs."""
 
     def _field(self, objects: Objects, name: str) -> Field:
         conj = objects.value(name)
@@ -142,7 +142,7 @@ class _Arguments(ABC):
         return f"({' | '.join(items)})" if items else ""
 
     def _in_order(self, fields: list[Field], extra: str) -> str:
-        """Write parameters in order, optional ones as optional: as the members of an object, without braces."""
+        """Write parameters in order, optional ones as optional: like the members of an object, without braces."""
         if not self.separator:
             parts = [str(field.rule) if field.required else f"({field.rule})?" for field in fields]
             return " ".join([*parts, f"{extra}*" if extra else ""]).strip() or '""'
@@ -151,7 +151,8 @@ class _Arguments(ABC):
         tail = f"({comma} {extra})*" if extra else '""'
         options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
         for index, field in reversed([*enumerate(fields)]):
-            # A rule for what may follow each parameter, or the text would grow with the square of their number.
+            # Each parameter gets a rule for the rest, because the text would otherwise grow with the square of their
+            # number.
             name = self.rules.define(f"{self.rules.prefix}p{self._num_objects}_{index}", tail)
             options = [f"{field.rule} {name}"] if field.required else [f"{field.rule} {name}", *options]
             item = f"{comma} {field.rule} {name}"
@@ -175,7 +176,7 @@ class _XmlWriter(_Arguments):
         self._texts: dict[str, None] = {}
         self._ends: dict[str, None] = {}
         self._end = mark_of(parts_of(style.value_end))
-        # A value that is JSON may have white space after it, and of that the newline before the mark.
+        # White space may follow a value that is JSON; a part of it is the newline before the mark.
         before = f"(?:{rust_literal(style.before_mark)})?" if style.before_mark else ""
         end = mark_of(parts_of(style.mark + style.after_mark))
         self._json_end = end._replace(regex=before + end.regex)
@@ -206,7 +207,7 @@ class _XmlWriter(_Arguments):
         return token_literal(self._parts_of(text))
 
     def note(self, objects: Objects, fields: Sequence[Field]) -> None:
-        """Keep the shortest rest of the arguments after each parameter, as inside of a string any text goes on."""
+        """Keep the shortest rest of the arguments after each parameter, because inside a string any text may follow."""
         style, rest = self._style, ""
         self._ends[style.value_end] = None
         for field in reversed(fields):
@@ -238,7 +239,7 @@ class _XmlWriter(_Arguments):
         return self._parameter("key", key, self._value(conj, ALL_TYPES))
 
     def _parameter(self, name: str, key: Callable[[str], str], values: _Values) -> str:
-        """Write a parameter: a name by what ends it, and a value that may go with that end."""
+        """Write a parameter: a name with its end mark, and a value that is allowed after that mark."""
         style = self._style
         ends: dict[str, list[str]] = {}
         for kind, options in (("string", values.texts), *values.others.items()):
@@ -282,7 +283,7 @@ class _XmlWriter(_Arguments):
         return values
 
     def _words(self, types: int) -> list[tuple[str, str]]:
-        """Return terminals of the constants that some types have, each with a type of its own before it, if need be."""
+        """Return terminals of the constants of some types, each preceded by its type if necessary."""
         words = self.rules.words(types)
         words += [word.capitalize() for word in words if self._style.capitals and word != "null"]
         by_end: dict[str, tuple[str, list[str]]] = {}
@@ -292,7 +293,7 @@ class _XmlWriter(_Arguments):
         return [(kind, self.rules.terminal(f"/{'|'.join(found)}/")) for kind, found in by_end.values()]
 
     def _container_types(self, found: Sequence[Alternative]) -> list[tuple[str, int]]:
-        """Return the types of containers that a value may have, apart where the text before the value says which."""
+        """Return the types of containers that a value may have; separately if text before it names the type."""
         types = [
             (kind, bit) for kind, bit in (("array", ARRAY), ("object", OBJECT)) if any(e.types & bit for e in found)
         ]
@@ -300,7 +301,7 @@ class _XmlWriter(_Arguments):
         return types if is_told else [(kind, ARRAY | OBJECT) for kind, _ in types[:1]]
 
     def _containers(self, conj: Conj, types: int, *, is_text: bool) -> str:
-        """Write the arrays and objects of a value; what begins as one may be a string, where there are any."""
+        """Write the arrays and objects of a value; if strings are possible, a text beginning so may be a string."""
         is_remembered = self._first_entry is not None and not is_text
         first = (self._first_entry or 0) + len(self._entries) if is_remembered else None
         found = to_lark(self._analysis, root=conj, types=types, first_entry=first, is_part=True)
@@ -344,7 +345,7 @@ class PythonArguments(NamedTuple):
 def python_arguments(analysis: Analysis, first_entry: int | None = None) -> PythonArguments:
     """Write the arguments of a call as keyword arguments of Python, as one Lark grammar.
 
-    Strings have JSON's spelling in double quotes, which is one of Python's.
+    Strings are spelled in double quotes as in JSON, which is valid in Python.
 
     Args:
         analysis: analysis of the function's schema.

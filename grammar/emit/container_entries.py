@@ -19,7 +19,7 @@ from .listed_values import listed_strings
 from .number_terminals import number_terminal
 from .string_rules import automaton
 
-# States of an automaton times lengths; a table of eight bytes for each is kept.
+# Number of an automaton's states times lengths; its table has eight bytes for each.
 MAX_CELLS = 1_000_000
 _TERM = re.compile(r"(~?)/((?:[^/\\]|\\.)*)/")
 _HEXADECIMAL = re.compile(r"\\x\{([0-9A-F]+)\}")
@@ -48,7 +48,7 @@ def item_language(rules: LarkRules, conj: Conj) -> EntryLanguage:
 
 
 def key_language(rules: LarkRules, objects: Objects, listed: Iterable[str]) -> EntryLanguage | None:
-    """Return the language of the unlisted keys of an object; None if any key that is begun has no end of ends.
+    """Return the language of the unlisted keys of an object; None if each beginning of a key has infinitely many ends.
 
     Raises:
         GrammarError: if they are too complex to follow.
@@ -72,7 +72,7 @@ def few_keys(rules: LarkRules, objects: Objects) -> list[str] | None:
 
 
 def _unlisted(rules: LarkRules, objects: Objects, listed: Iterable[str]) -> list[Strings] | None:
-    """Return the constraints on unlisted keys, any of which may hold; None if there are none."""
+    """Return the constraints on unlisted keys, each of which may hold; None if there are no such keys."""
     patterns = key_patterns(objects)
     if not patterns and objects.names == ALWAYS:
         return None
@@ -118,10 +118,10 @@ def _string_automata(rules: LarkRules, found: Iterable[Strings]) -> list[StringA
 
 
 def _number_automaton(rules: LarkRules, alternative: Alternative) -> StringAutomaton:
-    """Return the automaton of the spellings that the terminal of some numbers has."""
+    """Return the automaton of the spellings that the terminal for some numbers accepts."""
     body = rules.body_of(number_terminal(rules, alternative.types & NUMBER, alternative.numbers))
     must, must_not = [], []
-    # What stands for no character in Rust's syntax is a set of other characters in ours.
+    # A text that is no character in Rust's syntax is a set of other characters in ours.
     text = _HEXADECIMAL.sub(lambda match: rf"\u{int(match[1], 16):04x}", body).replace("[ab&&c]", r"\u0000")
     if body.startswith("%") or "~(" in body:
         raise rules.unsupported(("uniqueItems",), "multiples of such a number are too complex to follow")
@@ -138,7 +138,7 @@ def _number_automaton(rules: LarkRules, alternative: Alternative) -> StringAutom
 
 
 def _is_open(rules: LarkRules, alternative: Alternative) -> bool:
-    """Return whether each array and object of an alternative can be made longer by one more member, and another one."""
+    """Return whether each array and object of an alternative can always be extended by one more member."""
     if alternative.types & ARRAY:
         arrays = alternative.arrays
         items = map(arrays.item, range(arrays.num_prefix + 1))

@@ -1,4 +1,4 @@
-"""Rules for the members of arrays and objects: which item may come next, and how many there are.
+"""Rules for the members of arrays and objects: which item may come next, and the number of items.
 
 An object writes its listed properties in the order of the schema, then the others:
 
@@ -194,7 +194,7 @@ def _containing_step(
     if arrays.most is None or index < arrays.most:
         comma = '"," ' if index else ""
         after = min(index + 1, last)
-        # Most matches first, so that a loop to the same state comes last: with nothing but the loop it has no end.
+        # The rule with most matches comes first, so that a loop to the same state is last: alone it never ends.
         for conj, new in _next_items(arrays.item(index), entry, count):
             target = f"{name}_k{after}_{new}"
             can_end = bool(options) if (after, new) == state else target in rules.bodies
@@ -204,7 +204,7 @@ def _containing_step(
 
 
 def _last_state(arrays: Arrays) -> int:
-    """Return the position from which all states are the same; position 0 has no items yet."""
+    """Return the position from which all further states are equal; position 0 has no items yet."""
     return max(1, arrays.num_prefix, arrays.least, arrays.most or 0)
 
 
@@ -219,7 +219,7 @@ def _next_items(item: Conj, entry: Contains, count: int) -> list[tuple[Conj, int
 
 
 def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """Write arrays of distinct items: listed where there are few values, else followed by a memory of the items."""
+    """Write arrays of distinct items: listed if there are few values, else followed by a memory of the items."""
     if arrays.contains or arrays.num_prefix:
         raise rules.unsupported(("uniqueItems",), "cannot be combined with prefixItems or contains")
     values = listed_values(rules, arrays.item(0))
@@ -229,7 +229,7 @@ def _unique(rules: LarkRules, arrays: Arrays, name: str) -> str:
         reason = f"the items are not from at most {MAX_LISTED_VALUES} values, and no others are remembered here"
         raise rules.unsupported(("uniqueItems",), reason)
     language = item_language(rules, arrays.item(0))
-    # Values that are too many to list are more than that; how many more is only known of scalars.
+    # If values are too many to list, their number exceeds the limit; by how much is only known for scalars.
     if language.has_limited and arrays.least > MAX_LISTED_VALUES:
         reason = f"more than {MAX_LISTED_VALUES} arrays or objects of limited size, which are not counted"
         raise rules.unsupported(("uniqueItems", "minItems"), reason)
@@ -256,7 +256,7 @@ def _each_once(rules: LarkRules, arrays: Arrays, values: list[str], name: str) -
 
 
 def _times(item: str, least: int, most: int | None) -> str:
-    """Write a repeated expression; nothing if it may not occur."""
+    """Write a repeated expression; an empty text if it may not occur."""
     if most is None:
         return f"{item}*" if least == 0 else f"{item}{{{least},}}"
     return f"{item}{{{least},{most}}}" if most else ""

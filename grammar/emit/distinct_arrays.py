@@ -16,13 +16,13 @@ MAX_DISTINCT = 64
 
 
 def check_distinct(rules: LarkRules, root: Conj) -> None:
-    """Check that arrays of remembered items are possible at their places.
+    """Check that arrays with remembered items are possible at their positions.
 
     If another array is possible at the same place, and the text distinguishes the two too late, the items of both must
     be distinct, which is recorded as a narrowing.
 
     Raises:
-        GrammarError: if a memory of the items could come to an end that the other array does not have.
+        GrammarError: a memory of the items could end at a place where the other array cannot.
     """
     if rules.entries is None or not rules.entries.distinct:
         return
@@ -38,7 +38,7 @@ def check_distinct(rules: LarkRules, root: Conj) -> None:
             raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
         of_containers = [each for each in languages if each.has_containers]
         if others and of_containers:
-            # Which array an item that is an array or object belongs to is not known: its ends are searched.
+            # It is unknown to which array an item that is an array or object belongs, so its ends are searched.
             if any(each.least > 1 or each.contains for each in others):
                 raise rules.unsupported(("uniqueItems",), "another array may stand in place of this one")
             for language in of_containers:
@@ -51,7 +51,7 @@ def check_distinct(rules: LarkRules, root: Conj) -> None:
 
 
 def _overlap(one: EntryLanguage, other: EntryLanguage) -> bool:
-    """Return whether an item may belong to both languages while only one of them can go on."""
+    """Return whether an item may belong to both languages but only one of them can continue."""
     strings = (*one.strings, *other.strings) if one.strings and other.strings else ()
     return bool(
         not set(one.words).isdisjoint(other.words)

@@ -19,7 +19,7 @@ _NAME = re.compile(r"([\w.-]+)\s*::=")
 def check_ebnf(text: str) -> None:
     """Raise GrammarError for a rule that the root reaches and that derives no finite text.
 
-    What is no grammar, or has a format that later versions of the library may write, is left to the compiler.
+    A text that is no grammar, or has a format of later versions of the library, is left to the compiler.
     """
     import xgrammar
 
@@ -29,7 +29,7 @@ def check_ebnf(text: str) -> None:
         return
     if serialised["__VERSION__"] in FORMATS:
         rules = _Rules(serialised)
-        # Others are of parts that the library has made rules of.
+        # Other errors concern parts for which the library has made rules.
         check_ends("ebnf", rules.all(), rules.root, frozenset(_NAME.findall(text)))
 
 

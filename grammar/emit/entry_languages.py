@@ -1,9 +1,9 @@
-"""Entry languages: what the distinct entries of a container may be, the items of an array or the keys of an object.
+"""Entry languages: the possible distinct entries of a container: the items of an array or the keys of an object.
 
-A grammar without a memory cannot say that two values differ. So where the values are too many to list, the grammar
-permits repeats, and the matcher remembers what was written (`match/memory_state.py`). The matcher also needs the
-language of the entries: if few entries have a common beginning, it must not accept that beginning after all of them are
-used.
+A grammar without a memory cannot express that two values differ. So if there are too many values to list, the grammar
+permits repeats, and the matcher remembers what was written (``match/memory_state.py``). The matcher also needs the
+language of the entries: if few entries have a common beginning, it must not accept that beginning after all of these
+entries are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..schema.constraints import Arrays
 # number and a semicolon. A part of a text that is JSON begins with the number `JSON_PART`.
 ENTRIES = b"\x03"
 JSON_PART = 0
-# At most so many spellings of numbers are tried, one after the other.
+# Largest number of spellings of numbers that are tried.
 MAX_SPELLINGS = 50_000
-# The search for short strings follows at most so many texts of one length further.
+# Largest number of texts of one length that the search for short strings extends.
 MAX_TEXTS = 200
-# A string is short if it has at most so many characters.
+# Largest number of characters of a short string.
 MAX_SHORT = 300
 _LIKELY = [*"0123456789abcdefghijklmnopqrstuvwxyz"]
 _Spelled = tuple[StringAutomaton, int, str]
@@ -39,12 +39,12 @@ class EntryLanguage:
     """The entries of one container.
 
     Attributes:
-        words: the words null, true and false, as far as they are possible.
+        words: the possible words among null, true and false.
         numbers: automata of the spellings of numbers.
         strings: automata of strings; a string may match several.
-        has_containers: arrays or objects are possible.
+        has_containers: whether arrays or objects are possible.
         has_limited: whether some arrays or objects have limited size, so that a container may use up all their values.
-        of_keys: the entries are the keys of an object, and not the items of an array.
+        of_keys: whether the entries are the keys of an object, not the items of an array.
     """
 
     words: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ class EntryLanguage:
 
 
 class EntryRules:
-    """What one grammar leaves to a memory of the entries of its containers.
+    """The part of a grammar that a memory of containers' entries enforces.
 
     Attributes:
         languages: languages of the containers, in the order of their numbers.
         distinct: the languages of the arrays among them.
-        has_open_objects: some object may have keys that are not listed.
-        marks_objects: each of these is marked as the beginning of JSON.
+        has_open_objects: whether some object may have keys that are not listed.
+        marks_objects: whether each of these objects is marked as the beginning of JSON.
 
     Args:
         first: number of the first container.
@@ -99,7 +99,7 @@ class EntryRules:
         return self.has_open_objects or bool(self.languages)
 
     def limit(self, language: EntryLanguage) -> None:
-        """Have the ends of arrays and objects of a language searched, as other ones may stand in their place."""
+        """Have the ends of arrays and objects of a language searched, because others may be at their position."""
         limited = replace(language, has_limited=True)
         self.languages = [limited if each == language else each for each in self.languages]
         self.distinct = {arrays: limited if each == language else each for arrays, each in self.distinct.items()}
@@ -112,7 +112,7 @@ class EntryRules:
 
 
 def container_mark(number: int) -> str:
-    """Return the body of the terminal that is a container's other spelling."""
+    """Return the body of the terminal for a container's other spelling."""
     return rf"/\x03{number};/"
 
 
@@ -122,8 +122,8 @@ def number_spellings(begun: Iterable[_Spelled]) -> Iterator[str]:
     Args:
         begun: automata, each with the state after a text, and that text.
     """
-    # Among texts whose shortest ends are equally long, the longest goes on: bounds of many digits have few short ends,
-    # and as many beginnings of them as there are numbers.
+    # Among texts with equally long shortest ends, the longest is extended first: bounds of many digits have few short
+    # ends, but as many beginnings as there are numbers.
     order = itertools.count()
     todo = [
         (len(text) + each.number_rests[state], -len(text), next(order), each, state, text)
@@ -147,7 +147,7 @@ def is_endless(automaton: StringAutomaton) -> bool:
 
 
 def shortest_entries(language: EntryLanguage, count: int) -> list[str]:
-    """Return the JSON of some different entries, short ones first; fewer if no more are found."""
+    """Return the JSON of some different entries, short ones first; fewer than ``count`` if no more are found."""
     found: dict[Any, str] = {word: word for word in language.words}
     numbers = number_spellings((automaton, START, "") for automaton in language.numbers)
     for text in numbers if language.numbers else ():
@@ -180,7 +180,7 @@ def _short_strings(automaton: StringAutomaton) -> Iterator[str]:
 
 
 def has_entries(language: EntryLanguage, count: int) -> bool:
-    """Return whether there are as many different entries, as far as that is found out."""
+    """Return whether at least ``count`` different entries are known to exist."""
     strings = max((float(each.num_ends[START, 0]) for each in language.strings), default=0.0)
     if language.has_containers or strings + len(language.words) >= count:
         return True

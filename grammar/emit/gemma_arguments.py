@@ -1,9 +1,9 @@
-"""Gemma arguments: an object whose names stand as they are, and whose strings stand as they are between quote marks.
+"""Gemma arguments: an object whose names are unquoted, and whose strings are unescaped between quote marks.
 
     {city:<|"|>Ulm<|"|>,days:3,tags:[<|"|>a<|"|>]}
 
-There is no white space between the parts: after a quote mark it would be part of the string. Names are in the order of
-their letters, as Gemma's chat template writes and declares them.
+There is no white space between the parts: after a quote mark it would be part of the string. Names are in alphabetical
+order, as Gemma's chat template writes and declares them.
 """
 
 from __future__ import annotations

@@ -27,26 +27,26 @@ class GrammarArtifact:
         source: llguidance's grammar text, or XGrammar's serialised automaton.
         shortest: tokens of the shortest answer without its end token; empty if unknown.
         properties: short properties to end an object with.
-        optional: short properties that may be begun though none is needed.
-        values: short values to end anything with; of an answer that is not JSON, short whole answers.
-        detour: the longest property, value or tag that may be begun though there is a shorter one, or none is needed.
+        optional: short properties that may be begun although none is needed.
+        values: short values to end any container with; for an answer that is not JSON, short complete answers.
+        detour: the longest property, value or tag that may be begun although a shorter one exists or none is needed.
         is_json: whether answers are JSON, or have JSON parts.
-        texts: texts outside of JSON of which any suffix may be needed: begins of tags, examples of expressions.
+        texts: texts outside of JSON of which any suffix may be needed: beginnings of tags, examples of expressions.
         ends: texts that end a tag and all tags around it.
         narrowings: descriptions of the places where the grammar offers less than the schema permits.
         num_bytes: estimated size in memory.
-        open_ended: answers are free text that may end anywhere, with structured parts in it: never closed early for
-            the budget, and not complete merely because they could end.
+        open_ended: whether answers are free text that may end anywhere, with structured parts in it: they are never
+            closed early for the budget, and are not complete merely because they could end.
         search_failed: whether a search for the shortest answer found none.
-        is_slow: some masks take long.
+        is_slow: whether some masks take long to compute.
         lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
         strings: automata of the string rules in `source`, by number.
-        options: all answers, if these are texts of a list.
-        language: the automaton of all answers, if these are what an expression matches and it is not too large.
+        options: all answers, if these are the texts of a list.
+        language: the automaton of all answers, if an expression defines the answers and it is not too large.
         entries: languages of the containers whose entries are remembered, by number, beginning with 1.
         has_memory: whether a memory of the written values keeps keys or items distinct.
-        scalars: groups of short scalars; where one of a group is a value, each of the others could be.
-        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
+        scalars: groups of short scalars; if one of a group is possible at a position, the others could be too.
+        containers: groups of short arrays and objects; if one of a group is possible, the others could be too.
     """
 
     backend: Backend

@@ -1,7 +1,7 @@
-"""Lark grammars in JSON strings: each terminal of a grammar in the spelling that JSON gives its characters.
+"""Lark grammars in JSON strings: each terminal of a grammar in JSON's spelling of its characters.
 
-A text that the grammar derives becomes what stands between the quotes of a JSON string of that text, character by
-character. So a call whose arguments are JSON can hold a text of a grammar in one of its strings.
+A text of the grammar is rewritten, character by character, as the text between the quotes of a JSON string. So a call
+with JSON arguments can contain a text of the grammar in one of its strings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ends_in_json_string(text: str, cost: Callable[[str], int], vocabulary: Vocab
 def in_json_string(text: str) -> str:
     """Return the grammar of the JSON spellings, without quotes, of all texts of a Lark grammar.
 
-    The lexer takes as much of a text as a terminal matches, byte by byte, and a backslash may begin a character of the
+    The lexer consumes as much text as a terminal matches, byte by byte, and a backslash may begin a character of the
     terminal or of the next one. So terminals that repeat characters with escapes become rules of one character each.
 
     Raises:
@@ -70,7 +70,7 @@ class _Piece(NamedTuple):
     Attributes:
         name: name of the rule or terminal that the piece defines or names; "" for other text.
         within: the terminal whose definition it is part of; "" within rules.
-        is_rule: it is the form of an expression that no terminal can be.
+        is_rule: whether the piece is the form of an expression that cannot be a terminal.
     """
 
     text: str
@@ -80,7 +80,7 @@ class _Piece(NamedTuple):
 
 
 def _terminals_as_rules(pieces: Sequence[_Piece]) -> set[str]:
-    """Return the terminals that become rules, with those that are made of them."""
+    """Return the terminals that become rules, including terminals that contain them."""
     found = {piece.within for piece in pieces if piece.is_rule and piece.within}
     while more := {piece.within for piece in pieces if piece.name in found and piece.within} - found:
         found |= more
@@ -181,7 +181,7 @@ def _rule(node: RegexNode) -> str:
     chars = node.item.chars
     options = ["|".join(rust_literal(json_spelling(chr(code))) for code in ESCAPED if chr(code) in chars)]
     if any(high >= 0x20 and (low, high) not in _ONE_ESCAPE for low, high in code_ranges(chars)):
-        # Plain characters come in one go.
+        # Plain characters are matched by one expression.
         options.insert(0, f"[{chars.to_rust()}&&[^\\x22\\x5C\\x00-\\x1F]]{'+' if is_endless else ''}")
     return "(" + " | ".join(f"/{option}/" for option in options) + f"){count}"
 

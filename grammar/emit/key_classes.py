@@ -1,4 +1,4 @@
-"""Classes of unlisted keys of an object, by the patterns that they match, and what each class's values satisfy."""
+"""Classes of an object's unlisted keys by the patterns that they match, and the constraints on each class's values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def key_classes(objects: Objects) -> Iterator[tuple[list[str], Conj]]:
 
 
 def _subsets(patterns: list[str]) -> list[list[str]]:
-    """Return the sets of patterns that a key may match; of many patterns only the sets of one and none."""
+    """Return the sets of patterns that a key may match; for many patterns only the sets with one and with none."""
     if len(patterns) >= MAX_PATTERN_SETS:
         return [[], *([pattern] for pattern in patterns)]
     return [[p for i, p in enumerate(patterns) if bits >> i & 1] for bits in range(1 << len(patterns))]

@@ -12,20 +12,20 @@ from ..regex.regex_parser import RegexError, RegexNode
 from ..rule_ends import OneOf, RulePart, RuleRef, Terminal
 from .lark_text import COMMON, LarkUnread, lark_expression, lark_literal, lark_rules
 
-# Bytes of one end, and ends of a grammar, beyond which they are left out: a search tries each of them.
+# Limits for the bytes of an end and for the ends of a grammar; others are left out, because a search tries each end.
 MAX_END = 400
 MAX_ENDS = 120
-# Rules of a grammar beyond which none are looked for, rounds over all of them, and texts whose cost is asked for.
+# Limits for the rules of a grammar, for the rounds over all rules, and for the texts whose cost is computed.
 MAX_RULES = 500
 MAX_ROUNDS = 30
 MAX_COSTS = 4_096
-# Expressions of which a text of few tokens is looked for, and the most repeats that one may count: an automaton of many
-# states would take most of the time that a grammar has.
+# Limits for the expressions whose cheapest text is searched, and for their repeats: an automaton of many states would
+# take most of the time for a grammar.
 MAX_CHEAP = 16
 MAX_COUNT = 8
-# Parts of which a short text is put together, in all: a search that takes more finds no ends.
+# Limit for the parts that a search visits: a longer search finds no ends.
 MAX_VISITS = 200_000
-# Places where a rule is used of which the rest behind it is kept.
+# Limit for the places of a rule's use for which the following rest is kept.
 MAX_PLACES = 8
 
 
@@ -38,7 +38,7 @@ class LarkEnds(NamedTuple):
 
     Attributes:
         shortest: a short text of the grammar; "" if none is known.
-        ends: what leads to the end of a text from a place between two parts of it, of the least cost first.
+        ends: texts that lead from a place between two parts of a text to its end, the cheapest first.
     """
 
     shortest: str = ""
@@ -72,11 +72,11 @@ def lark_ends(
 
 
 class _TooMuchWork(Exception):
-    """The search has looked at as many parts as it may."""
+    """The search has visited the largest number of parts."""
 
 
 class _Ends:
-    """Ends of rules by name; what is not known is missing."""
+    """Ends of rules by name; rules without a known end are missing."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Ends:
         self._rests: dict[str, dict[_Place, tuple[int, str]]] = {}
 
     def found(self) -> LarkEnds:
-        """Return the ends of the rules that ``start`` comes to."""
+        """Return the ends of the rules that ``start`` reaches."""
         self._find_wholes()
         if "start" not in self._wholes:
             return LarkEnds()
@@ -112,7 +112,7 @@ class _Ends:
         return LarkEnds(self._wholes["start"][1], tuple(short[:MAX_ENDS]))
 
     def _cost(self, text: str) -> int:
-        """Return the cost of a text; once that of many was asked for, its length in UTF-8, which is no less."""
+        """Return the cost of a text; after many requests its length in UTF-8, which is at least the cost."""
         if (known := self._costs.get(text)) is not None:
             return known
         if len(self._costs) >= MAX_COSTS:
@@ -121,7 +121,7 @@ class _Ends:
         return found
 
     def _find_wholes(self) -> None:
-        """Keep each text that costs less than the one that is known of its rule, until there is none."""
+        """Keep each text that costs less than the text known for its rule, until no cheaper one is found."""
         for _ in range(MAX_ROUNDS):
             improved = False
             for name, part in self._rules.items():
@@ -134,9 +134,9 @@ class _Ends:
                 return
 
     def _find_rests(self) -> None:
-        """Keep for each place where a rule is used what may follow it there, the cheapest that is known.
+        """Keep for each place where a rule is used the cheapest known text that may follow it there.
 
-        What follows in one place need not follow in another, and of a rule within itself the inner end is cheaper.
+        A text that follows in one place may be wrong in another. For a rule within itself the inner end is cheaper.
         """
         for _ in range(MAX_ROUNDS):
             improved = False
@@ -155,7 +155,7 @@ class _Ends:
                 return
 
     def _shortest(self, part: RulePart) -> str | None:
-        """Return a short text of a part by what is known of the rules; None if there is none yet."""
+        """Return a short text of a part from the known texts of rules; None if there is none yet."""
         self._num_visits += 1
         if self._num_visits > MAX_VISITS:
             raise _TooMuchWork
@@ -192,7 +192,7 @@ class _Ends:
         return min(least, self._spell(self._cheap(node)), key=self._cost)
 
     def _uses(self, part: RulePart, rest: str) -> Iterator[tuple[str, str]]:
-        """Yield the rules within a part, behind which a rest follows, and what follows each of them."""
+        """Yield each rule used within a part, with the text that follows it; ``rest`` follows the part."""
         if isinstance(part, RuleRef):
             yield part.name, rest
         elif isinstance(part, OneOf):
@@ -207,7 +207,7 @@ class _Ends:
                 rest = text + rest
 
     def _between(self, part: RulePart, rest: str) -> Iterator[str]:
-        """Yield the ends before, between and behind the parts of a part, behind which a rest follows."""
+        """Yield the ends before, between and after the parts of a part that ``rest`` follows."""
         yield rest
         text = self._shortest(part)
         if text is not None:

@@ -16,7 +16,8 @@ from ..schema.subschemas import Subschemas
 from .entry_languages import EntryRules
 
 MAX_WHITESPACE = 80
-# White space between the parts of a JSON text: one expression for all parts, or the lexer keeps them apart.
+# White space between the parts of a JSON text is one expression for all parts; otherwise the lexer would distinguish
+# them.
 # Every division of a forced text into tokens stays allowed: the model chooses.
 FREE = '%llguidance {"no_forcing": true}\n'
 WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
@@ -45,11 +46,11 @@ def token_literal(parts: Sequence[str | int]) -> str:
 
 
 class LarkRules:
-    """Rules by name, shared terminals, and the conjunctions whose rules are still to be written.
+    """Rules by name, shared terminals, and the conjunctions whose rules are not written yet.
 
     Attributes:
         bodies: rule bodies by name.
-        current: the conjunction being written, which errors are located by.
+        current: the conjunction that is being written, by which errors are located.
         string_rules: numbers of the strings that automata follow.
         entries: rules for entries that the memory enforces at runtime; None if there can be none.
         prefix: prefix of all names.
@@ -82,7 +83,7 @@ class LarkRules:
         self._pending: list[Conj] = []
 
     def text(self, *, blanks: bool = True) -> str:
-        """Return the grammar's text, in which white space may stand between the parts of a value or not."""
+        """Return the grammar's text, with or without white space between the parts of a value."""
         lines = "\n".join(f"{name}: {body}" for name, body in self.all_bodies().items())
         return f"{_HEADER if blanks else _OPTIONS}{lines}\n"
 
@@ -114,11 +115,11 @@ class LarkRules:
         return self._terminals.setdefault(body, f"{self.prefix.upper()}T{len(self._terminals)}")
 
     def body_of(self, terminal: str) -> str:
-        """Return the body of a terminal; what is no terminal's name is its own body."""
+        """Return the body of a terminal; a name of no terminal is returned as its own body."""
         return next((body for body, name in self._terminals.items() if name == terminal), terminal)
 
     def words(self, types: int) -> list[str]:
-        """Return the spellings of those of the constants that some types have."""
+        """Return the spellings of the constants of the given types."""
         return [self._words.get(word, word) for bit, word in WORDS if types & bit]
 
     def unsatisfiable(self, conj: Conj) -> GrammarError:
@@ -141,7 +142,7 @@ class LarkRules:
         return GrammarError(keywords[0], "", reason)
 
     def check_not_narrowed(self, conj: Conj) -> None:
-        """Raise a GrammarError if an unsatisfiable conjunction is so because of a narrowing: it must not be dropped."""
+        """Raise a GrammarError if a conjunction is unsatisfiable because of a narrowing: it must not be dropped."""
         narrowings = self.analysis.narrowings_of(conj)
         if narrowings and not conj >= NEVER:
             raise GrammarError(narrowings[0].keyword, narrowings[0].pointer, narrowings[0].reason)

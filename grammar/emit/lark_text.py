@@ -1,4 +1,4 @@
-"""Rules of a Lark grammar's text, read far enough to tell which of them derive no finite text, and which short ones."""
+"""Rules of a Lark grammar, parsed far enough to find rules without a finite text, and short texts of rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_NESTED = 100
 # the second limit: nested repeats would double the copies with every few characters.
 _MOST_REPEATS = 20
 _MOST_COPIES = 1_000
-# Kind and text of a token, and the least and most counts of a repeat; -1 for no limit.
+# Kind and text of a token, and the smallest and largest count of a repeat; -1 for no limit.
 _Token = tuple[str, str, int, int]
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": "\v", "0": "\0"}
 _DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.")
@@ -51,7 +51,7 @@ COMMON = {
 
 
 class LarkUnread(Exception):
-    """The text has something that is not read here; the compiler tells what is wrong, if anything is."""
+    """The text has a construct that is not read here; the compiler reports any fault in it."""
 
 
 def check_lark(text: str) -> None:
@@ -146,7 +146,7 @@ class _Reader:
                     raise LarkUnread
                 parts.append(inner if text == "(" else optional(inner))
             elif (kind, text) == ("sign", "..") and parts:
-                # The first character of a range stands for all of it.
+                # The first character of a range represents the whole range.
                 self._at += 1
             elif parts and kind == "repeat":
                 if most == 0:
@@ -158,7 +158,7 @@ class _Reader:
         return AllOf(tuple(parts))
 
     def _repeated(self, part: RulePart, least: int) -> RulePart:
-        """Return as many of a part as a repeat has at least, or fewer where these are too many parts."""
+        """Return a part repeated the least number of times, or fewer times if the parts would be too many."""
         size = _size(part)
         copies = min(least, _MOST_REPEATS, 1 + self._copies_left // size)
         self._copies_left -= (copies - 1) * size
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _size(part: RulePart) -> int:
-    """Return how many parts a part has, itself included."""
+    """Return the number of parts in a part, itself included."""
     return 1 if isinstance(part, RuleRef | Terminal) else 1 + sum(map(_size, part.parts))
 
 

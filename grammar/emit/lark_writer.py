@@ -42,13 +42,13 @@ class LarkGrammar:
         shortest: the shortest answer, ``""`` if none was found.
         properties: short properties to end an object with, shortest first.
         values: short values to end anything with, shortest first.
-        optional: short properties that may be begun though none is needed, shortest first.
-        detour: the longest property or value that may be begun though there is a shorter one, or none is needed.
+        optional: short properties that may be begun although none is needed, shortest first.
+        detour: the longest property or value that may be begun although a shorter one exists or none is needed.
         strings: the automata of its string rules, in the order of their numbers.
         entries: the languages of the containers whose entries are remembered, in the order of their numbers.
         has_memory: whether a memory of the written values, not the grammar, excludes some repetitions.
-        scalars: groups of short scalars; where one of a group is a value, each of the others could be.
-        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
+        scalars: groups of short scalars; if one of a group is possible at a position, the others could be too.
+        containers: groups of short arrays and objects; if one of a group is possible, the others could be too.
     """
 
     text: str
@@ -80,12 +80,12 @@ def to_lark(
     Args:
         analysis: analysis of the schema.
         vocabulary: vocabulary of the answer's tokens, for texts to end it with.
-        with_string_rules: strings that are too large for the lexer become rules; else they are refused.
+        with_string_rules: whether strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
-        first_entry: number of the first container whose entries are remembered; None: there is no such memory.
-        is_part: other text surrounds the JSON.
-        root: write the values of this part of the schema.
-        types: write no other values than of these types.
+        first_entry: number of the first container whose entries are remembered; None without such a memory.
+        is_part: whether other text surrounds the JSON.
+        root: part of the schema whose values are written; None for the whole schema.
+        types: write only values of these types.
 
     Raises:
         GrammarError: if the schema is unsatisfiable, cannot be written as a grammar, or has a string that nothing can
@@ -137,7 +137,7 @@ def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:
 
 
 def write_bodies(rules: LarkRules) -> None:
-    """Write the bodies of all rules that are named and have none yet."""
+    """Write the bodies of all rules that have a name but no body yet."""
     while (conj := rules.next_pending()) is not None:
         rules.define(rules.rule(conj), _body(rules, conj))
 
@@ -179,7 +179,7 @@ def _scalars(rules: LarkRules, alternative: Alternative, types: int) -> list[str
 
 
 def _string_value(rules: LarkRules, strings: Strings) -> str:
-    """Write the strings of a value: a terminal, or any string with the spellings by which its rule is known."""
+    """Write the strings of a value: a terminal, or any string with the spellings that identify its rule."""
     number = rules.string_rules.get(strings)
     if number is None:
         return rules.terminal(_string(rules, strings))
@@ -212,7 +212,7 @@ def _string(rules: LarkRules, strings: Strings) -> str:
 
 
 def _pattern_terms(patterns: list[str], not_patterns: list[str]) -> list[str]:
-    """Write terms for patterns that must match, and for patterns that must not, complements last."""
+    """Write terms for patterns that must match and, last, complements of patterns that must not match."""
     terms: list[str] = []
     complements: list[str] = []
     for source in patterns:
@@ -277,7 +277,7 @@ def _declared(rules: LarkRules, objects: Objects) -> tuple[list[Field], bool]:
 
 
 def _enumerated_names(rules: LarkRules, conj: Conj) -> list[str] | None:
-    """Return all keys that ``propertyNames`` permits, or None if they are not enumerated."""
+    """Return all keys that ``propertyNames`` permits, or None if they cannot be enumerated."""
     if conj == ALWAYS:
         return None
     values = [alternative.strings.values for alternative in _of_strings(rules, conj)]
@@ -313,7 +313,7 @@ def _extras(rules: LarkRules, objects: Objects, listed: list[str]) -> list[str]:
 
 
 def _has_keys(rules: LarkRules, names: Conj, keys: Strings) -> bool:
-    """Return whether some of these keys are permitted."""
+    """Return whether any of these keys is permitted."""
     permitted = [alternative.strings for alternative in _of_strings(rules, names)] if names != ALWAYS else [NO_STRINGS]
     return any(admits_any(keys & strings) for strings in permitted)
 

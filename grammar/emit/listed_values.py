@@ -1,4 +1,4 @@
-"""Listed values: all values of a part of a schema, each as an expression of the grammar, where they are few."""
+"""Listed values: all values of a part of a schema, each as an expression of the grammar, if there are few."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _TooMany(Exception):
 
 
 def listed_values(rules: LarkRules, conj: Conj) -> list[str] | None:
-    """Return one expression for each value of a conjunction; None if they are too many, or none that can be listed."""
+    """Return one expression for each value of a conjunction; None if there are too many, or one cannot be listed."""
     try:
         return list(dict(_values(rules, conj)).values())
     except _TooMany:

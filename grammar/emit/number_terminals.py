@@ -16,12 +16,12 @@ from ..schema.json_types import FRACTION, INTEGER, NUMBER
 from ..schema.scalars import EXACT_INTEGERS
 from .lark_rules import WHITESPACE, LarkRules
 
-# Multiples to list where no regular expression holds all of them.
+# Largest number of multiples to list if no regular expression matches all of them.
 MAX_LISTED = 1_000
 # Decimal digits that a double distinguishes.
 MAX_MULTIPLE_DIGITS = 15
-# The backend tracks as many remainders as the step has without its factors 2 and 5, which the last digits decide. From
-# some 8,000 on a mask may fail.
+# The backend tracks as many remainders as the step has without its factors 2 and 5, which the last digits determine.
+# From about 8,000 remainders on, a mask may fail.
 MAX_REMAINDERS = 5_000
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -98,7 +98,7 @@ def _binary_steps(multiple: Fraction) -> str | None:
 
 
 def _terms(types: int, numbers: Numbers, steps: str | None) -> list[str]:
-    """Return regexes that a number's spelling must all match to be within the bounds and a multiple."""
+    """Return regexes all of which a number's spelling must match to be within the bounds and a multiple."""
     bounded = numbers.low is not None or numbers.high is not None
     if types == INTEGER:
         low = _integer_bound(numbers.low, numbers.low_open, step=1)

@@ -26,7 +26,7 @@ _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
 
 
 class Translation(NamedTuple):
-    """A grammar's text; short answers if any are known; and what all answers are, as in `GrammarArtifact`."""
+    """A grammar's text, short answers if any are known, and the set of all answers as in ``GrammarArtifact``."""
 
     source: str
     answers: tuple[str, ...] = ()

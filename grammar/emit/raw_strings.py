@@ -1,7 +1,7 @@
-"""Raw strings: terminals of strings and names that are written as they are, without escapes, up to a mark.
+"""Raw strings: terminals of strings and names that are written without escapes up to a mark.
 
-The mark belongs to the terminal, so that the lexer tells a string from other values by the whole text. Of a mark that
-holds special tokens, which no terminal can, the text before the first of them belongs to it.
+The mark is part of the terminal, so that the lexer distinguishes a string from other values by the whole text. If a
+mark contains special tokens, which no terminal can contain, only the text before the first of them is part of it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ANY = "(?s:.*)"
 
 
 class Mark(NamedTuple):
-    """What ends a raw string or a name.
+    """The end mark of a raw string or a name.
 
     Attributes:
         regex: regular expression of the mark's text up to the first special token.
-        rest: the expression of all that follows, after a blank; empty if there is nothing.
+        rest: the expression of everything after a blank; empty if nothing follows.
     """
 
     regex: str
@@ -54,8 +54,8 @@ def raw_string(strings: Strings, end: str, *, without: str, taken: str | None = 
 
     Args:
         end: regular expression of the mark's part in the terminal.
-        without: the mark, which no string can hold.
-        taken: regular expression of the texts that are read as something else.
+        without: the mark, which no string may contain.
+        taken: regular expression of the texts that are read as other values.
     """
     if strings.values is not None:
         usable = [value for value in strings.values if without not in value]
@@ -83,8 +83,8 @@ def raw_name(pattern: str, end: str, *, listed: Sequence[str], matched: Sequence
     Args:
         pattern: regular expression of all names.
         end: as in `raw_string`.
-        matched: patterns that the names match.
-        rest: patterns that they do not match.
+        matched: patterns that the names must match.
+        rest: patterns that the names must not match.
     """
     names = "|".join(map(rust_literal, listed))
     body = f"/{pattern}{end}/{_conditions(matched, rest, end)}"

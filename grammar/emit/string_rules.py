@@ -1,8 +1,8 @@
-"""String rules: the strings of a schema that automata of ours follow, as they would have too many states in a lexer.
+"""String rules: strings of a schema that our automata follow, because they would have too many states in a lexer.
 
-The lexer of llguidance holds one state for each pair of a place in a pattern and a length. A string rule counts the
-length beside the pattern's states (`StringAutomaton`). Where one is possible, any other string that is possible as
-well becomes a rule too, so that a string is followed either by rules alone or by the library alone.
+llguidance's lexer has one state for each pair of a place in a pattern and a length. A string rule counts the length
+beside the pattern's states (``StringAutomaton``). If such a string is possible at a position, all other strings that
+are possible there become rules too, so that at each position either only rules or only the library is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_SMALL_WEIGHT = 200
 MAX_TOTAL = 10_000
 MAX_RULES = 400
 MAX_VALUE_CHARS = 2_000
-# At most so many positions of values in a document are told apart.
+# Largest number of value positions in a document that are distinguished.
 MAX_POSITIONS = 3_000
 # The states of a pattern are counted if its size, with repeats written out, lies between these bounds: smaller patterns
 # have few states, and no automaton is built for larger ones.
@@ -77,7 +77,7 @@ def string_rules(
         satisfiability: satisfiability of the schema.
         root: the conjunction of the whole schema.
         nodes: all subschemas.
-        is_possible: rules can be told apart from all else in the grammar.
+        is_possible: whether rules can be distinguished from everything else in the grammar.
 
     Raises:
         GrammarError: a string is too large for the lexer and cannot become a rule.
@@ -122,7 +122,7 @@ def string_rules(
 def is_too_large(source: str) -> bool:
     """Return whether an automaton of a pattern alone has too many states, as after ``.*a.{20}``.
 
-    The library's lexer would make them one by one, and give up somewhere along an answer.
+    The library's lexer would create the states one by one, and would fail in the middle of an answer.
     """
     try:
         pattern = read_pattern(source)
@@ -135,7 +135,7 @@ def has_too_many_states(pattern: Pattern) -> bool:
     """Return whether an automaton of a pattern alone has too many states."""
     nodes = (*pattern.must, *pattern.must_not)
     size = sum(map(repeat_product, nodes))
-    # Without a loop before it, or with a small one, a repeat has about as many states as it is large.
+    # Without a loop before it, or with a small loop, a repeat has about as many states as its size.
     if not MIN_BLOWUP <= size <= MAX_BLOWUP or not any(map(_has_loop, nodes)):
         return False
     try:
@@ -185,7 +185,7 @@ def weight(strings: Strings) -> int:
 
 
 def _is_in_step(node: RegexNode) -> bool:
-    """Return whether a place in an expression determines the length so far, but for one repeat of a character."""
+    """Return whether a place in an expression determines the length so far, except for one repeat of a character."""
     if isinstance(node, Cat):
         uneven = [item for item in node.items if not _is_even(item)]
         return not uneven or (len(uneven) == 1 and _is_in_step(uneven[0]))
@@ -204,7 +204,7 @@ def _is_even(node: RegexNode) -> bool:
 
 
 def _may_be_heavy(nodes: Iterable[SchemaNode]) -> bool:
-    """Return whether any string of a schema can be too large, from its keywords alone, which is quick."""
+    """Return whether any string of a schema can be too large, from its keywords alone, which is fast."""
     repeats, longest = 0, 1
     for node in nodes:
         schema = node.schema
@@ -228,7 +228,7 @@ def _heavy(found: set[Strings]) -> set[Strings]:
 
 
 def _with_neighbours(chosen: set[Strings], positions: list[dict[Strings, None]]) -> set[Strings]:
-    """Return some strings with all that are possible at the same position as one of them, and so on."""
+    """Return some strings together with all strings that are possible at the same position, transitively."""
     chosen = set(chosen)
     grown = True
     while grown:
@@ -265,7 +265,7 @@ def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dic
 def alternatives_by_position(satisfiability: Satisfiability, root: Conj) -> list[list[Alternative]] | None:
     """Return the alternatives that are possible together, for each position of a document; None if there are too many.
 
-    Along ``anyOf`` several alternatives may be under way at once, so a position has a set of conjunctions.
+    With ``anyOf`` several alternatives may be in progress at once, so a position has a set of conjunctions.
     """
     seen: set[_Position] = {frozenset((root,))}
     todo = list(seen)

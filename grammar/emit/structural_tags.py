@@ -1,7 +1,7 @@
 """Structural tags: free text in which a trigger opens a structured part, as in tool calls.
 
-XGrammar's format of structural tags, translated to llguidance's dialect, so that the schemas inside go through the
-same analysis as any other. Text before a trigger is matched lazily; text not followed by a trigger contains none.
+The module translates XGrammar's format of structural tags to llguidance's dialect, so that the schemas inside get the
+same analysis as all others. Text before a trigger is matched lazily; text that no trigger follows contains none.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .lark_writer import LarkGrammar, to_lark
 from .string_rules import MAX_RULES
 from .tag_choices import is_unambiguous
 
-# All ends together have at most so many bytes, as a search tries each of them.
+# Largest number of bytes of all ends together, as a search tries each of them.
 MAX_END_BYTES = 32 << 10
-# Stands for any text in rules while they are written: without the markers of string rules, if there are any.
+# Placeholder for any text while rules are written: without the markers of string rules, if there are any.
 _ANY_TEXT = "\0"
-# These characters may stand before a JSON value.
+# Characters that are allowed before a JSON value.
 _BLANKS = " \t\r\n"
 
 
@@ -47,10 +47,10 @@ def structural_tag_grammar(
 
     Args:
         tag: the structural tag.
-        vocabulary: names its special tokens.
-        with_string_rules: strings that are too large for the lexer become rules, as in `to_lark`, if no other part of
-            the tag can be taken for one.
-        with_memory: whether a memory of the written values keeps keys and items distinct, on the same condition.
+        vocabulary: vocabulary of the model, which names the special tokens.
+        with_string_rules: whether strings that are too large for the lexer become rules, as in ``to_lark``, if no other
+            part of the tag can be confused with one.
+        with_memory: whether a memory of the written values keeps keys and items distinct, under the same condition.
 
     Raises:
         GrammarError: the tag is refused; the message has a pointer into the tag.
@@ -111,13 +111,13 @@ class _TagTexts:
     Attributes:
         properties: short properties of all schemas.
         values: short values of all schemas.
-        optional: short properties of all schemas that may be begun though none is needed.
+        optional: short properties of all schemas that may be begun although none is needed.
         scalars: groups of short scalars that may replace one another.
-        containers: groups of short arrays and objects; where one is a value, each other of its group could be.
-        texts: begins of tags and examples of expressions, with their depth in tags and the size of the whole tag.
+        containers: groups of short arrays and objects; if one of a group is possible, the others could be too.
+        texts: beginnings of tags and examples of expressions, with their depth in tags and the size of the whole tag.
         ends: texts that end a tag and all tags around it.
         wholes: short texts of the parts written so far, in order.
-        begun: what may be begun within a part though there is a shorter text.
+        begun: texts that may begin within a part although there is a shorter text.
     """
 
     properties: dict[str, None] = field(default_factory=dict)
@@ -286,7 +286,7 @@ class _TagWriter:
         return self.named(" & ".join(terms), terminal=True)
 
     def json_lark(self, form: dict[str, Any], pointer: str) -> str:
-        """Write what a JSON string of a text of a Lark grammar has between its quotes."""
+        """Write the text of a Lark grammar as it appears between the quotes of a JSON string."""
         text = form.get("grammar")
         if not isinstance(text, str):
             raise GrammarError("grammar", pointer_join(pointer, "grammar"), "must be a Lark grammar")

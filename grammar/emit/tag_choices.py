@@ -1,7 +1,7 @@
 """Choices of a structural tag: checks that at most one of its parts is possible wherever a JSON string begins.
 
-A string rule follows a string alone (`string_rules`), so nothing else may be possible there: of several options the
-texts must differ before one of them comes to a string, and free text may not stand where JSON may.
+Only a string may follow where a string rule begins (``string_rules``). So the texts of several options must differ
+before one of them reaches a string, and free text is not allowed where JSON is.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def _either(options: list[list[Any]]) -> list[Any]:
 
 
 def _check(one: Any, other: Any) -> None:
-    """Raise _Ambiguous if both may be under way where a string begins."""
+    """Raise _Ambiguous if both options may be in progress where a string begins."""
     if isinstance(other, str):
         one, other = other, one
     if not isinstance(one, str):
-        # Without JSON in them, both may go on at once.
+        # Without JSON in them, both options may be in progress at once.
         if PARTS in (one, other) or JSON in (one, other):
             raise _Ambiguous
         return

@@ -37,8 +37,8 @@ class Pattern:
     """A pattern as conditions on the whole string; derived forms are cached.
 
     Attributes:
-        must: the string matches all of these.
-        must_not: the string matches none of these.
+        must: expressions all of which the string matches.
+        must_not: expressions none of which the string matches.
     """
 
     must: tuple[RegexNode, ...]
@@ -142,7 +142,7 @@ def fullmatch(node: RegexNode, text: str) -> bool:
 
 
 def shortest(node: RegexNode) -> str:
-    """Return a shortest string that an anchored expression matches, of common characters where there is a choice."""
+    """Return a shortest string that an anchored expression matches, with common characters if possible."""
     if isinstance(node, Chars):
         return next((char for char in _COMMON if char in node.chars), "") or _any_char(node.chars)
     if isinstance(node, Alt):

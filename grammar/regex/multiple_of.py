@@ -61,7 +61,7 @@ def multiple_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] 
 
     Args:
         size: divides a power of ten, and is no power of two.
-        divisors: what the number must be a multiple of, all of them safe; ``1/size`` is their least common multiple.
+        divisors: numbers of which the number must be a multiple, all safe; ``1/size`` is their least common multiple.
 
     Returns:
         None if there are too many fractions to list.

@@ -338,7 +338,7 @@ class _Positions:
         return nullable, first, ends
 
     def _cover(self, starts: list[int], size: int, least: int) -> None:
-        """Record for each position the same one in earlier copies, behind which more repeats may follow.
+        """Record for each position the same position in earlier copies, after which more repeats may follow.
 
         The copies are those of a repeated expression, beyond its least number of repeats.
         """

@@ -161,8 +161,8 @@ NARROWER: dict[str, str] = {
 }
 
 
-# Patterns that match all strings which any validator takes to be in a format, and others that look alike: what they do
-# not match is surely not in it. Formats that are missing here have too many readings.
+# Patterns that match all strings which any validator accepts for a format, and similar strings. A string that does not
+# match is surely not of the format. Formats without a pattern here have too many interpretations.
 LOOKALIKES = {
     "date": "^[0-9W-]{8,10}$",
     "time": r"^[0-9]{2}:[0-9]{2}:[0-9]{2}[\s\S]*$",

@@ -3,8 +3,8 @@
 `Analysis.alternatives` turns a subschema, or its negation, into a union of `Alternative`s: references followed,
 ``allOf`` multiplied out, ``oneOf``, ``not``, ``if`` and the dependencies turned into alternatives that exclude each
 other. Each rewriting keeps the set of permitted values or makes it smaller, never larger, so a text that the grammar
-admits validates. `Analysis.narrowings` lists where the set became smaller; where nothing would be left, a
-`GrammarError` is raised.
+admits validates. ``Analysis.narrowings`` lists the places where the set became smaller; if the set would become empty,
+a ``GrammarError`` is raised.
 """
 
 from __future__ import annotations

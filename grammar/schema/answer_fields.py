@@ -1,4 +1,4 @@
-"""Fields of a JSON answer: which values a schema lets a model choose among, and which properties it may leave out."""
+"""Fields of a JSON answer: the values among which a schema lets a model choose, and the properties that it may omit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 class AnswerFields:
     """Looks up places of an answer in its schema, which has been compiled to a grammar and so is well formed.
 
-    A subschema of which it is uncertain whether it applies (a branch, a condition) counts as one that may.
+    A subschema that may apply or not (a branch, a condition) is treated as one that may apply.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -90,7 +90,7 @@ class AnswerFields:
         )
 
     def _required(self, number: int, above: frozenset[int]) -> frozenset[str]:
-        """Return the properties that an object has wherever a subschema applies to it."""
+        """Return the properties that an object must have whenever a subschema applies to it."""
         if number in above:
             return frozenset()
         schema, above = self._schema(number), above | {number}
@@ -106,7 +106,7 @@ class AnswerFields:
         return found
 
     def _certain(self, number: int) -> Iterator[int]:
-        """Yield the subschemas that apply to a value wherever this one does."""
+        """Yield the subschemas that apply to a value whenever this one does."""
         assert self._document is not None
         schema = self._schema(number)
         if isinstance(schema.get("$ref"), str):
@@ -165,5 +165,5 @@ def _is_bounded(schema: Mapping[str, Any]) -> bool:
 
 
 def _same(value: Any, listed: Any) -> bool:
-    """Return whether two scalars are the same in JSON, where true is not 1."""
+    """Return whether two scalars are equal in JSON, where true differs from 1."""
     return isinstance(value, bool) == isinstance(listed, bool) and bool(value == listed)

@@ -57,7 +57,7 @@ def array_clause(analysis: Subschemas, number: int) -> Arrays:
 
 
 def array_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
-    """Yield alternatives in which one of these keywords fails, as far as they can be written as a grammar."""
+    """Yield alternatives in which one of these keywords fails, if they can be written as a grammar."""
     prefix, rest = _item_schemas(analysis, number, negated=True)
     for index, item in enumerate(prefix):
         if item != NEVER:
@@ -134,7 +134,7 @@ def object_clause(analysis: Subschemas, number: int) -> Objects:
 
 
 def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
-    """Yield alternatives in which one of these keywords or ``required`` fails, as far as they can be written."""
+    """Yield alternatives in which one of these keywords or ``required`` fails, if they can be written."""
     schema = analysis.document.nodes[number].schema
     for name in schema.get("required", ()):
         yield forbids(name).of(OBJECT)
@@ -150,7 +150,7 @@ def object_denials(analysis: Subschemas, number: int) -> Iterator[Alternative]:
 
 
 def referred(analysis: Subschemas, number: int) -> int:
-    """Return the node that a node stands for, if that is nothing but a reference to it; else the node itself."""
+    """Return the node to which a node refers, if it is nothing but a reference; else the node itself."""
     seen: set[int] = set()
     while number not in seen:
         seen.add(number)
@@ -170,7 +170,7 @@ def is_closed(objects: Objects) -> bool:
 def key_denials(analysis: Subschemas, number: int, names: Iterable[str]) -> Iterator[Alternative]:
     """Yield alternatives in which a node's constraints on keys that it does not list fail by one of some keys.
 
-    Of all keys no such list would be finite, but where other constraints permit only these keys, nothing is left out.
+    A list for all keys would be infinite, but if other constraints permit only these keys, nothing is left out.
     """
     schema = analysis.document.nodes[number].schema
     patterns, extra = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
@@ -191,7 +191,7 @@ def key_denials(analysis: Subschemas, number: int, names: Iterable[str]) -> Iter
 
 
 def unevaluated(analysis: Subschemas, number: int, alternative: Alternative) -> Alternative:
-    """Return what ``unevaluatedProperties`` and ``unevaluatedItems`` add to an alternative of the same node."""
+    """Return the constraints of ``unevaluatedProperties`` and ``unevaluatedItems`` for an alternative of the node."""
     schema = analysis.document.nodes[number].schema
     objects, arrays = Objects(), Arrays()
     if "unevaluatedProperties" in schema:

@@ -18,9 +18,9 @@ from .json_types import OBJECT
 from .literal_unions import merged, of_one_branch
 from .subschemas import Alternatives, Narrowing, Subschemas
 
-# A branch of oneOf that takes more alternatives than this to exclude the other branches loses the last ones.
+# Largest number of alternatives of a oneOf branch that excludes the other branches; further ones are dropped.
 MAX_BRANCH_ALTERNATIVES = 48
-# More branches of anyOf than this are not combined with each other for the sake of unevaluated properties.
+# Largest number of anyOf branches that are combined with each other for unevaluated properties.
 MAX_TRACKED = 4
 
 _Holds: TypeAlias = Callable[[Subschemas, int, str], list[Alternatives]]
@@ -91,7 +91,7 @@ def _one_of(analysis: Subschemas, number: int, keyword: str) -> list[Alternative
 
 
 def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], index: int) -> list[Alternative]:
-    """Return the alternatives of one branch of ``oneOf`` without what another branch admits too."""
+    """Return the alternatives of one branch of ``oneOf`` without the values that another branch admits too."""
     kept = list(branches[index])
     for other, theirs in enumerate(branches):
         if other == index or not _overlap(analysis, kept, theirs):
@@ -112,10 +112,10 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
 def _failures(
     analysis: Subschemas, number: int, other: int, kept: Alternatives
 ) -> tuple[list[Alternative], tuple[Narrowing, ...]]:
-    """Return alternatives in which a branch of ``oneOf`` fails, and what is left out of them that matters.
+    """Return alternatives in which a branch of ``oneOf`` fails, and the relevant failures that they leave out.
 
     Args:
-        kept: the alternatives that these are for, whose keys may tell the two apart.
+        kept: the alternatives for which these are meant; their keys may distinguish the two branches.
     """
     schema = _get(analysis, number, "oneOf")[other]
     found = [*analysis.branch(number, schema, "oneOf", other, negated=True)]
@@ -220,7 +220,7 @@ def _not_dependencies(analysis: Subschemas, number: int, keyword: str) -> Altern
 
 
 def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool = False) -> list[Alternatives]:
-    """Return the alternatives of each branch; branches of one literal each are one, an enumeration."""
+    """Return the alternatives of each branch; branches of one literal each are merged to an enumeration."""
     schemas: Any = enumerate(_get(analysis, number, keyword))
     union = _union(analysis, number, keyword)
     if union is not None:
@@ -233,9 +233,9 @@ def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool 
 
 
 def _union(analysis: Subschemas, number: int, keyword: str) -> tuple[list[tuple[int, Any]], int] | None:
-    """Return the branches of a union that are no literals, and the node of one ``enum`` of those that are.
+    """Return the branches of a union that are no literals, and the node of one ``enum`` for the literals.
 
-    None where they are not merged: where there are few, or where values of two branches count in ``oneOf``.
+    Returns None if they are not merged: if there are few literals, or values of two branches matter in ``oneOf``.
     """
     if keyword not in ("anyOf", "oneOf"):
         return None

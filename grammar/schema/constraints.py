@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _C = TypeVar("_C", "Numbers", "Strings", "Arrays", "Objects")
 # A literal is 2 * node + (1 if negated); -1 is the schema `false`.
 Conj: TypeAlias = frozenset[int]
-# Integers within bounds that are tried one by one for whether any is left.
+# Largest number of integers within bounds that are tried one by one to find whether any is left.
 MAX_COUNTED = 1_000
 NEVER: Conj = frozenset((-1,))
 ALWAYS: Conj = frozenset()
@@ -34,8 +34,8 @@ ALWAYS: Conj = frozenset()
 class Numbers:
     """Constraints on a number.
 
-    `multiple` is the least common multiple of `divisors`. No number of `not_divisors` divides a value. `values` is None
-    where they are not enumerated.
+    ``multiple`` is the least common multiple of ``divisors``. No number of ``not_divisors`` divides a value. ``values``
+    is None if they are not enumerated.
     """
 
     low: Decimal | None = None
@@ -63,7 +63,7 @@ class Numbers:
         return Numbers(values=frozenset(filter(merged.admits, values)))
 
     def admits(self, value: Decimal) -> bool:
-        """Return whether a number satisfies everything but the enumeration."""
+        """Return whether a number satisfies all constraints except the enumeration."""
         left_out = value in self.excluded or any(divides(Fraction(d), value) for d in self.not_divisors)
         return not left_out and self._is_within(value)
 
@@ -145,7 +145,7 @@ class Strings:
         return Strings(values=values if merged == NO_STRINGS else tuple(filter(merged.admits, values)))
 
     def admits(self, value: str) -> bool:
-        """Return whether a string satisfies everything but the enumeration."""
+        """Return whether a string satisfies all constraints except the enumeration."""
         return (
             self.least <= len(value)
             and (self.most is None or len(value) <= self.most)
@@ -156,7 +156,7 @@ class Strings:
         )
 
     def is_empty(self) -> bool:
-        """Return whether lengths or enumeration leave no string."""
+        """Return whether no string satisfies lengths and enumeration."""
         return self.values == () or (self.most is not None and self.least > self.most)
 
 

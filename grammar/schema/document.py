@@ -14,12 +14,12 @@ from ..errors import GrammarError
 from .keywords import of_draft
 
 _CONTAINERS = (dict, list)
-# References may lead out of a schema to the standard's meta-schemas, whose addresses begin so.
+# References may lead out of a schema to the standard's meta-schemas, whose addresses have these prefixes.
 _STANDARD_HOSTS = ("http://json-schema.org/", "https://json-schema.org/")
-# Stands for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
+# Name for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
 RECURSIVE = ""
 _NEGATING = ("oneOf", "not", "if")
-# Drafts whose keywords differ too much from those of the others.
+# Drafts whose keywords differ too much from those of the other drafts.
 _UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
     "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020,
@@ -27,12 +27,12 @@ _DRAFTS = {
 
 
 class SchemaScope(NamedTuple):
-    """What a subschema's references are relative to, and the draft that its keywords are of.
+    """The base of a subschema's references, and the draft of its keywords.
 
     Attributes:
-        base: the URI that references are relative to.
-        resource: the object that ``#`` refers to.
-        draft: 4, 6, 7, 2019 or 2020, as ``$schema`` of the resource says, or else as that around it.
+        base: the base URI of references.
+        resource: the object to which ``#`` refers.
+        draft: 4, 6, 7, 2019 or 2020, from ``$schema`` of the resource, or else from the resource around it.
     """
 
     base: str
@@ -40,10 +40,10 @@ class SchemaScope(NamedTuple):
     draft: int
 
     def enter(self, schema: dict[str, Any], pointer: str) -> SchemaScope:
-        """Return the scope of a subschema at a pointer: one of its own if it has an id.
+        """Return the scope of a subschema at a pointer: a scope of its own if it has an id.
 
         Raises:
-            GrammarError: if it names a draft that is not read.
+            GrammarError: the subschema names a draft that is not supported.
         """
         draft = _draft(schema, pointer, self.draft) if "$schema" in schema else self.draft
         own = schema.get("id" if draft <= 4 else "$id")
@@ -57,7 +57,7 @@ class SchemaNode:
     """One subschema.
 
     Attributes:
-        schema: the object (booleans are never nodes), without keywords that its draft passes over.
+        schema: the object (booleans are never nodes), without the keywords that its draft ignores.
         pointer: JSON Pointer from the root of the document.
         scope: the subschema's own scope, or the scope of the resource around it.
     """
@@ -99,7 +99,7 @@ def pointer_join(pointer: str, *tokens: str | int) -> str:
 
 
 class Document:
-    """The nodes of one schema; a subschema object has the same number however it is reached.
+    """The nodes of one schema; a subschema object has the same number on every path to it.
 
     Attributes:
         nodes: the nodes visited so far, by number.
@@ -129,7 +129,7 @@ class Document:
 
         Args:
             parent: number of the node that contains it.
-            tokens: the JSON Pointer tokens from there.
+            tokens: the JSON Pointer tokens from the parent to the subschema.
         """
         known = self._ids.get(id(schema))
         if known is not None:
@@ -148,7 +148,7 @@ class Document:
         """Return the node that a reference leads to, or a boolean schema.
 
         Raises:
-            GrammarError: if it leads nowhere, or out of the document.
+            GrammarError: the reference leads nowhere, or out of the document.
         """
         node = self.nodes[number]
         where = pointer_join(node.pointer, keyword)
@@ -171,14 +171,14 @@ class Document:
         """Return the node that a dynamic reference leads to wherever it is evaluated, or a boolean schema.
 
         Raises:
-            GrammarError: if it leads nowhere, or its target depends on the path of evaluation.
+            GrammarError: the reference leads nowhere, or its target depends on the path of evaluation.
         """
         node = self.nodes[number]
         target = self.resolve(number, reference, keyword)
         name = RECURSIVE if keyword == "$recursiveRef" else urldefrag(reference)[1]
         if isinstance(target, bool) or not _declares(self.nodes[target].schema, name):
             return target
-        # The outermost anchor of a meta-schema is that of the part which the schema refers to.
+        # The outermost anchor of a meta-schema belongs to the part to which the schema refers.
         entries = self._standard_entries if standard_schema(node.scope.base) is not None else ()
         declared = self._identifiers.dynamic[name]
         if declared + len(entries) > 1:
@@ -202,7 +202,7 @@ class Document:
 
     @cached_property
     def _standard_entries(self) -> tuple[str, ...]:
-        """The meta-schemas and parts of them that the document itself refers to."""
+        """The meta-schemas, and parts of them, to which the document itself refers."""
         found: dict[str, None] = {}
         stack: list[Any] = [self.nodes[self.root].schema]
         while stack:
@@ -324,7 +324,7 @@ def standard_schema(uri: str) -> dict[str, Any] | None:
 
 @cache
 def _standard_schemas() -> dict[str, dict[str, Any]]:
-    # Imported late: it reads twenty files, and few schemas refer to one.
+    # The import is delayed because it reads twenty files, and few schemas refer to a meta-schema.
     from jsonschema_specifications import REGISTRY
 
     return {uri: REGISTRY.contents(uri) for uri in REGISTRY}

@@ -11,7 +11,7 @@ from ..errors import GrammarError
 from ..spec import GrammarKind, GrammarSpec
 from .document import pointer_join
 
-# Keywords likely to make a schema too complex for a backend, likeliest first.
+# Keywords that probably make a schema too complex for a backend, the most probable first.
 _SUSPECTS = ("pattern", "patternProperties", "multipleOf", "maxLength", "enum", "oneOf", "anyOf", "allOf", "properties")
 _DATA = frozenset(("enum", "const", "default", "examples", "example"))
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
@@ -22,7 +22,7 @@ Path = list[str | int]
 
 
 def complexity_error(spec: GrammarSpec, reason: str) -> GrammarError:
-    """Return a backend's error, located at the keyword likeliest to have caused it."""
+    """Return a backend's error, located at the keyword that has probably caused it."""
     if spec.kind is not GrammarKind.JSON_SCHEMA or not isinstance(spec.value(), dict):
         return GrammarError(spec.kind.value, "", reason)
     found: dict[str, str] = {}
@@ -55,7 +55,7 @@ def count_error(spec: GrammarSpec, reason: str) -> GrammarError:
 
 
 def relocated(error: GrammarError, schema: Any) -> GrammarError:
-    """Return an error located at a keyword that the schema has; synthetic subschemas may have others."""
+    """Return an error located at a keyword of the schema; synthetic subschemas may have other keywords."""
     if not isinstance(schema, dict) or not schema:
         return error
     path: Path = []
@@ -81,7 +81,7 @@ def _members(value: Any) -> dict[Any, Any]:
 
 
 def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
-    """Locate an error at the last keyword on a path; property names and keys inside of data are no keywords."""
+    """Locate an error at the last keyword on a path; property names and keys inside data are no keywords."""
     at = last = 0
     while at < len(path):
         step = path[at]
@@ -123,7 +123,7 @@ def _path_at_depth(content: bytes, limit: int) -> Path:
 
 
 def _heaviest(spec: GrammarSpec, of_text: Callable[[str], int], of_object: int = 2) -> Path:
-    """Return the path to the smallest part with half of the whole weight, of at least one step.
+    """Return the path, of at least one step, to the smallest part with half of the whole weight.
 
     Args:
         of_text: weight of a key, or of a value that is neither array nor object.

@@ -1,4 +1,4 @@
-"""Strings of the fewest tokens: which of the strings of a pattern or a length ends an answer soonest.
+"""Strings of the fewest tokens: finds which string of a pattern or of a length ends an answer soonest.
 
 That depends on the vocabulary: where it has a token ``ba`` and none of several ``a``, ``bababa`` takes fewer tokens
 than ``aaaaaa``, the shortest string of ``[ab]{6,8}``. The search goes breadth first over states of the string's
@@ -19,7 +19,7 @@ from ..regex.regex_parser import RegexNode
 from ..regex.string_automaton import DEAD, START, AutomatonTooLarge, StringAutomaton, string_automaton
 from ..vocabulary import Vocabulary
 
-# Characters of the longest token that is tried, and steps of tokens through one automaton.
+# Largest number of characters of a tried token, and of steps of tokens through one automaton.
 MAX_CHARS = 24
 MAX_STEPS = 2_000_000
 
@@ -28,9 +28,9 @@ class _Texts(NamedTuple):
     """Texts of tokens within a string.
 
     Attributes:
-        texts: without the quotes of the string.
-        codes: int32 [texts, most], their characters as numbers of `_Tokens.chars`; -1 behind the last one.
-        sizes: int32 [texts], their characters.
+        texts: the texts, without the quotes of the string.
+        codes: int32 [texts, most], the texts' characters as indices into ``_Tokens.chars``; -1 after the last one.
+        sizes: int32 [texts], number of characters of each text.
     """
 
     texts: list[str]
@@ -39,7 +39,7 @@ class _Texts(NamedTuple):
 
 
 class _Tokens:
-    """The tokens of a vocabulary that may stand in a string: within it, at its beginning and at its end.
+    """The tokens of a vocabulary that may occur in a string: inside it, at its beginning and at its end.
 
     Attributes:
         chars: code points, ascending.
@@ -64,7 +64,7 @@ class _Tokens:
 
 
 def _decoded(token: bytes) -> str:
-    """Return the characters of a token as they stand in JSON; none if it is too long, or has parts of a character."""
+    """Return the characters of a token in JSON; empty if it is too long, or contains partial characters."""
     try:
         text = token.decode()
     except UnicodeDecodeError:
@@ -73,7 +73,7 @@ def _decoded(token: bytes) -> str:
 
 
 class _Reached(NamedTuple):
-    """A state and a number of characters after some tokens, and the text of these."""
+    """A state and a number of characters after some tokens, and the text of these tokens."""
 
     state: int
     length: int
@@ -81,7 +81,7 @@ class _Reached(NamedTuple):
 
 
 def string_of_fewest_tokens(automaton: StringAutomaton, vocabulary: Vocabulary) -> str | None:
-    """Return a string that takes the fewest tokens in JSON; None if none is found in so many steps."""
+    """Return a string of the fewest tokens in JSON; None if none is found within the limit of steps."""
     tokens = vocabulary.derived(_Tokens)
     search = _Search(automaton, tokens)
     reached = [_Reached(START, 0, ""), *search.after(_Reached(START, 0, ""), tokens.first)]
@@ -107,7 +107,7 @@ class _Search:
     """Follows tokens through an automaton.
 
     Attributes:
-        left: steps that may still be taken.
+        left: number of steps that are left.
     """
 
     def __init__(self, automaton: StringAutomaton, tokens: _Tokens) -> None:
@@ -122,7 +122,7 @@ class _Search:
         return self._automaton.may_end(reached.state, reached.length)
 
     def after(self, reached: _Reached, tokens: _Texts) -> list[_Reached]:
-        """Return what is reached by one more token, as far as it may still end."""
+        """Return the states that one more token reaches and from which the string can still end."""
         states = np.full(len(tokens.texts), reached.state, dtype=np.int32)
         active, at = np.arange(len(states)), 0
         while len(active) and self.left > 0:
@@ -142,7 +142,7 @@ class _Search:
         ]
 
     def new(self, reached: Iterable[_Reached]) -> list[_Reached]:
-        """Return those at a state and a number of characters that were not there before."""
+        """Return the states and numbers of characters that were not reached before."""
         found = []
         for each in reached:
             if (each.state, each.length) not in self._seen:

@@ -26,7 +26,7 @@ class Keyword:
 
     Attributes:
         treatment: how the keyword is treated.
-        note: where the implementation is narrower than the specification, or refuses.
+        note: where the implementation is narrower than the specification, or refuses a value.
         shape: shape that the keyword's value must have, in words; ``""`` for anything.
     """
 
@@ -131,7 +131,7 @@ _SINCE = {
 }
 _UNTIL = {"dependencies": 7, "$recursiveRef": 2019}
 _LIMITED = frozenset((*_SINCE, *_UNTIL))
-# Keywords whose meaning depends on the draft, where they are not passed over.
+# Keywords whose meaning depends on the draft, unless they are ignored.
 DRAFTED = frozenset(("dependencies", "exclusiveMinimum", "exclusiveMaximum"))
 _REFERENCES = ("$dynamicRef", "$recursiveRef")
 
@@ -182,10 +182,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def of_draft(schema: dict[str, Any], draft: int, *, negates: bool) -> dict[str, Any]:
-    """Return a schema without the keywords of other drafts that its own passes over as unknown.
+    """Return a schema without those keywords of other drafts that its own draft ignores as unknown.
 
-    A keyword of another draft is enforced where that is sound, as validators that do not know it admit more. It is what
-    the draft says, an annotation, where it is not: where a subschema may be negated, and beside keywords whose meaning
+    A keyword of another draft is enforced if that is sound, because validators that do not know it admit more.
+    Otherwise it is an annotation, as the draft says: if a subschema may be negated, and beside keywords whose meaning
     has changed. References of another draft are always annotations.
 
     Args:
@@ -211,10 +211,10 @@ def _is_of(keyword: str, draft: int) -> bool:
 
 
 def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
-    """Return what is wrong with one of `DRAFTED` in the draft that the schema names, or None.
+    """Return the fault of a keyword of ``DRAFTED`` in the draft that the schema names, or None.
 
     Many validators enforce ``dependencies`` in later drafts, in which it is an unknown keyword. Enforcing it is sound
-    only where no subschema may be negated.
+    only if no subschema may be negated.
 
     Args:
         keyword: one of `KEYWORDS`.
@@ -234,7 +234,7 @@ def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bo
 
 
 def shape_error(keyword: str, value: Any) -> str | None:
-    """Return what is wrong with the shape of the value of one of `KEYWORDS`, or None."""
+    """Return the fault in the shape of the value of one of ``KEYWORDS``, or None."""
     shape = KEYWORDS[keyword].shape
     if not shape or _CHECKS[shape](value):
         return None

@@ -13,7 +13,7 @@ _SCALARS = (str, int, float, type(None))
 
 
 def literal_values(schema: Any) -> list[Any] | None:
-    """Return the scalars that a schema enumerates, if it says nothing else but a type; None for any other schema."""
+    """Return the scalars that a schema enumerates, if it has no other keyword but a type; None for any other schema."""
     if not isinstance(schema, dict) or not _OF_LITERALS.issuperset(schema) or ("const" in schema) == ("enum" in schema):
         return None
     values = schema["enum"] if "enum" in schema else [schema["const"]]
@@ -31,7 +31,7 @@ def literal_values(schema: Any) -> list[Any] | None:
 
 
 def merged(branches: Sequence[Any]) -> tuple[list[tuple[int, Any]], list[list[Any]]]:
-    """Return the branches that are no literals, with their numbers, and the values of each that is one."""
+    """Return the branches that are no literals, with their numbers, and the values of each literal branch."""
     others: list[tuple[int, Any]] = []
     literals: list[list[Any]] = []
     for number, branch in enumerate(branches):
@@ -44,7 +44,7 @@ def merged(branches: Sequence[Any]) -> tuple[list[tuple[int, Any]], list[list[An
 
 
 def of_one_branch(literals: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return the values that are in exactly one of some enumerations; 1, 1.0 and true are told apart as JSON does."""
+    """Return the values that are in exactly one of some enumerations; 1, 1.0 and true are distinguished as in JSON."""
     counts: dict[Any, int] = {}
     kept: dict[Any, Any] = {}
     for values in literals:

@@ -20,7 +20,7 @@ class Satisfiability:
     def __init__(self, analysis: Subschemas) -> None:
         self._analysis = analysis
         self._sizes: dict[Conj, float] = {ALWAYS: 1}
-        # Conjunctions with a final size, and whether the size computed last depends on one that is not.
+        # Conjunctions with a final size; and whether the last computed size depends on a size that is not final.
         self._final: set[Conj] = {ALWAYS}
         self._provisional = False
         self._satisfiable: dict[Conj, list[Alternative]] = {}
@@ -132,7 +132,7 @@ def _string(strings: Strings) -> float:
 
 
 def _places(arrays: Arrays, conj: Conj) -> list[Conj]:
-    """Return what an item has to be that a condition holds for too, at each of the places that it may have."""
+    """Return the literals that an item must satisfy so that a condition holds, for each place that it may have."""
     most = arrays.num_prefix + 1 if arrays.most is None else min(arrays.num_prefix + 1, arrays.most)
     return [arrays.item(index) | conj for index in range(most)]
 

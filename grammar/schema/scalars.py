@@ -18,7 +18,7 @@ from .json_types import ALL_TYPES, ARRAY, BOOLEAN, FALSE, NULL, NUMBER, OBJECT, 
 # Longer than an answer can be: a larger maximum changes nothing, a larger minimum cannot be met.
 MAX_LENGTH = 8192
 MAX_MULTIPLE = 10_000
-# From here on every double is an integer, and most integers are none.
+# From this number on every double is an integer, and most integers are no doubles.
 EXACT_INTEGERS = 2**53
 _OF_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
@@ -27,11 +27,11 @@ _OF_OBJECTS = ("required", "minProperties", "maxProperties")
 
 
 def decimal(value: Any) -> Decimal:
-    """Return a JSON number as the decimal that validators compare answers with.
+    """Return a JSON number as the decimal with which validators compare answers.
 
-    A double of 2^53 and more is an integer, often another one than its shortest spelling: 1e23 is less than 10^23, and
-    validators compare integers of any length with it exactly. Below, its shortest spelling is read as the same double,
-    and so stands for it among answers, which are doubles too where they are no integers.
+    A double of 2^53 and more is an integer, often a different one than its shortest spelling: 1e23 is less than 10^23,
+    and validators compare integers of any length with it exactly. Below 2^53 the shortest spelling is read as the same
+    double, so it can be used in its place: answers are doubles too, unless they are integers.
     """
     if isinstance(value, int) or abs(value) >= EXACT_INTEGERS:
         return Decimal(value)
@@ -60,7 +60,7 @@ def holds(node: SchemaNode) -> Alternative:
 
 
 def denials(node: SchemaNode) -> Iterator[Alternative]:
-    """Yield alternatives in which a scalar or counting keyword fails; see `undeniable` for those left out."""
+    """Yield alternatives in which a scalar or counting keyword fails; see ``undeniable`` for keywords left out."""
     schema, alternative = node.schema, holds(node)
     if alternative.types != ALL_TYPES:
         yield Alternative(ALL_TYPES & ~alternative.types)
@@ -100,13 +100,13 @@ def undeniable(schema: dict[str, Any]) -> str | None:
 
 
 def _is_deniable_multiple(schema: dict[str, Any]) -> bool:
-    """Return whether the numbers that are no multiples can be written. Validators divide by doubles as doubles."""
+    """Return whether the numbers that are no multiples can be written. Validators divide doubles."""
     step = schema.get("multipleOf")
     return isinstance(step, int) and divisible_terms(step) is not None
 
 
 def scalar_values(values: list[Any]) -> Alternative:
-    """Return the alternative of those of the given values that are not arrays or objects."""
+    """Return the alternative for the given values that are neither arrays nor objects."""
     types = 0
     for value in values:
         if value is None:

@@ -31,7 +31,7 @@ MAX_PLACES = 64
 # Characters of one array or object that may stand for another, and of all of them.
 MAX_CONTAINER_TEXT = 1_024
 MAX_CONTAINERS_TEXT = 4_096
-# Tokens of a string, its quotes among them, up to which none of fewer is looked for.
+# Largest number of tokens of a string, its quotes included, for which no string of fewer tokens is searched.
 FEW_TOKENS = 3
 # Smallest lengths up to which it is, and characters by which it may be longer than the smallest one.
 MAX_LEAST, MAX_LONGER = 200, 60
@@ -40,7 +40,7 @@ SOME_DISTINCT = 12
 
 
 class ShortestInstance:
-    """Short JSON texts that satisfy the parts of one analysed schema; None where none was found.
+    """Short JSON texts that satisfy the parts of one analysed schema; None if none was found.
 
     Args:
         analysis: analysis of the schema.

@@ -126,13 +126,13 @@ class StoredNumbers:
 
     Attributes:
         pieces: rows [n, K] uint8 that follow each other, a number in each byte (INT8: its two's complement).
-        scales: [N, G], by ``form``; None for NONE.
-        super_scales: [N, K / 256] in half precision for PRODUCTS.
-        offsets: [N, G], by ``form``; None for MIDDLE.
-        super_offsets: [N, K / 256] in half precision for PRODUCTS.
-        factors: [N] fp32, or None for 1.
-        table: [16] fp32 for TABLE.
-        group_of: [K], the group of each input where they are not in order; None where they are.
+        scales: [N, G], scales in the type that ``form`` defines; None for NONE.
+        super_scales: [N, K / 256] in half precision, factors of the scales for PRODUCTS.
+        offsets: [N, G], offsets in the type that ``form`` defines; None for MIDDLE.
+        super_offsets: [N, K / 256] in half precision, factors of the offsets for PRODUCTS.
+        factors: [N] fp32, a factor of each row, or None for 1.
+        table: [16] fp32, the values of the numbers for TABLE.
+        group_of: [K], the group of each input if groups are not in order; None if they are.
     """
 
     shape: tuple[int, int]

@@ -114,9 +114,9 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
 
 @functools.cache
 def _arrivals(device: torch.device, count: int, stream: int) -> Tensor:
-    """Return counters of partial results, all 0 between launches, which share them if they run on one stream.
+    """Return counters of partial results, which are 0 between launches. Launches on one stream share them.
 
-    They stay where they are: captured passes go on to count in them.
+    The counters keep their address, because captured passes continue to use them.
     """
     return torch.zeros(count, dtype=torch.int32, device=device)
 

@@ -6,14 +6,15 @@ larger score.
 
 Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
 dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
-``factor * q.k``, or ``bound * tanh(factor * q.k)`` where CAPPED, both for base 2. A token sees the last ``window``
-keys, of these only those from the last multiple of ``chunk`` on.
+``factor * q.k``, or ``bound * tanh(factor * q.k)`` if CAPPED, both for base 2. A token sees only the last ``window``
+keys, and of these only the keys from the last multiple of ``chunk`` on.
 
-KV says the form of the caches: PLAIN_KV is the type of q. Those of INT8_KV and FLOAT8_KV are bytes in the order of
-``kernels.layouts.kv_forms``; the scales of keys are applied to scores, those of values to weights.
+KV is the form of the caches. With PLAIN_KV they have the type of q. With INT8_KV and FLOAT8_KV they are bytes in the
+order of ``kernels.layouts.kv_forms``; the scales of keys are applied to scores, the scales of values to weights.
 
-Latent attention: VALUES dimensions of a key are its value too, so that it is loaded once; the dim - VALUES behind them,
-at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. VALUES = 0: keys and values of ``dim`` each.
+In latent attention the first VALUES dimensions of a key are its value too, so that it is loaded once. The other dim -
+VALUES dimensions, at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. With VALUES = 0 keys and values
+have ``dim`` dimensions each.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import triton.language as tl
 from .activation import tanh
 from .grouped_product import E4M3_FACTOR, small_float
 
-_NOTHING = tl.constexpr(-1e30)  # a maximum of no scores: finite, so that nothing minus nothing is 0
-_MERGED_AT_ONCE = tl.constexpr(4)  # results whose loads are under way together
-_MERGED = tl.constexpr(2048)  # numbers of a result, of all vectors of a tile
+_NOTHING = tl.constexpr(-1e30)  # maximum of no scores: finite, so that the difference of two of them is 0
+_MERGED_AT_ONCE = tl.constexpr(4)  # number of results whose loads run in parallel
+_MERGED = tl.constexpr(2048)  # numbers of a result that are merged at once, for all vectors of a tile
 _ROWS_AT_ONCE = tl.constexpr(128)
-LEAST_KEYS = tl.constexpr(128)  # the fewest that pay for a program
+LEAST_KEYS = tl.constexpr(128)  # fewest keys that are worth a program
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 PLAIN_KV = tl.constexpr(0)
@@ -39,7 +40,7 @@ _FLOAT8_FACTOR = tl.constexpr(E4M3_FACTOR)
 
 @triton.jit
 def _first_seen(position, window, chunk):
-    """The first key that a token at a position sees, or less than 0."""
+    """Return the first key that a token at a position sees; may be negative."""
     return tl.maximum(position - window + 1, position // chunk * chunk)
 
 
@@ -66,7 +67,7 @@ def _load_keys(
 
 @triton.jit
 def _load_scales(cache, cell, page_bits, dim, inside, MASKED: tl.constexpr, KV: tl.constexpr):
-    """The scales of the cells of a cache of bytes: [BLOCK_N] fp32, 0 for keys outside."""
+    """Return the scales of the cells in a cache of bytes: [BLOCK_N] fp32, 0 for keys outside."""
     first = (cell >> page_bits) << page_bits  # first cell of the head's page
     at = (first * (dim + 4) + (dim << page_bits)) // 4 + (cell - first)
     pointers = cache.to(tl.pointer_type(tl.float32)) + at
@@ -78,7 +79,7 @@ def _load_scales(cache, cell, page_bits, dim, inside, MASKED: tl.constexpr, KV: 
 
 @triton.jit
 def _load_queries(q, index, dim, inside, BLOCK_D: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Query vectors of latent attention: [BLOCK_M, BLOCK_D], and the rest of them [BLOCK_M, BLOCK_R]."""
+    """Load query vectors of latent attention: [BLOCK_M, BLOCK_D], and their ``rest`` [BLOCK_M, BLOCK_R]."""
     d = tl.arange(0, BLOCK_D)
     r = tl.arange(0, BLOCK_R)
     source = q + index[:, None] * dim
@@ -93,7 +94,7 @@ def _attend_block(
     seen_from, factor, bound, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, KV: tl.constexpr, low, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys from ``start``: new sums of values and weights, and the new largest score, of each query."""
+    """Process one block of keys from ``start``: return new sums of values and weights, and new largest scores."""
     n = start + tl.arange(0, BLOCK_N)
     inside = n < end
     if ALIGNED:
@@ -102,7 +103,7 @@ def _attend_block(
     cell = ((page.to(tl.int64) * kv_heads + kv_head) << page_bits) + (n & ((1 << page_bits) - 1))
     at = cell * dim
     if KV != PLAIN_KV:
-        at += ((cell >> page_bits) << page_bits) * 4  # skip the scales of the pages in front
+        at += ((cell >> page_bits) << page_bits) * 4  # skip the scales of the preceding pages
     if VALUES:
         k = _load_keys(k_cache, at, 0, VALUES, inside, BLOCK_D, MASKED, KV, q.dtype)
         behind = _load_keys(k_cache, at, VALUES, dim - VALUES, inside, BLOCK_R, MASKED, KV, q.dtype)
@@ -175,7 +176,7 @@ def _attend_keys(
 
 @triton.jit
 def _sinks(sinks, head, is_counted, BLOCK_M: tl.constexpr, SINKS: tl.constexpr):
-    """Largest score and sum of weights of the sinks of some heads, where ``is_counted``; of nothing without sinks."""
+    """Return largest score and sum of weights of some heads' sinks if ``is_counted``, else of nothing."""
     largest = tl.full([BLOCK_M], _NOTHING, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if SINKS:
@@ -186,9 +187,10 @@ def _sinks(sinks, head, is_counted, BLOCK_M: tl.constexpr, SINKS: tl.constexpr):
 
 @triton.jit
 def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
-    """The last row whose tiles begin at ``tile`` or before.
+    """Return the last row whose tiles begin at or before ``tile``.
 
-    Those of row r begin at ``query_start[r] * group // BLOCK_M + r``, which leaves room for an incomplete tile of each.
+    The tiles of row r begin at ``query_start[r] * group // BLOCK_M + r``, which leaves room for an incomplete tile per
+    row.
     """
     low = 0
     high = rows - 1
@@ -210,8 +212,8 @@ def extend(
 ):  # fmt: skip
     """Program (t, h): a tile of a row that has more than one token, for KV head h; of any row where EVERY.
 
-    A token then gets the same bits whichever of its row's tokens are in the tile: blocks begin at multiples of their
-    size, and all are masked. What a mask leaves out changes no sum.
+    With EVERY, a token gets the same bits for any choice of its row's tokens in the tile: blocks begin at multiples of
+    their size, and all blocks are masked. Masked keys change no sum.
 
     The last tiles of a row see most keys and start first, so that the programs that end last are short.
     """
@@ -220,7 +222,7 @@ def extend(
     row = _row_of_tile(query_start, tile, rows, group, BLOCK_M)
     start = tl.load(query_start + row)
     tokens = tl.load(query_start + row + 1) - start
-    # Offset of the tile's first vector among those of the row.
+    # Offset of the tile's first vector within its row.
     offset = (tile - (start * group // BLOCK_M + row)) * BLOCK_M
     if ((tokens <= 1) & (not EVERY)) | (offset >= tokens * group):
         return
@@ -254,7 +256,7 @@ def extend(
 
 @triton.jit
 def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, SHARED: tl.constexpr):
-    """The keys that all rows of one token see, without those that they share."""
+    """Return the number of keys that all rows of one token see, without the keys that rows share."""
     keys = 0
     for first in range(0, rows, _ROWS_AT_ONCE):
         row = first + tl.arange(0, _ROWS_AT_ONCE)
@@ -270,9 +272,9 @@ def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, SHAR
 
 @triton.jit
 def _count_parts(keys, of_all, wanted, splits):
-    """How many parts a row's own keys are split into: its share of the ``wanted`` parts of all, at most ``splits``.
+    """Return the number of parts for a row's own keys: its share of the ``wanted`` parts of all, at most ``splits``.
 
-    In integers, so that programs over shared keys find just what those over the row's own do.
+    The result is an integer, so that programs over shared keys compute the same number as those over the row's own.
     """
     share = (keys.to(tl.int64) * wanted // tl.maximum(of_all, 1)).to(tl.int32)
     return tl.maximum(tl.minimum(tl.minimum(share, tl.cdiv(keys, LEAST_KEYS)), splits), 1)
@@ -280,7 +282,7 @@ def _count_parts(keys, of_all, wanted, splits):
 
 @triton.jit
 def _weight_of(partial_weight, first, number, own, count, is_last, heads, splits):
-    """The weight of result ``number`` of each vector, where it has so many, and the result's index."""
+    """Return the weight of result ``number`` of each vector, if it has that many results, and the result's index."""
     index = first + tl.where(number < own, number, splits + number - own) * heads
     return tl.load(partial_weight + index, is_last & (number < count), other=_NOTHING), index
 
@@ -296,13 +298,13 @@ def _merge_if_last(
     other rows, from slot ``splits`` on. Results are merged in this order, whichever program comes last. Then the
     counter is reset to 0.
     """
-    tl.debug_barrier()  # what all threads have stored is there before it is counted
+    tl.debug_barrier()  # all threads' stores must be visible before they are counted
     counter = arrived + row * heads + head
     count = own + more
     is_last = inside & (tl.atomic_add(counter, 1, inside, sem="acq_rel", scope="gpu") + 1 == count)
     most = tl.max(tl.where(is_last, count, 0), 0)
     if most > 0:
-        tl.debug_barrier()  # no thread reads results before the counts were read
+        tl.debug_barrier()  # all threads must have read the counts before any reads results
         tl.store(counter, 0, is_last)
         first = row * slots * heads + head
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -313,7 +315,7 @@ def _merge_if_last(
                 larger = tl.maximum(largest, weight)
                 total = total * tl.exp2(largest - larger) + tl.exp2(weight - larger)
                 largest = larger
-        # A few dimensions at a time: several results of a whole tile do not fit the registers.
+        # A few dimensions are merged at a time: several results of a whole tile do not fit in the registers.
         DIMS: tl.constexpr = BLOCK_D if BLOCK_D * BLOCK_M <= _MERGED else _MERGED // BLOCK_M
         for start in range(0, width, DIMS):
             d = start + tl.arange(0, DIMS)
@@ -321,7 +323,7 @@ def _merge_if_last(
             for begin in range(0, most, _MERGED_AT_ONCE):
                 for i in tl.static_range(_MERGED_AT_ONCE):
                     weight, index = _weight_of(partial_weight, first, begin + i, own, count, is_last, heads, splits)
-                    # Also true for NaN, which must propagate; without weight there is no value.
+                    # The condition also holds for NaN, which must propagate; results without weight have no value.
                     there = (weight != _NOTHING)[:, None] & (d < width)[None, :]
                     part = tl.load(partial_values + index[:, None] * width + d[None, :], there, other=0.0)
                     values += part * tl.exp2(weight - largest)[:, None]
@@ -337,7 +339,7 @@ def _attend_prefix(
     factor, bound, wanted, splits, slots, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """The keys of an item for a tile of its readers: heads of the item's members. Keys are read once for the tile."""
+    """Attend to the keys of an item for a tile of the heads of the item's members. Keys are read once per tile."""
     item = items + program // tiles * 4
     kv_head = tl.program_id(1)
     count = tl.load(item + 3) * group
@@ -363,7 +365,7 @@ def _attend_prefix(
             rest = queries
         seen_from = tl.full([BLOCK_M], 0, tl.int32)
         position = seen_from + (end - 1)
-        nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # a row's own keys count its sinks
+        nothing, zero = _sinks(q, vector, inside, BLOCK_M, False)  # the sinks are counted with a row's own keys
         values, weight = _attend_keys(
             queries, rest, k_cache, v_cache, page_table + tl.load(member).to(tl.int64) * table_width, kv_head, kv_heads,
             page_bits, dim, begin, end, end - 1, 0, position, seen_from, factor, bound, nothing, zero, BLOCK_D, BLOCK_M,

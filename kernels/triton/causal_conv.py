@@ -18,7 +18,7 @@ MOST_TAPS = 8
 
 @triton.jit
 def _input(x, token, columns, first, width, column, inside, GATED: tl.constexpr):
-    """The input of some channels at a token: a column of x, or the product of two in the type of x."""
+    """Return the input of some channels at a token: a column of x, or the product of two columns in the type of x."""
     at = token.to(tl.int64) * columns + first + column
     value = tl.load(x + at, inside, other=0.0)
     if GATED:
@@ -32,7 +32,7 @@ def _convolve(
     x, state, weight, bias, query_start, source, out, rows, columns, first, width, TAPS: tl.constexpr,
     GATED: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, b): channels ``b * BLOCK ...`` of token t; of a token behind the last row zeros."""
+    """Program (t, b): channels ``b * BLOCK ...`` of token t; zeros for a token after the last row."""
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -46,7 +46,7 @@ def _convolve(
         for tap in tl.static_range(TAPS):
             at = token + tap - (TAPS - 1)
             is_own = at >= start
-            # The state has the inputs of the last tokens before the row's first one, oldest first.
+            # The state holds the inputs of the last tokens before the row's first token, oldest first.
             held = (origin * (TAPS - 1) + at - start + TAPS - 1) * width + column
             before = tl.load(state + held, inside & (at < start) & (origin >= 0), other=0.0)
             value = tl.where(is_own, _input(x, at, columns, first, width, column, inside & is_own, GATED), before)
@@ -86,7 +86,7 @@ def _save(
 ):  # fmt: skip
     """Program (r, b): channels ``b * BLOCK ...`` of the states after row r and at its checkpoints.
 
-    The state before the row is read first: its slot may be among those that are written.
+    The state before the row is read first: its slot may be one of the slots that are written.
     """
     row = tl.program_id(0)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

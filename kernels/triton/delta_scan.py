@@ -89,9 +89,8 @@ def _delta_short(
 def _inverse(lower, turned, CHUNK: tl.constexpr):
     """The inverse of 1 + ``lower``, strictly lower triangular; ``turned`` is its transpose.
 
-    Each block on the diagonal is inverted by elimination, one row after the other. A power series of the whole matrix
-    would add and subtract numbers far larger than the result if keys are alike. For two blocks, the series has two
-    terms.
+    Each block on the diagonal is inverted by row-by-row elimination. A power series of the whole matrix would add and
+    subtract numbers far larger than the result if keys are similar. For two blocks the series has only two terms.
     """
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     is_block = row // _SOLVED == column // _SOLVED
@@ -102,13 +101,13 @@ def _inverse(lower, turned, CHUNK: tl.constexpr):
         known = tl.sum(factors[:, None] * solved, 0)
         solved = tl.where((row % _SOLVED == line) & is_block, solved - known[None, :], solved)
     between = -tl.dot(solved, tl.where(is_block, 0.0, lower), input_precision="tf32x3")
-    # 1 + b is all of the series for two blocks.
+    # For two blocks the series is 1 + b.
     return solved + tl.dot(between, solved, input_precision="tf32x3")
 
 
 @triton.jit
 def _shorten(x):
-    """One over the length of each row of x."""
+    """Return the reciprocal of the length of each row of x."""
     wide = x.to(tl.float32)
     return tl.rsqrt(tl.sum(wide * wide, 1) + _LENGTH_EPS)
 
@@ -144,7 +143,8 @@ def _delta_chunks(
         last = tl.sum(logs, 0)
         in_chunk = inside[:, None] & in_size[None, :]
         cells = index[:, None] * columns + (head // EACH) * SIZE + size[None, :]
-        # Keys and queries stay as they are stored, so that their products are exact; lengths are factors of results.
+        # Keys and queries are used as they are stored, so that their products are exact; lengths are factors of
+        # results.
         keys = tl.load(x_chunk + cells + of_keys, in_chunk, other=0.0)
         of_key = _shorten(keys)
         # Triangles of the products of keys: exponents of the other halves are above 0, and might overflow.

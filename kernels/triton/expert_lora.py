@@ -4,8 +4,8 @@
     keys of picks   slot * E + expert                          3 1  1 2 | 2 E + 3  2 E + 1
     groups          picks sorted by key                        1 1 | 2 | 3 | 2 E + 1 | 2 E + 3
 
-Grouping is a few torch ops of fixed shapes, so nothing is read back to the host: there is room for a tile of each key
-and for all whole tiles, and those that are not needed are empty. Pick j of token t is row ``t * k + j`` of the results.
+Grouping uses a few torch ops with fixed shapes, so nothing is read back to the host: there is room for one tile of each
+key and for all whole tiles, and unused tiles are empty. Pick j of token t is row ``t * k + j`` of the results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _keyed(experts: Tensor, num_experts: int, num_keys: int, segments: Segments)
     lines, tokens = segments.tiles.lines.long(), segments.tokens.long()
     slot, first, end = lines.unbind(1)
     places = torch.arange(len(tokens), device=tokens.device)
-    # Tiles lie in the order of their tokens: of each token, the last tile that begins at it or before.
+    # Tiles are in the order of their tokens: the tile of a token is the last one that begins at or before it.
     numbers = torch.arange(len(lines), device=tokens.device)
     marks = torch.zeros(len(tokens) + 1, dtype=torch.int64, device=tokens.device)
     marks.scatter_(0, torch.where(first < end, first, len(tokens)), numbers)

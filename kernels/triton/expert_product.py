@@ -1,9 +1,10 @@
 """Triton product of tokens with the weights of their experts.
 
-A first kernel groups the picks [T, k] by expert. A program of the second owns some columns of an expert's weight,
-found by its address in the table, and multiplies its rows with them, tile after tile. Programs of experts without
-rows end at once, and such weights are not read. Grids depend on the numbers of tokens and experts alone, so that
-calls can be captured; sums have one order, so the result does not depend on the order of programs.
+A first kernel groups the picks [T, k] by expert. A program of the second kernel has some columns of an expert's weight,
+whose address is in the table, and multiplies all of the expert's rows with them, tile after tile. Programs of experts
+without rows end at once, and the weights of these experts are not read. Grids depend only on the numbers of tokens and
+experts, so that calls can be captured. Sums are added in one order, so the result does not depend on the order of
+programs.
 
 Experts come from the router and are not checked on the device.
 """
@@ -24,8 +25,8 @@ from ..layouts.packed_weights import PackedLinear
 from .grouped_product import form_constants, grouped_sums, meta_part
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta
 
-SCANNED_PICKS = 1024  # picks that a program looks at in one iteration
-MOST_SCANS = 8  # iterations of a program beyond which picks are grouped by blocks
+SCANNED_PICKS = 1024  # number of picks that a program reads in one iteration
+MOST_SCANS = 8  # number of iterations of a program beyond which picks are grouped by blocks
 _FIELDS = tl.constexpr(3)  # fields of a row of the table: addresses of weight, scales and bias
 _GROUPED_FIELDS = tl.constexpr(9)  # the same for grouped weights: addresses of a part's tensors, and bias
 _ELEMENTS = {
@@ -35,7 +36,7 @@ _ELEMENTS = {
     torch.bfloat16: tl.bfloat16,
     torch.float32: tl.float32,
 }
-_MOST_SLOTS = 8  # programs for the same columns of an expert, which take turns at its tiles of rows
+_MOST_SLOTS = 8  # programs for the same columns of an expert, which share its tiles of rows
 
 
 class ProductConfig(NamedTuple):
@@ -56,8 +57,9 @@ _MANY = ProductConfig(64, 128, 64, 8, 3)
 def _group(experts, order, starts, tokens, count, picks, LIMITED: tl.constexpr, SCANNED: tl.constexpr):
     """Program e: the picks of expert e, in their order, to ``order[starts[e]:starts[e + 1]]``.
 
-    experts [count] int32; order [count] int32; starts [E + 1] int32, of which 0 is written by program 0; tokens [1]
-    int32, of which each has ``picks``: those of further ones, which pad a captured step, are left out if LIMITED.
+    experts [count] int32; order [count] int32; starts [E + 1] int32, whose element 0 is written by program 0; tokens
+    [1] int32: number of tokens. Each token has ``picks`` picks. With LIMITED, picks of further tokens, which pad a
+    captured step, are left out.
     """
     expert = tl.program_id(0)
     if LIMITED:
@@ -85,7 +87,7 @@ def _group(experts, order, starts, tokens, count, picks, LIMITED: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["count", "picks", "blocks"])
 def _count_block(experts, counts, tokens, count, picks, blocks, LIMITED: tl.constexpr, SCANNED: tl.constexpr):
-    """Program (e, b): how many of the picks of block b are of expert e, to ``counts[e * blocks + b]``."""
+    """Program (e, b): count the picks of block b that belong to expert e, to ``counts[e * blocks + b]``."""
     if LIMITED:
         count = min(count, tl.load(tokens) * picks)
     index = tl.program_id(1) * SCANNED + tl.arange(0, SCANNED)
@@ -98,9 +100,9 @@ def _count_block(experts, counts, tokens, count, picks, blocks, LIMITED: tl.cons
 def _place_block(
     experts, order, starts, ends, tokens, count, picks, blocks, LIMITED: tl.constexpr, SCANNED: tl.constexpr
 ):  # fmt: skip
-    """Program (e, b): the picks of expert e in block b to their places in ``order``, as ``_group`` orders them.
+    """Program (e, b): write the picks of expert e in block b to their places in ``order``, in the order of ``_group``.
 
-    ends [E * blocks] are the sums of ``_count_block``'s counts up to each, itself included.
+    ends [E * blocks] are the cumulative sums of ``_count_block``'s counts.
     """
     if LIMITED:
         count = min(count, tl.load(tokens) * picks)
@@ -163,7 +165,7 @@ def _grouped_expert_product(
 ):  # fmt: skip
     """``_product`` with weights of 4 to 8 bits, by the same programs.
 
-    The tensors of a weight have the types that its form and the constants say.
+    The form and the constants determine the types of a weight's tensors.
     """
     expert = tl.program_id(1)
     begin, end = tl.load(starts + expert), tl.load(starts + expert + 1)
@@ -197,7 +199,7 @@ def _grouped_expert_product(
 
 
 def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
-    """Return whether the kernels support this: plain weights whose rows begin at aligned addresses, or grouped ones."""
+    """Return whether the kernels support this: unquantised weights with rows at aligned addresses, or grouped ones."""
     first = weights.first
     if isinstance(first, GroupedLinear):
         return first.dtype is x.dtype and is_narrow(x) and is_placed(experts)
@@ -205,7 +207,7 @@ def takes(x: Tensor, weights: ExpertWeights, experts: Tensor) -> bool:
 
 
 def takes_heads(x: Tensor, weights: ExpertWeights) -> bool:
-    """Return whether the kernels support the product of each head with its own matrix: plain, at aligned addresses."""
+    """Return whether the kernels support the product of each head with its matrix: unquantised, aligned addresses."""
     first = weights.first
     return (
         isinstance(first, PackedLinear)
@@ -238,9 +240,9 @@ def head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Te
 
 
 def _grouped(experts: Tensor, num_experts: int, num_tokens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the picks by expert, [T * k], and where those of each begin, [E + 1]: see ``_group``.
+    """Return the picks by expert, [T * k], and the begin of each expert's picks, [E + 1] (see ``_group``).
 
-    Many picks are counted block by block, as a program that looks at all of them would outlast the product.
+    Many picks are counted block by block, because a program that reads all of them would take longer than the product.
     """
     order = experts.new_empty(experts.numel())
     starts = experts.new_empty(num_experts + 1)
@@ -259,7 +261,7 @@ def _block_launch(
     kernel: Any, experts: Tensor, outputs: tuple[Tensor, ...], num_experts: int, num_tokens: Tensor | None
 ) -> Launch:
     blocks = cdiv(experts.numel(), SCANNED_PICKS)
-    tokens = experts if num_tokens is None else num_tokens  # a placeholder where there is none
+    tokens = experts if num_tokens is None else num_tokens  # a placeholder if there is no limit
     args = (experts, *outputs, tokens, experts.numel(), experts.shape[1], blocks)
     return Launch(kernel, (num_experts, blocks, 1), args, {"LIMITED": num_tokens is not None, "SCANNED": SCANNED_PICKS})
 
@@ -276,7 +278,7 @@ def _expert_launch(x: Tensor, weights: ExpertWeights, order: Tensor, starts: Ten
 
 def _group_launch(experts: Tensor, order: Tensor, starts: Tensor, num_tokens: Tensor | None) -> Launch:
     grid = (starts.shape[0] - 1, 1, 1)
-    tokens = experts if num_tokens is None else num_tokens  # a placeholder where there is none
+    tokens = experts if num_tokens is None else num_tokens  # a placeholder if there is no limit
     args = (experts, order, starts, tokens, experts.numel(), experts.shape[1])
     return Launch(_group, grid, args, {"LIMITED": num_tokens is not None, "SCANNED": SCANNED_PICKS})
 
@@ -322,7 +324,7 @@ def _grouped_launch(
         "COARSE_TYPE": element(part.super_scales),
         "HAS_FACTORS": part.factors is not None,
     }
-    # Two stages at most: the decoded tile lies in shared memory beside the stored one.
+    # At most two stages: the decoded tile is in shared memory beside the stored one.
     return Launch(_grouped_expert_product, grid, args, constants, config.num_warps, min(2, config.num_stages))
 
 

@@ -1,7 +1,7 @@
 """Triton kernels around the products of experts, one launch each: routing, activation with weights, and the sum.
 
-A program of ``route`` has one token: the scores of all experts in registers, of which it takes the best one k times. Of
-equal scores the first expert is taken, as on the native path. No program reads what another one writes.
+A program of ``route`` has one token: it holds the scores of all experts in registers, and takes the best score k times.
+Among equal scores the first expert is taken, as on the native path. No program reads results of another one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .activation import tanh
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_of, meta, power_of_two
 
 _MOST_EXPERTS, _MOST_PICKS = 1024, 32
-_WIDE_ROUTER = 256  # experts beyond which a token has four warps in place of one
+_WIDE_ROUTER = 256  # number of experts beyond which a token has four warps instead of one
 _BLOCK = 1024  # columns of a program of the sum and of the activation
 
 
 @triton.jit
 def _best_of(values, number, is_left):
-    """The number of the largest of those values that are left; the first of equal ones."""
+    """Return the number of the largest remaining value; the first of equal values."""
     best = tl.max(tl.max(tl.where(is_left, values, float("-inf")), 1), 0)
     return tl.min(tl.min(tl.where(is_left & (values == best), number, 2147483647), 1), 0)
 
@@ -57,7 +57,7 @@ def _route(
     choice = x if BY_LOGITS else scores
     if CORRECTED:
         choice += tl.load(correction + number, inside, other=0.0)
-    # What is no number compares with none, and would never be found.
+    # A NaN compares as false with everything, and would never be found.
     choice = tl.where(choice == choice, choice, float("-inf"))
     is_left = inside
     if TOP_GROUPS < GROUPS:
@@ -138,7 +138,7 @@ def _expert_activation(
         gate *= weight
         up *= weight
     if KIND == "clamped":
-        # Comparisons keep what is no number.
+        # These comparisons keep NaN.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         active = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
@@ -150,7 +150,7 @@ def _expert_activation(
 
 
 def takes_router(logits: Tensor, params: RouterParams) -> bool:
-    """Return whether the kernel routes these: fp32, at most 1,024 experts, of which a token has at most 32."""
+    """Return whether the kernel routes these logits: fp32, at most 1,024 experts, of which a token has at most 32."""
     beside = tuple(each for each in (params.correction, params.factors) if each is not None)
     return (
         is_of(torch.float32, logits, *beside)
@@ -160,13 +160,13 @@ def takes_router(logits: Tensor, params: RouterParams) -> bool:
 
 
 def takes_sum(y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: Tensor | None) -> bool:
-    """Return whether the kernel adds these up: of a model's type, weights and gates in fp32."""
+    """Return whether the kernel adds these results: in a model's type, with weights and gates in fp32."""
     wide = tuple(each for each in (weights, gate) if each is not None)
     return is_narrow(y, *(() if shared is None else (shared,))) and is_of(torch.float32, *wide)
 
 
 def takes_activation(gate_up: Tensor, weights: Tensor | None) -> bool:
-    """Return whether the kernel computes the activation of these."""
+    """Return whether the kernel computes the activation of these tensors."""
     return is_narrow(gate_up) and (weights is None or is_of(torch.float32, weights))
 
 
@@ -240,7 +240,7 @@ def _activation_launch(gate_up: Tensor, kind: ExpertActivation, weights: Tensor 
 
 
 def _router_examples() -> Iterator[tuple[str, int, RouterParams]]:
-    """Yield the routers of families of models: Qwen 3, gpt-oss, DeepSeek V3, Llama 4 and Gemma 4."""
+    """Yield the routers of model families: Qwen 3, gpt-oss, DeepSeek V3, Llama 4 and Gemma 4."""
     meta_row = meta(256, dtype=torch.float32)
     yield "softmax-128", 128, RouterParams(8, renormalises=True)
     yield "softmax-32", 32, RouterParams(4, renormalises=True)

@@ -1,4 +1,4 @@
-"""Triton kernel of an RMS norm of groups of columns with a gate in front of it or behind."""
+"""Triton kernel of an RMS norm of groups of columns, with a gate before or after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..layouts.state_arguments import Gate, GatedNormParams
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta, power_of_two
 from .scan_rows import sigmoid
 
-_CELLS = 2048  # numbers of a program, in whole groups
+_CELLS = 2048  # numbers per program, in whole groups
 _MOST_GROUP = 16384
 
 

@@ -1,4 +1,4 @@
-"""A second stream within a captured pass: launches that a product need not wait for run beside it."""
+"""A second stream within a captured pass, which runs launches parallel to others that do not depend on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _thread = threading.local()
 
 @contextmanager
 def branching(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Let ``start_beside`` use this stream in the pass that this thread captures inside."""
+    """Let ``start_beside`` use this stream in the pass that this thread captures inside the block."""
     _thread.stream = stream
     try:
         yield
@@ -24,11 +24,11 @@ def branching(stream: torch.cuda.Stream) -> Iterator[None]:
 def start_beside(start: Callable[[], None]) -> Callable[[], None]:
     """Run launches parallel to the following ones in a captured pass; elsewhere in turn, as streams cost time.
 
-    They begin once all that was launched before has ended. What they read and write must be allocated before this call,
-    and not be freed before they are waited for.
+    The launches begin once all earlier launches have ended. Their inputs and outputs must be allocated before this
+    call, and must not be freed before the wait.
 
     Returns:
-        Makes later launches wait for them, on the device. A capture ends only if that was called.
+        A function that makes later launches wait for them, on the device. A capture can end only after its call.
     """
     side = getattr(_thread, "stream", None)
     if side is None:
@@ -46,4 +46,4 @@ def start_beside(start: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Wait for what one stream does in order anyway."""
+    """Do nothing: launches of one stream run in order anyway."""

@@ -12,7 +12,7 @@ from . import graph_branch, product_choice
 class Capture:
     """Captures passes on one device. All passes share one memory pool for intermediates.
 
-    So only one of them may run at a time, and its results must go to tensors allocated outside of the pass.
+    So only one pass may run at a time, and its results must be written to tensors allocated outside of it.
 
     Args:
         device: a CUDA device.
@@ -26,15 +26,15 @@ class Capture:
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Run a pass once, capture it, and return its replay on the current stream.
 
-        The run comes first because a capture must not compile or load kernels, nor allocate a library's workspace, and
-        so that products are measured. The pass must not read back from the device, nor depend on the contents of its
-        inputs.
+        The pass is run first because a capture must not compile or load kernels or allocate a library's workspace, and
+        because products are measured in the run. The pass must not read values back from the device, nor depend on the
+        contents of its inputs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), product_choice.measuring():
             forward()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: only calls of this thread must be capturable.
+        # Other threads may use the device meanwhile; only calls of this thread must be capturable.
         with (
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             graph_branch.branching(self._branch),

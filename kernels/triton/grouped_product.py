@@ -59,7 +59,7 @@ _MANY = TileConfig(64, 128, 8, 2)
 def small_float(codes, IS_FOUR_BITS: tl.constexpr):
     """Values of E2M1 or E4M3, divided by a constant: uint8 -> half precision, exact.
 
-    After a shift, their bits are a number in half precision with another exponent bias.
+    After a shift, their bits form a half precision number with another exponent bias.
     """
     wide = codes.to(tl.uint16)
     sign = (wide & 8) << 12 if IS_FOUR_BITS else (wide & 128) << 8
@@ -69,7 +69,7 @@ def small_float(codes, IS_FOUR_BITS: tl.constexpr):
 
 @triton.jit
 def _values(codes, zero, table, NUMBERS: tl.constexpr, OFFSETS: tl.constexpr, MIDDLE: tl.constexpr, TYPE: tl.constexpr):
-    """Values of numbers in the type of x, exact (but those of a table); ``zero`` broadcasts to them."""
+    """Return the values of stored numbers in the type of x, exact except with a table; ``zero`` broadcasts to them."""
     if NUMBERS == _E4M3:
         values = small_float(codes, False).to(TYPE)
     elif NUMBERS == _E2M1:
@@ -92,7 +92,7 @@ def _terms(
     start, scales, super_scales, offsets, super_offsets, count, column, is_column, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Scale, zero point and minimum of columns for the group of an input: [COLUMNS] fp32, int16, fp32."""
+    """Return scale, zero point and minimum of columns for the group of an input: [COLUMNS] fp32, int16, fp32."""
     at = (start // GROUP if GROUP else 0) * count + column
     block = start // _SUPER_BLOCK * count + column
     scale = tl.full(column.shape, 1.0, tl.float32)
@@ -121,7 +121,7 @@ def _terms(
 
 @triton.jit
 def _scaled(sums, products, total, scale, minimum, SCALES: tl.constexpr, HAS_MINIMA: tl.constexpr):
-    """Add products of a group, by its scale, and its minimum times the sum of its inputs."""
+    """Add the products of a group times its scale, and its minimum times the sum of its inputs."""
     sums = products if SCALES == _NO_SCALES else sums + products * scale[None, :]
     if HAS_MINIMA:
         sums += total[:, None] * minimum[None, :]
@@ -134,7 +134,7 @@ def grouped_sums(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, NUMBERS: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, HIGH: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """``x @ w`` of rows, whose addresses are ``source`` [ROWS], and columns, without factors: [ROWS, COLUMNS] fp32."""
+    """Return ``x @ w`` without factors, for rows at addresses ``source`` [ROWS]: [ROWS, COLUMNS] fp32."""
     HAS_MINIMA: tl.constexpr = OFFSETS >= _MINIMA
     IS_BYTES: tl.constexpr = (NUMBERS == _INT8) | (NUMBERS == _E4M3)
     SIZE: tl.constexpr = CHUNK if IS_BYTES else CHUNK // 2
@@ -165,7 +165,7 @@ def grouped_sums(
             values = _values(low, zero[None, :], table, NUMBERS, OFFSETS, MIDDLE, rows.dtype)
             products = tl.dot(rows, values, begun, input_precision="ieee")
             rows = tl.load(source[:, None] + (start + SIZE + i)[None, :], is_row[:, None], other=0.0)
-            # Each half is a group of its own.
+            # Each half is a separate group.
             if GROUP == SIZE:
                 sums = _scaled(sums, products, total, scale, minimum, SCALES, HAS_MINIMA)
                 products = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -190,7 +190,7 @@ def _grouped_product(
 ):  # fmt: skip
     """Program (r, c): rows ``r * ROWS ...`` of x [num_rows, width] times columns ``c * COLUMNS ...`` of the weight.
 
-    Of the rows of out, ``out_stride`` apart, ``count`` columns are written.
+    ``count`` columns of each row of out are written; the rows are ``out_stride`` apart.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -211,7 +211,7 @@ def _grouped_product(
 
 
 def takes(x: Tensor, layer: GroupedLinear) -> bool:
-    """Return whether the kernel computes a product."""
+    """Return whether the kernel supports a product."""
     parts = [each for each in layer.parts if isinstance(each, GroupedPart)]
     placed = all(is_placed(*(tensor for tensor in part.tensors if tensor is not None)) for part in parts)
     return x.dtype is layer.dtype and is_narrow(x) and placed
@@ -242,7 +242,7 @@ def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: tor
 
 
 def form_constants(form: GroupForm) -> dict[str, int | float]:
-    """Return the constants by which a kernel is compiled for a form."""
+    """Return the compile-time constants of a kernel for a form."""
     numbers, scales = form.numbers, form.scales
     factor = {NumberForm.E4M3: E4M3_FACTOR, NumberForm.E2M1: _E2M1_FACTOR}.get(numbers, 1.0)
     return {
@@ -262,7 +262,7 @@ def _launch(x: Tensor, part: GroupedPart, bias: Tensor | None, out: Tensor) -> L
         x = x.index_select(1, part.permutation)
     config = _FEW if len(x) <= FEW_ROWS else _MANY
     grid = (cdiv(len(x), config.rows), cdiv(part.rows, config.columns), 1)
-    # A placeholder where there is none.
+    # The weight is the placeholder for tensors that the form lacks.
     tensors = [part.weight if tensor is None else tensor for tensor in part.tensors]
     args = (x, *tensors, part.weight if bias is None else bias, out, len(x), x.shape[1], part.rows, out.stride(0))
     constants = {
@@ -291,7 +291,7 @@ _FORMS = {
 
 
 def meta_part(form: GroupForm, rows: int, width: int) -> GroupedPart:
-    """Return a part without memory, of which a kernel is compiled."""
+    """Return a part without memory, for which a kernel is compiled."""
     groups = width // (form.group or width)
     scale_type = {Scales.FLOATS: torch.float16, Scales.PRODUCTS: torch.int8}.get(form.scales, torch.uint8)
     offset_type = torch.float16 if form.offsets is Offsets.MINIMA else torch.uint8

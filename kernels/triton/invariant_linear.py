@@ -1,10 +1,10 @@
-"""Triton product of tokens with a weight whose bits do not depend on the number of tokens, for ``--batch-invariant``.
+"""Triton product of tokens and a weight; its bits do not depend on the number of tokens (``--batch-invariant``).
 
-cuBLAS takes another algorithm for another number of rows. Here every program has the same tile and adds up its inputs
-in one order, so a row gives the same bits in any company; it is slower, above all for few rows.
+cuBLAS uses different algorithms for different numbers of rows. Here every program has the same tile and adds its inputs
+in one order, so a row gives the same bits beside any other rows. This is slower, above all for few rows.
 
-For few rows there is another tile, with long lines of the weight under way: ``product_choice`` measures where
-it is faster than cuBLAS.
+For few rows there is another tile that loads long lines of the weight in parallel. ``product_choice`` measures for
+which shapes it is faster than cuBLAS.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _invariant_linear(
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernel multiplies these: contiguous, of one type."""
+    """Return whether the kernel supports these tensors: contiguous, of one type."""
     return is_of(x.dtype, x, weight)
 
 
@@ -72,7 +72,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
 
 
 def few_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Do ``linear`` to the type of x by tiles of few rows."""
+    """Compute ``linear`` in the type of x with tiles of few rows."""
     out = x.new_empty(len(x), len(weight))
     _launch(x, weight, bias, out, _FEW).run()
     return out

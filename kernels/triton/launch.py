@@ -12,9 +12,9 @@ from torch import Tensor
 
 NARROW_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TYPES = {**NARROW_TYPES, "fp32": torch.float32}
-ALIGNMENT = 16  # bytes; Triton compiles another kernel where an address, or a number, is no multiple of 16
+ALIGNMENT = 16  # bytes; Triton compiles another kernel if an address or a number is no multiple of 16
 _NARROW = frozenset(NARROW_TYPES.values())
-_INTERPRETED_SMS = 4  # multiprocessors of the interpreted device: few, so that small tests cover both kinds of split
+_INTERPRETED_SMS = 4  # multiprocessors of the interpreted device: few, so that small tests cover both ways to split
 
 DEVICE_TYPES = frozenset(("cuda",))
 """Types of devices that the kernels serve. Tests and dry runs in Triton's interpreter put another set in its place."""
@@ -33,7 +33,7 @@ def serves(device: torch.device) -> bool:
 
 
 def is_capable(device: torch.device) -> bool:
-    """Return whether a CUDA device has what kernels need."""
+    """Return whether a CUDA device has the features that kernels need."""
     return _capability(device.index or 0) >= LEAST_CAPABILITY
 
 
@@ -43,7 +43,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may have, for the choice of tiles."""
+    """Return the bytes of shared memory that a program may use, for the choice of tiles."""
     return _shared_bytes(device.index or 0) if device.type == "cuda" else OFFLINE_SHARED
 
 
@@ -62,26 +62,26 @@ def is_placed(*tensors: Tensor) -> bool:
 def is_of(dtype: torch.dtype, *tensors: Tensor) -> bool:
     """Return whether kernels can address these tensors and all are of one type: ``is_placed``, and ``dtype``.
 
-    For tensors whose type does not follow from the model's, such as logits and the residual stream in fp32.
+    It is meant for tensors whose type is independent of the model's, such as logits and the residual stream in fp32.
     """
     return is_placed(*tensors) and all(tensor.dtype is dtype for tensor in tensors)
 
 
 def is_narrow(*tensors: Tensor) -> bool:
-    """Return whether these tensors are of a model that kernels compute: ``is_placed``, and ``is_model_type``."""
+    """Return whether kernels support these tensors of a model: ``is_placed`` and ``is_model_type``."""
     return is_placed(*tensors) and all(is_model_type(tensor.dtype, on_gpu=tensor.is_cuda) for tensor in tensors)
 
 
 def is_model_type(dtype: torch.dtype, *, on_gpu: bool) -> bool:
-    """Return whether kernels compute models of this type: fp16 and bf16.
+    """Return whether kernels support models of this type: fp16 and bf16.
 
-    The interpreter also takes fp32, for tests. A model in fp32 on a GPU runs in plain torch, as a reference.
+    The interpreter also supports fp32, for tests. A model in fp32 on a GPU runs in unmodified torch, as a reference.
     """
     return dtype in _NARROW or (dtype is torch.float32 and not on_gpu)
 
 
 def num_sms(device: torch.device) -> int:
-    """Return the multiprocessors of the device, for the choice of grids."""
+    """Return the number of the device's multiprocessors, for the choice of grids."""
     return _num_sms(device.index or 0) if device.type == "cuda" else _INTERPRETED_SMS
 
 
@@ -110,11 +110,11 @@ class Launch:
 
     Attributes:
         kernel: a ``triton.jit`` function.
-        grid: programs along x, y and z; a grid with a 0 is not launched.
+        grid: number of programs along x, y and z; a grid with a 0 is not launched.
         args: tensors and numbers, in the kernel's order.
         constants: the kernel's ``tl.constexpr`` arguments by name.
-        num_warps: warps of a program.
-        num_stages: depth of software pipelines.
+        num_warps: number of warps of a program.
+        num_stages: number of stages of software pipelines.
     """
 
     kernel: Any

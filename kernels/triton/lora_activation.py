@@ -1,8 +1,8 @@
-"""Second half of the LoRA op of an MLP's gate and up within its activation: ``act(gate + B s) * (up + B s)``.
+"""Second half of the LoRA op of an MLP's gate and up, joined with its activation: ``act(gate + B s) * (up + B s)``.
 
-For short tiles, as in decode. The launch has programs for the tokens of tiles, and for those of the base model, which
-are in none. The product of gate and up is read once and not written: an expansion of its own reads and writes all of
-it, and the activation waits for that.
+It is used for short tiles, as in decode. The launch has programs for the tokens of tiles, and further programs for
+tokens of the base model, which are in no tile. The product of gate and up is read once and not written again: a
+separate expansion would read and write all of it, and the activation would wait for that.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .activation import activated
 from .launch import NARROW_TYPES, Launch, cdiv, meta
 from .lora_kernels import ELEMENTS, FIELDS, cells_of, changed, expanded
 
-_TOKENS_AT_ONCE = tl.constexpr(128)  # adapted tokens that a program compares with its own in one iteration
+_TOKENS_AT_ONCE = tl.constexpr(128)  # number of adapted tokens that a program compares with its own in one iteration
 _COLUMNS, _RANKS, _NUM_WARPS, _NUM_STAGES = 64, 32, 4, 2
 
 
 @triton.jit
 def _in_tiles(token, tokens, tiles, num_tiles, TILE: tl.constexpr):
-    """Whether each token [TILE] is in one of the tiles, which together hold the first of ``tokens``."""
+    """Return whether each token [TILE] is in one of the tiles, which together contain the first part of ``tokens``."""
     count = 0
     for start in range(0, num_tiles, _TOKENS_AT_ONCE):
         index = start + tl.arange(0, _TOKENS_AT_ONCE)
@@ -45,10 +45,11 @@ def _expand_gated(
     TILE: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
-    """Program (c, t): a block of columns of out for the tokens of tile t, behind the tiles for TILE of all tokens.
+    """Program (c, t): a block of columns of out for the tokens of tile t; tiles after the last are TILE of all tokens.
 
-    Of these the program computes those that are in no tile. y is [T, 2 * width], gate and up; out [T, width]. Other
-    arguments as for ``lora_kernels._expand``. What an adapter makes of y is rounded to its type, as if it were written.
+    Programs of the latter tiles compute only tokens that are in no tile. y is [T, 2 * width], gate and up; out is [T,
+    width]. Other arguments are those of ``lora_kernels._expand``. An adapter's change of y is rounded to the type of y,
+    as if it were written.
     """
     number = tl.program_id(1)
     row = table
@@ -94,7 +95,7 @@ def _expand_gated(
 
 
 def takes(y: Tensor, table: SlotTable, tiles: Tiles) -> bool:
-    """Return whether the kernel supports this: short tiles, gate and up of one size, in the factors' type."""
+    """Return whether the kernel supports this: short tiles, and gate and up of one size, in the factors' type."""
     return (
         tiles.size == lora_config.SHORT
         and len(table.sizes) == 2
@@ -105,7 +106,7 @@ def takes(y: Tensor, table: SlotTable, tiles: Tiles) -> bool:
 
 
 def expand_gated(y: Tensor, kind: str, shrunk: ShrunkInputs, table: SlotTable, segments: Segments) -> Tensor:
-    """Return the activation of y [T, 2 * I] and the adapters' part of it, [T, I]; y stays as it was."""
+    """Return the activation of y [T, 2 * I] plus the adapters' part, [T, I]; y is not changed."""
     assert segments.tiles is not None
     out = y.new_empty(y.shape[0], table.sizes[0])
     shrunk.wait()

@@ -1,8 +1,9 @@
 """Tiles and launch shapes of the Triton LoRA kernels, computed on the host.
 
-Two sizes of tiles. Where segments are short, as in decode, a tile holds 16 tokens, the fewest tensor cores multiply:
-reading each factor once dominates, and the sums over the inputs are split, on the device, to get enough programs for
-all multiprocessors. Where segments are long, as in prefill, a tile holds 64 tokens, and a factor is read once for all.
+There are two sizes of tiles. For short segments, as in decode, a tile holds 16 tokens, the smallest size of tensor
+cores: the time is dominated by reading each factor once, and the sums over the inputs are split, on the device, to get
+enough programs for all multiprocessors. For long segments, as in prefill, a tile holds 64 tokens, and a factor is read
+once for all of them.
 
 segments            slot 0: tokens 9 10 11 | slot 2: tokens 0 1 2 3 4       tokens = 9 10 11 0 1 2 3 4
 tiles of 4 tokens   (0, 0, 3)              | (2, 3, 7) (2, 7, 8)            (slot, first, end) in ``tokens``
@@ -26,9 +27,9 @@ TILES = (SHORT, LONG)
 
 MOST_SPLITS = {SHORT: 8, LONG: 4}
 """By tile size: each expansion of a tile reads all parts, which is expensive for a long tile."""
-_NUM_WARPS = 4  # warps of a shrink
+_NUM_WARPS = 4  # number of warps of a shrink program
 _NUM_STAGES = 3
-_WAVES = 1  # programs wanted per multiprocessor
+_WAVES = 1  # number of programs wanted per multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class ShrinkConfig:
     Attributes:
         ranks: number of rows of A in one program.
         inputs: number of columns of A in one iteration of the program's loop.
-        most_splits: most parts of the inputs, each summed by its own programs; a power of two.
+        most_splits: largest number of parts of the inputs, each summed by its own programs; a power of two.
         num_warps: number of warps of a program.
-        num_stages: iterations whose loads are in flight together.
+        num_stages: number of iterations whose loads run in parallel.
     """
 
     ranks: int
@@ -55,10 +56,10 @@ class ExpandConfig:
     """Launch shape of ``y + B (A x)``.
 
     Attributes:
-        columns: columns of y of a program, all of one module.
-        ranks: columns of B in one iteration of its loop.
+        columns: number of columns of y in one program, all of one module.
+        ranks: number of columns of B in one iteration of the program's loop.
         num_warps: number of warps of a program.
-        num_stages: iterations whose loads are in flight together.
+        num_stages: number of iterations whose loads run in parallel.
     """
 
     columns: int
@@ -72,8 +73,8 @@ def make_tiles(slots: Ints, starts: Ints, size: int) -> Ints:
 
     Args:
         slots: [G] int32, the slot of each segment.
-        starts: [G + 1] int32, segment g owns positions ``starts[g]:starts[g + 1]``, none of them empty.
-        size: tokens of a tile.
+        starts: [G + 1] int32, segment g has positions ``starts[g]:starts[g + 1]``; no segment is empty.
+        size: largest number of tokens of a tile.
     """
     counts = -(-np.diff(starts) // size)
     segment = np.repeat(np.arange(len(slots)), counts)
@@ -84,18 +85,18 @@ def make_tiles(slots: Ints, starts: Ints, size: int) -> Ints:
 
 
 def tile_size(num_tokens: int, num_segments: int) -> int:
-    """Return the tokens of a tile: ``LONG`` where segments fill such tiles on average, else ``SHORT``."""
+    """Return the number of tokens of a tile: ``LONG`` if segments fill such tiles on average, else ``SHORT``."""
     return LONG if num_tokens >= LONG * num_segments else SHORT
 
 
 def shrink_config(tile: int, ranks: int, width: int, item_size: int) -> ShrinkConfig:
-    """Choose the launch shape of a shrink. A part has two iterations at least.
+    """Choose the launch shape of a shrink. A part has at least two iterations.
 
     Args:
-        tile: tokens of a tile.
+        tile: number of tokens of a tile.
         ranks: the largest total rank of an adapter in the projection, over its modules.
-        width: K, the inputs.
-        item_size: bytes of a value of x and A.
+        width: number of inputs, K.
+        item_size: bytes of a number of x and A.
     """
     block = min(power_of_two(ranks, 16), _most_ranks(tile))
     inputs = _inputs(tile, item_size)
@@ -107,7 +108,7 @@ def shrink_config(tile: int, ranks: int, width: int, item_size: int) -> ShrinkCo
 
 
 def splits_of_long(num_programs: int, num_sms: int) -> int:
-    """Return the parts of long tiles that have so many programs without a split: a power of two."""
+    """Return the number of parts for long tiles that have ``num_programs`` programs without a split: a power of two."""
     splits = 1
     while splits * num_programs < wanted_programs(num_sms) and splits < MOST_SPLITS[LONG]:
         splits *= 2
@@ -115,13 +116,13 @@ def splits_of_long(num_programs: int, num_sms: int) -> int:
 
 
 def numbers_of_parts(tile: int) -> list[int]:
-    """Return the numbers of parts for which an expansion is compiled: the most of a short tile, any of a long one."""
+    """Return the numbers of parts to compile an expansion for: the largest for short tiles, all for long ones."""
     most = MOST_SPLITS[tile]
     return [most] if tile == SHORT else [1 << n for n in range(most.bit_length())]
 
 
 def wanted_programs(num_sms: int) -> int:
-    """Return how many programs of a shrink keep so many multiprocessors busy."""
+    """Return the number of shrink programs that keep ``num_sms`` multiprocessors busy."""
     return _WAVES * num_sms
 
 
@@ -129,10 +130,10 @@ def expand_config(tile: int, num_tiles: int, columns: int, num_sms: int) -> Expa
     """Choose the launch shape of an expansion.
 
     Args:
-        tile: tokens of a tile.
-        num_tiles: tiles of the step.
-        columns: N, of all modules.
-        num_sms: multiprocessors.
+        tile: number of tokens of a tile.
+        num_tiles: number of tiles of the step.
+        columns: number of columns of all modules, N.
+        num_sms: number of multiprocessors.
     """
     if tile == LONG:
         return _expand_config(128)

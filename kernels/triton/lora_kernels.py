@@ -1,12 +1,14 @@
 """Triton LoRA op for many adapters: shrink, ``s = scale * A x``, then expand, ``y = gain (y + B s) + add``.
 
-A program owns a tile, tokens of one adapter, and reads the adapter's factors through the table of slots at its own
-ranks: nothing is padded to the ranks of another, and tokens of the base model are in no tile. The modules of a
-projection (q, k and v; gate and up) are one launch of each kernel. ``s`` is fp32, in as many parts as the inputs are
-split into; the expansion adds the parts in order, so the result does not depend on the order of programs.
+A program has one tile, which holds tokens of one adapter, and reads the adapter's factors through the table of slots at
+the adapter's own ranks: nothing is padded to the ranks of another adapter, and tokens of the base model are in no tile.
+The modules of a projection (q, k and v; gate and up) share one launch of each kernel. ``s`` is fp32, in as many parts
+as the inputs are split into; the expansion adds the parts in order, so the result does not depend on the order of
+programs.
 
-How many parts short tiles have is chosen on the device, by the tiles with tokens and the rank of each one's adapter: a
-captured pass has room for more tiles, and for larger ranks, than its steps have. Long tiles are never captured.
+The number of parts for short tiles is chosen on the device, from the number of tiles with tokens and the rank of each
+tile's adapter: a captured pass has room for more tiles and larger ranks than its steps have. Long tiles are never
+captured.
 
 Indices come from the host and are not checked on the device.
 
@@ -32,22 +34,22 @@ from .lora_config import ExpandConfig, ShrinkConfig
 _BLOCK = tl.constexpr(BLOCK)
 FIELDS = tl.constexpr(ROW_FIELDS)
 ELEMENTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_GATHERED = 32  # ranks of an embedding that a program copies in one iteration
+_GATHERED = 32  # number of ranks of an embedding that a program copies in one iteration
 _MANY_TILES = 1 << 20
 _SHORT = tl.constexpr(lora_config.SHORT)
-_TILES_AT_ONCE = tl.constexpr(128)  # tiles that a program counts in one iteration
+_TILES_AT_ONCE = tl.constexpr(128)  # number of tiles that a program counts in one iteration
 _ODD_VOCABULARY = 50_257  # columns of GPT-2's head, no multiple of 64
 
 
 @triton.jit
 def _total_rank(row):
-    """Sum of the ranks of all modules in a row of the table."""
+    """Return the sum of the ranks of all modules in a row of the table."""
     return (tl.load(row + 5) + tl.load(row + 6) + tl.load(row + 7)).to(tl.int32)
 
 
 @triton.jit
 def _num_filled(tiles, count):
-    """How many of the tiles have tokens."""
+    """Return the number of tiles that have tokens."""
     filled = 0
     for start in range(0, count, _TILES_AT_ONCE):
         index = start + tl.arange(0, _TILES_AT_ONCE)
@@ -113,7 +115,7 @@ def _gather(
 ):  # fmt: skip
     """Program t: the product with a one-hot x, a row of A transposed [V, R], for each token of tile t, in one part.
 
-    ``A`` is the element type of A. An id outside of the vocabulary reads nothing and gives 0.
+    ``A`` is the element type of A. For an id outside of the vocabulary nothing is read, and the result is 0.
     """
     tile = tiles + tl.program_id(0) * 3
     first, end = tl.load(tile + 1), tl.load(tile + 2)
@@ -138,7 +140,7 @@ def _gather(
 
 @triton.jit
 def _times(factor, matrix, sums):
-    """``sums + factor @ matrix`` with an fp32 factor and a matrix of any type, to about fp32 precision.
+    """Return ``sums + factor @ matrix`` with an fp32 factor and a matrix of any type, to about fp32 precision.
 
     For bf16 the factor is split into two bf16 numbers, 16 bits of mantissa, whose products are exact. fp16 lacks the
     range for that: both operands become fp32, which tensor cores multiply in three products of tf32.
@@ -156,13 +158,13 @@ def _times(factor, matrix, sums):
 
 @triton.jit
 def _of_module(is1, is2, value0, value1, value2):
-    """The value of the module that a program works on: module 1 or 2 where the flags say so, else module 0."""
+    """Return the value for the module of a program: module 1 or 2 if the flags say so, else module 0."""
     return tl.where(is2, value2, tl.where(is1, value1, value0))
 
 
 @triton.jit
 def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
-    """The block of columns of one module that program (c, t) works on.
+    """Return the block of columns of one module that program (c, t) computes.
 
     Returns:
         The block's number in the module, then the module's columns and rank, then the columns, ranks and cells of B of
@@ -184,7 +186,7 @@ def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
 
 @triton.jit
 def cells_of(column, size, rank, cells_before, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """Where B of each column of a module begins, and how far apart its ranks are, as ``pack_expansion`` laid them."""
+    """Return for each column of a module the beginning of B and the distance of its ranks, as in ``pack_expansion``."""
     packed = column // _BLOCK * _BLOCK
     step = tl.full((COLUMNS,), _BLOCK, tl.int32) if WHOLE else tl.minimum(_BLOCK, size - packed)
     return cells_before + packed * rank + column % _BLOCK, step
@@ -192,7 +194,7 @@ def cells_of(column, size, rank, cells_before, COLUMNS: tl.constexpr, WHOLE: tl.
 
 @triton.jit
 def changed(source, sums, row, at_column, written, inside):
-    """``gain (source + sums) + add`` where ``written``, with the row's gain and add, each a vector or none."""
+    """Return ``gain (source + sums) + add`` where ``written``; gain and add of the row are each a vector or absent."""
     value = tl.load(source, written, other=0.0).to(tl.float32) + sums
     gain, add = tl.load(row + 3), tl.load(row + 4)
     gains = tl.load(gain.to(tl.pointer_type(tl.float32)) + at_column, inside & (gain != 0), other=1.0)
@@ -207,7 +209,7 @@ def expanded(
 ):  # fmt: skip
     """``B s`` [TILE, COLUMNS]: ``sum over r < rank of s[position, first_rank + r] * B[., r]``, s the sum of all parts.
 
-    Loads of ``PARTS`` parts are under way together; those that a short tile lacks read nothing.
+    Loads of ``PARTS`` parts run in parallel; for parts that a short tile lacks, nothing is read.
 
     ``B[., r]`` of a column is at ``b + cells + r * step``.
     """
@@ -284,7 +286,7 @@ def shrink_expand(
     """``kernels.lora_reference.lora_shrink_expand`` for segments with tiles; ids out of range read nothing.
 
     Args:
-        invariant: sums are not split, so that for tiles of one size the bits of a token depend on it alone.
+        invariant: whether sums are not split, so that for tiles of one size the bits of a token depend on it alone.
     """
     assert segments.tiles is not None
     first, sums, parts = _first_launch(x, token_ids, table, segments.tokens, segments.tiles, invariant=invariant)
@@ -293,7 +295,7 @@ def shrink_expand(
 
 
 def shrink_beside(x: Tensor, table: SlotTable, segments: Segments, *, invariant: bool = False) -> ShrunkInputs:
-    """Start the first half of ``shrink_expand``, in a captured pass beside what is launched next."""
+    """Start the first half of ``shrink_expand``; in a captured pass it runs parallel to the next launches."""
     assert segments.tiles is not None
     first, sums, parts = _first_launch(x, None, table, segments.tokens, segments.tiles, invariant=invariant)
     return ShrunkInputs(sums, parts, start_beside(first.run))
@@ -329,7 +331,7 @@ def _first_launch(
     if x is not None:
         config = lora_config.shrink_config(tiles.size, ranks, table.width, x.element_size())
     most = 1 if invariant or config is None else config.most_splits
-    # Nearly all of these have tokens, and their parts take much memory.
+    # Nearly all long tiles have tokens, and their parts need much memory.
     if tiles.size == lora_config.LONG:
         most = min(most, lora_config.splits_of_long(count * cdiv(ranks, config.ranks) if config else count, sms))
     sums = tokens.new_empty((most, tokens.shape[0], ranks), dtype=torch.float32)
@@ -344,7 +346,7 @@ def _second_launch(
     y: Tensor, table: SlotTable, tokens: Tensor, tiles: Tiles, sums: Tensor, parts: Tensor, *, invariant: bool = False
 ) -> Launch:
     """Return the launch that adds ``B`` times the sums to y, for tokens that are rows of y."""
-    # Tiles of one width, whatever the step, for invariant sums.
+    # For invariant sums all steps use tiles of one width.
     count = _MANY_TILES if invariant else tiles.lines.shape[0]
     config = lora_config.expand_config(tiles.size, count, sum(table.sizes), num_sms(y.device))
     return _expand_launch(y, table, tokens, tiles, sums, parts, config)
@@ -385,7 +387,7 @@ def _expand_launch(
     grid = (sum(cdiv(size, config.columns) for size in sizes), tiles.lines.shape[0], 1)
     args = (y, table.rows, tokens, tiles.lines, shrunk, splits, ranks, num_tokens * ranks, *sizes)
     constants = {"TILE": tiles.size, "COLUMNS": config.columns, "RANKS": config.ranks}
-    # One compilation is enough for short tiles, as few numbers are loaded for each of their parts.
+    # One compilation is enough for short tiles, because few numbers are loaded for each of their parts.
     parts = most if tiles.size == lora_config.LONG else lora_config.MOST_SPLITS[tiles.size]
     constants |= {"PARTS": parts, "WHOLE": all(size % BLOCK == 0 for size in sizes), "B": ELEMENTS[table.dtype]}
     return Launch(_expand, grid, args, constants, config.num_warps, config.num_stages)

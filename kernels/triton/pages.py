@@ -17,7 +17,8 @@ _BLOCK = 1024  # numbers of a program
 def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOCK: tl.constexpr, VALUES: tl.constexpr):
     """Program (l, h, b): numbers ``b * BLOCK ...`` of KV head h of layer l, of K and, with VALUES, of V.
 
-    ``page`` is how many numbers a page holds of one head, and ``dim`` how many a cell; ``cells`` of them are copied.
+    ``page`` is the number of values of one head in a page, and ``dim`` their number in a cell; ``cells`` cells are
+    copied.
     """
     layer = tl.program_id(0).to(tl.int64) * num_pages
     i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -30,7 +31,7 @@ def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOC
 
 
 def takes(*caches: Tensor) -> bool:
-    """Return whether the kernel supports these caches [L, num_pages, Hkv, page_size, D]: of K and V, or K alone."""
+    """Return whether the kernel supports these caches [L, num_pages, Hkv, page_size, D]: K and V, or only K."""
     return is_narrow(*caches) and caches[0].shape[4] % 16 == 0
 
 

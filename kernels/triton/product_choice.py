@@ -1,10 +1,10 @@
-"""Products of few rows by the fastest of several ways, measured on the device for each shape when passes are captured.
+"""Products of few rows by the fastest of several methods, measured on the device for each shape before capture.
 
-A step of few rows reads every weight once, and how near a product comes to the speed of memory depends on the shape:
-cuBLAS, cublasLt and a kernel of ours each win for some. A way is measured where a pass is run before its capture, so
-steps that serve measure nothing; shapes that were not measured are left to torch, and so are all of a model on several
-devices: ranks that choose for themselves give other bits for a product that each of them has whole, such as the one
-that picks experts.
+A step of few rows reads every weight once. How close a product comes to the speed of memory depends on the shape:
+cuBLAS, cublasLt and a kernel of ours are each fastest for some shapes. The alternatives are measured when a pass is run
+before its capture, so serving steps measure nothing. Shapes that were not measured use torch. So do all shapes of a
+model on several devices: ranks that choose separately would get different bits for a product that each of them computes
+as a whole, such as the product that picks experts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .launch import is_model_type
 MOST_ROWS = 64
 """Rows from which on arithmetic, not reading the weight, takes the time: cuBLAS is at its best there."""
 
-_GAIN = 0.97  # of the time of torch's own choice, below which another way is taken: less is noise
+_GAIN = 0.97  # part of the time of torch's choice below which another method is used: smaller gains are noise
 _REPEATS = 7
-_FLUSHED = 128 << 20  # bytes written between two runs, more than the caches of a device hold
-_FLUSHES = 8  # writes of these: they take longer than the host does to launch a way, so that no gap is measured
+_FLUSHED = 128 << 20  # bytes written between two runs, more than the device's caches hold
+_FLUSHES = 8  # number of such writes: they take longer than the host's launch of a method, so no gap is measured
 
 Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A product of x [T, K] with a weight [N, K] and a bias [N] or None, to the type of x."""
@@ -45,7 +45,7 @@ class _Shape(NamedTuple):
 
 
 def by_cublaslt(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply by cublasLt, whatever torch prefers."""
+    """Multiply by cublasLt, regardless of torch's preference."""
     before = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library("cublaslt")
     try:
@@ -69,7 +69,7 @@ _thread = threading.local()
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Measure the ways of each product inside that was not measured before, in a process without other ranks."""
+    """Measure the methods for each new product inside the block, in a process without other ranks."""
     _thread.measures = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
     try:
         yield
@@ -78,12 +78,12 @@ def measuring() -> Iterator[None]:
 
 
 def is_measuring() -> bool:
-    """Return whether this thread measures now; another one may be within a capture, which allows no measurement."""
+    """Return whether this thread is measuring; another thread may be capturing, which allows no measurement."""
     return getattr(_thread, "measures", False)
 
 
 def way_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Way:
-    """Return how to multiply x [T, K] with a weight [N, K] of its type on a device that kernels serve."""
+    """Return the method to multiply x [T, K] with a weight [N, K] of its type on a supported device."""
     if len(x) > MOST_ROWS or not is_model_type(x.dtype, on_gpu=x.is_cuda) or not invariant_linear.takes(x, weight):
         return functional.linear
     shape = _Shape(x.device, x.dtype, len(x), weight.shape[0], weight.shape[1], bias is not None)
@@ -96,22 +96,22 @@ def way_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Way:
 
 
 def fastest(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
-    """Return the name of the fastest way that gives the product, torch's where no other one is clearly faster."""
+    """Return the name of the fastest correct method; torch's if no other one is clearly faster."""
     names = list(WAYS)
     try:
-        probe = torch.randn_like(x)  # x of a pass before its capture may be all zeros, which decide nothing
+        probe = torch.randn_like(x)  # x of a pass before its capture may be all zeros, which check nothing
         times = {name: seconds(way, probe, weight, bias) for name, way in WAYS.items() if _is_right(way, probe, weight)}
     except torch.OutOfMemoryError:
         return names[0]
     finally:
         if x.is_cuda:
-            torch.cuda.empty_cache()  # what was taken to measure is not counted among what steps need
+            torch.cuda.empty_cache()  # memory of the measurement must not count as memory that steps need
     best = min(times, key=times.__getitem__, default=names[0])
     return best if times.get(best, 0.0) < _GAIN * times.get(names[0], 0.0) else names[0]
 
 
 def _is_right(way: Way, x: Tensor, weight: Tensor) -> bool:
-    """Return whether a way gives the product. One that this build of torch, or this card, lacks does not."""
+    """Return whether a method gives the product; a method that this build of torch or this GPU lacks does not."""
     expected = functional.linear(x, weight).float()
     try:
         error = (way(x, weight, None).float() - expected).abs().max()

@@ -16,14 +16,14 @@ from .attention import as_read, kv_form
 from .attention_kernels import INT8_KV, PLAIN_KV
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, is_placed, meta, power_of_two
 
-_HEADS = {64: 8, 128: 4, 256: 2}  # heads of a program, by the dimensions of one, rounded up
-_LATENT_HEADS = 16  # heads of a program in latent attention
-_MOST_LATENT = 2048  # dimensions of a cell there
+_HEADS = {64: 8, 128: 4, 256: 2}  # heads per program, by the dimensions of a head, rounded up
+_LATENT_HEADS = 16  # heads per program in latent attention
+_MOST_LATENT = 2048  # largest number of dimensions of a cell in latent attention
 
 
 @triton.jit
 def _normed(x, inside, scale, weight, weight_k, index, is_query, is_value, offset, mask):
-    """x [H, D] of query, key and value heads: the first two times their scale and weight."""
+    """Return x [H, D] of query, key and value heads; query and key heads are multiplied by their scale and weight."""
     gain_q = tl.load(weight + index, mask, other=0.0).to(tl.float32)
     gain_k = tl.load(weight_k + index, mask, other=0.0).to(tl.float32)
     gain = offset + tl.where(is_query[:, None], gain_q[None, :], gain_k[None, :])
@@ -38,7 +38,7 @@ def _nearest(x):
 
 @triton.jit
 def _codes(x, KV: tl.constexpr):
-    """Numbers within the range of a byte's type, rounded to the nearest, ties to even: fp32 -> uint8."""
+    """Convert numbers within the range of a byte's type to the nearest such numbers, ties to even: fp32 -> uint8."""
     if KV == INT8_KV:
         codes = _nearest(x) & 255
     else:
@@ -55,7 +55,7 @@ def _store_bytes(
     k_cache, v_cache, static, result, inside, is_key, is_value, cell, page_head, kv_head, page_bits, dim, d,
     KV: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """Write heads of keys and values in 8 bits, with a scale of each, where ``is_key`` and ``is_value`` [H] say so.
+    """Write heads of keys and values in 8 bits, each with a scale, if ``is_key`` and ``is_value`` [H] are set.
 
     ``page_head`` is the head's page among all pages of a head each. STATIC: scales are read from ``static`` for
     ``kv_head``, and numbers are clamped to the byte's range. A NaN makes the scale NaN.
@@ -219,7 +219,7 @@ def _rope_store_latent(
 
 
 def takes_latent(q: Tensor, kv: Tensor, cache: Tensor, params: LatentParams) -> bool:
-    """Return whether the kernel of latent attention supports this: all of one type, cells of up to 2048 dimensions."""
+    """Return whether the kernel supports this latent attention: one type, cells of up to 2048 dimensions."""
     tensors = (q, kv, cache, params.norm)
     return is_narrow(*tensors) and len({tensor.dtype for tensor in tensors}) == 1 and cache.shape[3] <= _MOST_LATENT
 
@@ -251,7 +251,7 @@ def _latent_launch(
 
 
 def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams) -> bool:
-    """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, norms of each head or none."""
+    """Return whether the kernel supports this: heads of 16, 32 ... 256 dimensions, with or without norms of heads."""
     page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
     typed = (qkv,) if kv_forms.is_rows(k_cache) else (qkv, k_cache, v_cache)
     norms = [norm for norm in (params.q_norm, params.k_norm) if norm is not None]

@@ -1,8 +1,9 @@
 """Triton draw of a token of each line of logits: greedy, by rank after top-k, top-p and min-p, or by a race.
 
 ``engine.sampling.top_k_top_p`` defines the draw. Parameters and seeds are on the device, and so are the random numbers,
-which follow from a seed and a position: the host tells a line's row and position and waits for nothing. The launches
-are the same whatever rows ask for, so that they can be captured; a program that its line does not need ends at once.
+which follow from a seed and a position: the host only supplies a line's row and position, and waits for nothing. The
+launches are the same for all parameters, so that they can be captured; a program that a line does not need ends at
+once.
 
     stats       of each chunk of a line: largest logit, its token, and what top_n_sigma needs
     deviations  sums of distances from the best logit, for lines with top_n_sigma
@@ -13,9 +14,9 @@ are the same whatever rows ask for, so that they can be captured; a program that
     draw        one program a line finds the level and in it the token of the k-th logit, of the share top_p, and of the
                 draw, digit by digit; or the winner of the race
 
-Without top_k, thresholds lie between the largest probability and the least that can matter to top_p: of a peaked line
-few tokens are listed, of a flat one those of one level are few. Weights are integers, and parts of a line are added in
-one order, so a line's token does not depend on other lines.
+Without top_k, thresholds are between the largest probability and the smallest one that can matter to top_p. For a
+peaked line few tokens are listed; for a flat line a single level has few tokens. Weights are integers, and parts of a
+line are added in one order, so a line's token does not depend on other lines.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ FIELDS = 6
 
 _FIELDS = tl.constexpr(FIELDS)
 _LEVELS = tl.constexpr(16)
-_BLOCK = tl.constexpr(512)  # tokens looked at together
+_BLOCK = tl.constexpr(512)  # number of tokens processed together
 _BITS = tl.constexpr(4)  # bits of a digit
 _RADIX = tl.constexpr(16)
 _ONE = tl.constexpr(1 << 40)  # the weight of probability 1
 _LAST = tl.constexpr((1 << 31) - 1)
 _INFINITY = tl.constexpr(float("inf"))
 _SIGMA_BITS = tl.constexpr(21)
-_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: what is added to it is rounded to the nearest even integer
+_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: a number added to it is rounded to the nearest even integer
 _RACE_BLOCK = tl.constexpr(64)  # tokens of the last race
 _RACE_PART = tl.constexpr(32)  # blocks of the race before it
 _PART = tl.constexpr(64 * 32)
@@ -51,13 +52,13 @@ _K_OCTAVES = tl.constexpr(16.0)  # octaves below the likeliest token over which 
 
 @triton.jit
 def _weight(p):
-    """The integer weight of a probability; of NaN 0."""
+    """Return the integer weight of a probability; 0 for NaN."""
     return (tl.where(p >= 0.0, p, 0.0) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
 def _ceil_times(mass, share):
-    """The fp64 product rounded up to an integer."""
+    """Return the fp64 product rounded up to an integer."""
     product = mass.to(tl.float64) * share
     whole = product.to(tl.int64)
     return tl.where(whole.to(tl.float64) < product, whole + 1, whole)
@@ -65,13 +66,13 @@ def _ceil_times(mass, share):
 
 @triton.jit
 def _power(exponent):
-    """2 to an integer, fp64."""
+    """Return 2 to the power of an integer, in fp64."""
     return ((exponent.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _row(lines, line):
-    """The row of a line, -1 for one that pads the launch."""
+    """Return the row of a line, -1 for a line that pads the launch."""
     return tl.load(lines + line * 2)
 
 
@@ -87,14 +88,14 @@ def _is_ranked(table, row):
 
 @triton.jit
 def _best(tops, line, chunks, CHUNKS: tl.constexpr):
-    """The largest logit of a line."""
+    """Return the largest logit of a line."""
     chunk = tl.arange(0, CHUNKS)
     return tl.max(tl.load(tops + line * chunks + chunk, chunk < chunks, other=-_INFINITY), 0)
 
 
 @triton.jit
 def _scale(tops, lows, line, chunks, CHUNKS: tl.constexpr):
-    """The binary exponent of the largest distance of a finite logit from the best, as of ``frexp``."""
+    """Return the binary exponent of the largest distance of a finite logit from the best, as ``frexp`` defines it."""
     chunk = tl.arange(0, CHUNKS)
     low = tl.min(tl.load(lows + line * chunks + chunk, chunk < chunks, other=_INFINITY), 0)
     distance = _best(tops, line, chunks, CHUNKS).to(tl.float64) - low.to(tl.float64)
@@ -104,7 +105,7 @@ def _scale(tops, lows, line, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS: tl.constexpr):
-    """The least logit that top_n_sigma keeps in a line; -inf where it is off."""
+    """Return the least logit that top_n_sigma keeps in a line; -inf if it is off."""
     factor = tl.load(table + row * _FIELDS + 4)
     least = tl.full((), -_INFINITY, tl.float32)
     if factor > 0:
@@ -122,13 +123,13 @@ def _least(table, row, tops, lows, finite, units, squares, line, chunks, CHUNKS:
 
 @triton.jit
 def _exp(x, best, temperature, least):
-    """The numerator of a probability, 0 for what top_n_sigma leaves out."""
+    """Return the numerator of a probability, 0 for tokens that top_n_sigma excludes."""
     return tl.where(x >= least, tl.exp((x - best) / temperature), 0.0)
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def _stats(logits, lines, tops, arguments, lows, finite, width, chunks, CHUNK: tl.constexpr):
-    """Program (s, c): of chunk c of line s the largest logit and its first token, the least finite one, their number.
+    """Program (s, c): for chunk c of line s the largest logit, its first token, the least finite one, and the number.
 
     NaN counts as infinity, so that the line fails.
     """
@@ -200,10 +201,10 @@ def _total(totals, line, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _thresholds(table, row, likeliest, width):
-    """The probability from which a token belongs to each level, from high to low; that of the last one is 2^-40."""
+    """Return the probability from which a token belongs to each level, descending; the last one is 2^-40."""
     level = tl.arange(0, _LEVELS)
     highest = tl.log2(likeliest)
-    # Tokens below this are too few in all to make top_p's share whole.
+    # All tokens below this probability together cannot complete top_p's share.
     rest = tl.maximum(1.0 - tl.load(table + row * _FIELDS + 2).to(tl.float32), 1e-12)
     lowest = tl.log2(rest / (2 * width))
     lowest = tl.where(tl.load(table + row * _FIELDS + 1) > 0, highest - _K_OCTAVES, lowest)
@@ -217,9 +218,9 @@ def _levels(
     logits, lines, table, tops, lows, finite, units, squares, totals, thresholds, counts, sums, parts, width, chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, c): of chunk c of line s, the number of tokens and their weight down to each level, [S, chunks, 16].
+    """Program (s, c): for chunk c of line s, number and weight of the tokens down to each level, [S, chunks, 16].
 
-    For a race the weights of its parts, [S, parts].
+    For a race it writes the weights of the race's parts, [S, parts].
     """
     line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = _row(lines, line)
@@ -258,7 +259,7 @@ def _levels(
 
 @triton.jit
 def _reached(counts, sums, line, chunks, CHUNKS: tl.constexpr):
-    """The number of a line's tokens and their weight down to each level."""
+    """Return number and weight of a line's tokens down to each level."""
     level, chunk = tl.arange(0, _LEVELS), tl.arange(0, CHUNKS)
     at = (line * chunks + chunk[:, None]) * _LEVELS + level[None, :]
     count = tl.sum(tl.load(counts + at, (chunk < chunks)[:, None], other=0), 0)
@@ -267,22 +268,22 @@ def _reached(counts, sums, line, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _at(values, index):
-    """The element of a vector of levels."""
+    """Return the element of a vector of levels."""
     return tl.sum(tl.where(tl.arange(0, _LEVELS) == index, values, 0), 0)
 
 
 @triton.jit
 def _first(holds):
-    """The first level where a condition holds; the last one if there is none."""
+    """Return the first level where a condition holds; the last level if it holds nowhere."""
     return tl.min(tl.where(holds, tl.arange(0, _LEVELS), _LEVELS - 1), 0)
 
 
 @triton.jit
 def _last_level(table, row, count, weight):
-    """The level down to which all tokens of the row's top_k lie, or those of its share top_p."""
+    """Return the level down to which the row's top_k tokens, or its share top_p, are included."""
     k = tl.load(table + row * _FIELDS + 1).to(tl.int64)
     one = tl.full((), _ONE, tl.int64)
-    wanted = tl.maximum(_ceil_times(one, tl.load(table + row * _FIELDS + 2)), 1)  # top_p 0 leaves the likeliest token
+    wanted = tl.maximum(_ceil_times(one, tl.load(table + row * _FIELDS + 2)), 1)  # top_p 0 keeps the likeliest token
     return _first(tl.where(k > 0, count >= k, weight >= wanted))
 
 
@@ -291,9 +292,9 @@ def _pick(
     logits, lines, table, tops, lows, finite, units, squares, totals, thresholds, counts, sums, ids, values, width,
     chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, c): the tokens of chunk c of line s down to the last level, to ids and values [S, width].
+    """Program (s, c): write the tokens of chunk c of line s down to the last level to ids and values [S, width].
 
-    They are sorted by level, and of one level by id.
+    The tokens are sorted by level, and within a level by id.
     """
     line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = _row(lines, line)

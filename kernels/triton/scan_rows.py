@@ -33,7 +33,7 @@ def state_cells(head, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 
 @triton.jit
 def load_state(state, slot, cell, in_cell, CELLS: tl.constexpr):
-    """Load the cells of a slot of CELLS cells; zeros where there is no state yet, which is slot -1."""
+    """Load the cells of a slot of CELLS cells; zeros for slot -1, which means that there is no state yet."""
     return tl.load(state + slot.to(tl.int64) * CELLS + cell, in_cell & (slot >= 0), other=0.0)
 
 

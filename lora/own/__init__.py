@@ -1,1 +1,1 @@
-"""An adapter's own weights in place of the base model's: how they are made of what PEFT saved, and used in a step."""
+"""An adapter's own weights in place of the base model's: made from the tensors that PEFT saved, and used in a step."""

@@ -28,12 +28,12 @@ def plain_linear(rows: Tensor) -> PackedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class OwnRows:
-    """Rows of an embedding or a head on one device; equal ones of several adapters are one object.
+    """Rows of an embedding or a head on one device; equal rows of several adapters are one object.
 
     Attributes:
         key: SHA-256 of the rows, and their layout.
         rows: [n, H] of an embedding.
-        packed: the same of a head.
+        packed: [n, H] of a head, in the layout of matrix products.
     """
 
     key: str
@@ -42,12 +42,12 @@ class OwnRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows."""
+        """Bytes of memory of the rows."""
         return self.tensor.nbytes
 
     @property
     def tensor(self) -> Tensor:
-        """The rows, packed if they are a head's."""
+        """The rows, in packed layout for a head."""
         tensor = self.rows if self.packed is None else self.packed.weight
         assert tensor is not None
         return tensor
@@ -65,7 +65,7 @@ class TokenPart:
     """An adapter's own rows for some tokens, or for all.
 
     Attributes:
-        ids: [n] int64 ascending, None for all tokens 0 .. n - 1.
+        ids: [n] int64 ascending, the tokens of the rows; None for all tokens 0 .. n - 1.
     """
 
     own: OwnRows
@@ -78,7 +78,7 @@ class TokenPart:
         return self.own.packed.out_features
 
     def rows_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of ``token_ids`` [n], [n, H], and which of them are own ones, [n] bool; None for all."""
+        """Return the rows of ``token_ids`` [n], [n, H], and which of them are own rows, [n] bool; None for all."""
         rows = self.own.rows
         assert rows is not None
         if self.ids is None:
@@ -87,13 +87,13 @@ class TokenPart:
         return rows[place], self.ids[place] == token_ids
 
     def embed(self, token_ids: Tensor, y: Tensor, tokens: Tensor) -> None:
-        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], for the step's ``tokens`` [n] alone."""
+        """Write the own rows of ``token_ids`` [T] to ``y`` [T, H], only for the step's ``tokens`` [n]."""
         rows, is_own = self.rows_of(token_ids[tokens])
         rows = rows.to(y.dtype)
         y[tokens] = rows if is_own is None else torch.where(is_own[:, None], rows, y[tokens])
 
     def score(self, hidden: Tensor, logits: Tensor, rows: Tensor) -> None:
-        """Write the own logits of ``hidden`` [S, H] to ``logits`` [S, V], for some ``rows`` [n] alone."""
+        """Write the own logits of ``hidden`` [S, H] to ``logits`` [S, V], only for some ``rows`` [n]."""
         packed = self.own.packed
         assert packed is not None
         scores = linear(hidden[rows], packed, torch.float32)
@@ -109,7 +109,7 @@ class OwnWeights:
     """An adapter's weights in place of the base model's, in the base model's type.
 
     Attributes:
-        vocab_size: tokens of its vocabulary, None for the base model's.
+        vocab_size: number of tokens of its vocabulary, None for the base model's.
         score: [classes, H] fp32, a classification head.
     """
 
@@ -127,13 +127,13 @@ class OwnWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all of them."""
+        """Bytes of memory of all own weights."""
         score = 0 if self.score is None else self.score.nbytes
         return score + sum(own.num_bytes for own in self.matrices) + sum(each.nbytes for each in self._of_norms)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All tensors of the own weights."""
         ids = (part.ids for part in (self.embedding, self.head) if part is not None)
         found = (*(own.tensor for own in self.matrices), *ids, *self._of_norms, self.score)
         return [each for each in found if each is not None]
@@ -144,7 +144,7 @@ class OwnWeights:
 
     @property
     def has_matrix(self) -> bool:
-        """Whether it brings a whole embedding or head, which takes far more memory than LoRA."""
+        """Whether the adapter has a whole embedding or head, which needs far more memory than LoRA."""
         return any(part is not None and part.ids is None for part in (self.embedding, self.head))
 
     def map(self, move: Callable[[Tensor], Tensor], move_rows: Callable[[OwnRows], OwnRows]) -> OwnWeights:
@@ -166,8 +166,9 @@ class OwnStep:
     """Own weights of the adapters of one step.
 
     Attributes:
-        parts: for each such adapter, the indices [n] of its tokens, or of its rows of hidden states, and its weights.
-        count: tokens or rows of the step.
+        parts: for each adapter with own weights the indices [n] of its tokens, or of its rows of hidden states, and its
+            weights.
+        count: number of tokens or rows of the step.
     """
 
     parts: Sequence[tuple[Tensor, OwnWeights]]
@@ -179,16 +180,16 @@ class OwnStep:
 
     @property
     def needs_head(self) -> bool:
-        """Whether logits of the model's own head are computed: some row has no whole head of its adapter's."""
+        """Whether logits of the model's own head are needed: for a row whose adapter has no whole head."""
         return sum(len(rows) for rows, own in self.parts if own.head is not None and own.head.ids is None) < self.count
 
     @property
     def changes_hidden(self) -> bool:
-        """Whether the hidden states depend on it, not the logits alone."""
+        """Whether own weights change the hidden states, and not only the logits."""
         return any(own.norms or own.embedding for _, own in self.parts)
 
     def norms(self, name: str) -> list[tuple[Tensor, NormWeights]]:
-        """Return the own weights of a norm, and the tokens that they are for."""
+        """Return the own weights of a norm, each with its tokens."""
         return [(tokens, own.norms[name]) for tokens, own in self.parts if name in own.norms]
 
     def embed(self, token_ids: Tensor, y: Tensor) -> None:
@@ -198,7 +199,7 @@ class OwnStep:
                 own.embedding.embed(token_ids, y, tokens)
 
     def logits(self, hidden: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits [S, V] fp32 of ``hidden`` [S, H], V of the largest vocabulary, with the model's by ``base``."""
+        """Return logits [S, V] fp32 of ``hidden`` [S, H], V of the largest vocabulary; ``base`` gives the model's."""
         heads = [(rows, own.head) for rows, own in self.parts if own.head is not None]
         width = max((head.size for _, head in heads if head.ids is None), default=0)
         if not self.needs_head:
@@ -214,7 +215,7 @@ class OwnStep:
         return logits
 
     def best(self, hidden: Tensor) -> Largest | None:
-        """Return the largest logit of each row if all rows are of one adapter with a whole head; else None."""
+        """Return the largest logit of each row if all rows belong to one adapter with a whole head; else None."""
         if len(self.parts) != 1 or self.count != len(self.parts[0][0]):
             return None
         head = self.parts[0][1].head

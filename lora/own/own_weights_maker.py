@@ -33,7 +33,7 @@ class OwnWeightsMaker:
         """Convert an adapter's whole weights; None if it has none.
 
         Args:
-            modules: its LoRA; pairs of a whole embedding or head are merged into it.
+            modules: LoRA of the adapter; pairs of a whole embedding or head are merged into it.
 
         Raises:
             AdapterError: values leave the range of the model's type.
@@ -53,7 +53,7 @@ class OwnWeightsMaker:
     def _part(self, name: str, rows: TokenRows) -> TokenPart:
         values = self._cast(rows.rows)
         assert values is not None
-        # Only the CPU wants panels for a head. On other devices its rows lie as the embedding's do.
+        # Only the CPU uses panels for a head. On other devices the rows of a head are stored like an embedding's.
         panels = name == HEAD and self._layout.device.type == "cpu"
         digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
         key = f"{digest}:{'panels' if panels else 'rows'}"
@@ -91,7 +91,7 @@ def _merge_rows(name: str, rows: TokenRows, module: ModuleWeights) -> TokenRows:
     delta = a.T @ b.T if name == EMBEDDING else b @ a
     merged: Tensor = rows.rows.float() + module.scale * delta
     if module.magnitude is not None:
-        # One magnitude for each output: the columns of an embedding, the rows of a head.
+        # There is one magnitude per output: per column of an embedding, per row of a head.
         norm = merged.norm(dim=0, keepdim=True) if name == EMBEDDING else merged.norm(dim=1, keepdim=True)
         if not (norm > 0).all():
             raise AdapterError(f"DoRA of {name} divides by the norm of a row that is zero.", name)

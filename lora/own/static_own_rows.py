@@ -12,8 +12,8 @@ class StaticOwnRows:
     """The rows of a step's tokens that come from an adapter's own embedding.
 
     Args:
-        num_tokens: most tokens of a pass.
-        width: H.
+        num_tokens: largest number of tokens of a pass.
+        width: size of a row, H.
         dtype: type of the rows.
         device: device of the passes.
     """
@@ -40,6 +40,6 @@ class StaticOwnRows:
             self._is_clear = False
 
     def embed(self, y: Tensor) -> None:
-        """Put the own rows in place of those of ``y`` [T, H], the embedding of a pass before it is scaled."""
+        """Replace rows of ``y`` [T, H], the embedding of a pass before it is scaled, by the own rows."""
         count = len(y)
         torch.where(self._is_own[:count, None], self._rows[:count].to(y.dtype), y, out=y)

@@ -7,8 +7,8 @@ values), the products become
     (W_v + s V A) c   = W_v c   + s V (A c)               factors: A, V_h
 
 so that the absorbed form has the adapter's exact result at its own rank. A and A^T are the same tensors for all heads.
-A bias of B adds the same to all scores of a query, which a softmax does not feel, and itself to the values, whose
-weights add up to one.
+A bias of B adds the same number to all scores of a query, which has no effect in a softmax. To the values it is added
+in full, because their weights add up to one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def head_factors(
     """Return the factors of each head's two products, by the products' names.
 
     Args:
-        activated: the adapter is an activated LoRA.
+        activated: whether the adapter is an activated LoRA.
 
     Raises:
-        AdapterError: it is, or has a DoRA magnitude, or values leave the type's range.
+        AdapterError: the adapter is an activated LoRA, has a DoRA magnitude, or values leave the type's range.
     """
     name = shape.name
     if module.magnitude is not None:

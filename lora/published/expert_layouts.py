@@ -1,16 +1,17 @@
-"""Which way round an adapter on stacked experts is stored, by the version of PEFT that wrote it and by its shapes.
+"""Orientation of an adapter's factors on stacked experts, from the version of PEFT that wrote it and from its shapes.
 
 For a matrix of an expert with K inputs and N outputs, A is [r, K] and B [N, r] in the layout "inputs", and A is [r, N]
-and B [K, r] in the layout "outputs", where the change of the matrix is the transpose of B A. PEFT has no choice of it:
-its rule has changed twice, and depends on how transformers stores the experts where the adapter is trained.
+and B [K, r] in the layout "outputs", where the change of the matrix is the transpose of B A. The user of PEFT has no
+choice: PEFT's rule has changed twice, and depends on how transformers stores the experts when the adapter is trained.
 
     stored as                     before 0.19.0    0.19.0    since 0.19.1
     [E, N, K]                     outputs          outputs   inputs
     [E, K, N]                     inputs           inputs    outputs
     [E, K, N], is_transposed      inputs           outputs   inputs
 
-No adapter tells which version of transformers trained it, and gpt-oss and Qwen3-VL are stored in two ways by these.
-There the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square, its ``gate_up_proj`` is not.
+An adapter does not name the version of transformers that trained it, and versions store gpt-oss and Qwen3-VL in two
+different ways. For these the shapes of another tensor of the file decide: gpt-oss's ``down_proj`` is square, its
+``gate_up_proj`` is not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _RULES: dict[StoredExperts, tuple[Layout, Layout, Layout]] = {
 """The layout before 0.19.0, of 0.19.0, and since 0.19.1."""
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?P<early>\.?(?:dev|rc|a|b)\d*)?(?:[.+@].*)?", re.DOTALL)
-# Development versions in which the rule may have been the one or the other.
+# Development versions that may follow either rule.
 _FIRST_UNSURE, _LAST_UNSURE = (0, 18, 1), (0, 19, 1)
 
 
@@ -46,8 +47,8 @@ def layout_of_file(
     """Return the layout of all pairs in an adapter's file, which one program has written.
 
     Args:
-        stacked: for each module, by its name in training, "lora_A" and "lora_B".
-        experts: experts of each of these modules.
+        stacked: "lora_A" and "lora_B" of each module, by the module's name in training.
+        experts: the experts of each of these modules.
 
     Raises:
         AdapterError: shapes fit no tensor of the experts, do not fit what ``peft_version`` writes, or fit both layouts
@@ -81,10 +82,10 @@ def layout_of_file(
 
 
 def tensors_of(trained: str, a: Tensor, b: Tensor, experts: ExpertModules) -> dict[Layout, str]:
-    """Return by layout the tensor that a pair of these shapes is for: the same in both, where both fit.
+    """Return by layout the tensor to which a pair of these shapes belongs; both layouts may give the same one.
 
     Raises:
-        AdapterError: none fits.
+        AdapterError: no tensor has fitting shapes.
     """
     sizes = {GATE_UP: (experts.hidden, 2 * experts.size), DOWN: (experts.size, experts.hidden)}
     found: dict[Layout, str] = {}
@@ -104,7 +105,7 @@ def tensors_of(trained: str, a: Tensor, b: Tensor, experts: ExpertModules) -> di
 
 
 def layouts_of_version(version: str, stored: tuple[StoredExperts, ...]) -> set[Layout]:
-    """Return the layouts that a version of PEFT may have written, both for one that is unknown."""
+    """Return the layouts that a version of PEFT may have written; both for an unknown version."""
     parsed = _VERSION.fullmatch(version.strip())
     if parsed is None:
         return {"inputs", "outputs"}

@@ -15,12 +15,12 @@ class ModuleWeights:
     For the embedding K is the size of the vocabulary and x a one-hot vector.
 
     Attributes:
-        a: [r, K].
-        b: [N, r].
+        a: [r, K], the factor A.
+        b: [N, r], the factor B.
         bias: [N], added to ``B (A x)`` before it is scaled, or None.
-        magnitude: [N], DoRA's, or None.
-        own_bias: [N], in place of the module's bias in the base model, or None for that one.
-        rank_scales: [r] fp32, a scale for each rank beside ``scale``, or None for ones.
+        magnitude: [N], DoRA's magnitude, or None.
+        own_bias: [N], replaces the module's bias in the base model; None to keep that.
+        rank_scales: [r] fp32, a scale for each rank in addition to ``scale``, or None for ones.
     """
 
     scale: float
@@ -37,5 +37,5 @@ class ModuleWeights:
 
     @property
     def scales(self) -> Tensor:
-        """The scale of each rank, [r] fp32."""
+        """Scale of each rank, [r] fp32."""
         return torch.full((self.rank,), self.scale) if self.rank_scales is None else self.scale * self.rank_scales

@@ -20,14 +20,14 @@ _BIASES = ("bias", "base_layer.bias")
 def biased_modules(
     parts: Parts, modules: Mapping[str, ModuleWeights], config: AdapterConfig, layout: BaseLayout
 ) -> dict[str, ModuleWeights]:
-    """Return the linear modules whose bias comes with the adapter, with their pair, or with one that adds nothing.
+    """Return the linear modules with their own bias, each with its LoRA pair, or with a pair that adds nothing.
 
     Args:
         parts: tensors by module of the base model and part.
         modules: modules that have LoRA.
 
     Raises:
-        AdapterError: a bias is missing, has another shape, or is one that the config or the base model does not have.
+        AdapterError: a bias is missing, has another shape, or the config or the base model has no such bias.
     """
     biases = {name: bias for name, found in parts.items() if (bias := _bias_of(name, found)) is not None}
     for name in biases:

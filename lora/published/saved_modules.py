@@ -30,7 +30,7 @@ WHOLE = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 
 DELTA = "token_adapter.trainable_tokens_delta"
 
-# Copies of the base model's weights, or of a tensor that is there under its own name.
+# Copies of the base model's weights, or of a tensor that the file has under its own name.
 UNUSED = ("token_adapter.trainable_tokens_original", "original_module.weight", "original_module.bias")
 ALIASES = ("modules_to_save.weight", "modules_to_save.bias")
 
@@ -43,7 +43,7 @@ class TokenRows:
 
     Attributes:
         rows: [n, H].
-        ids: [n] int64 ascending, the tokens they belong to; None for 0 to n - 1, the whole vocabulary.
+        ids: [n] int64 ascending, tokens of the rows; None for 0 to n - 1, the whole vocabulary.
     """
 
     rows: Tensor
@@ -52,7 +52,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """Weight and bias of a norm in place of the base model's, None for the base model's own."""
+    """Weight and bias of a norm in place of the base model's, None to keep the base model's."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -76,7 +76,7 @@ class SavedModules:
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens of the adapter's vocabulary, None for the base model's."""
+        """Number of tokens of the adapter's vocabulary, None for the base model's."""
         whole = (part for part in (self.embedding, self.head) if part is not None and part.ids is None)
         return next((len(part.rows) for part in whole), None)
 
@@ -114,7 +114,7 @@ def saved_modules(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Sa
 
 
 def _score(parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
-    """Return the classification head, None for none. Raises AdapterError for one of another shape, or with a bias."""
+    """Return the classification head, None for none. Raises AdapterError for a wrong shape, or a bias."""
     if "bias" in parts:
         raise AdapterError(f"The adapter has a bias of {SCORE}, which no classification head here has.", SCORE)
     weight, (_, hidden) = parts.get("weight"), _shape(EMBEDDING, layout)
@@ -144,7 +144,7 @@ def names_saved(config: AdapterConfig, name: str) -> bool:
 
 
 def _check_named(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> None:
-    """Check that what ``modules_to_save`` names is there, and is computed."""
+    """Check that modules named in ``modules_to_save`` exist, and are computed."""
     for name in (EMBEDDING, HEAD, *layout.norms):
         if names_saved(config, name) and "weight" not in parts.get(name, {}):
             raise AdapterError(
@@ -161,7 +161,7 @@ def _check_named(parts: Parts, config: AdapterConfig, layout: BaseLayout) -> Non
 
 
 def _whole(name: str, parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor | None:
-    """The whole matrix of the embedding or the head, None if it is the base model's."""
+    """Return the whole matrix of the embedding or the head, None if it is the base model's."""
     present = [part for part in WHOLE if part in parts]
     if len(present) > 1:
         raise AdapterError(f"The tensors {name}.{present[0]} and {name}.{present[1]} are the same module's.", name)
@@ -185,13 +185,13 @@ def _whole(name: str, parts: Mapping[str, Tensor], layout: BaseLayout) -> Tensor
 
 
 def _shape(name: str, layout: BaseLayout) -> tuple[int, int]:
-    """Tokens and hidden size of the embedding or the head."""
+    """Return the number of tokens and the hidden size of the embedding or the head."""
     outputs, inputs = layout.modules[name]
     return (inputs, outputs) if name == EMBEDDING else (outputs, inputs)
 
 
 def _is_base(name: str, weight: Tensor, layout: BaseLayout) -> bool:
-    """Return whether a whole matrix is the base model's; False for one of which only the shape is known."""
+    """Return whether a whole matrix is the base model's; False if only its shape is known."""
     if weight.is_meta:
         return False
     return torch.equal(weight.to(layout.dtype), layout.read_weight(name).to(layout.dtype).cpu())
@@ -212,7 +212,7 @@ def _check_vocabularies(whole: Mapping[str, Tensor | None], layout: BaseLayout) 
 def _token_rows(
     parts: Parts, config: AdapterConfig, layout: BaseLayout, whole: Mapping[str, Tensor | None]
 ) -> dict[str, TokenRows]:
-    """The rows of ``trainable_token_indices`` by module. A tied head has the embedding's."""
+    """Return the rows of ``trainable_token_indices`` by module. A tied head has the embedding's rows."""
     found: dict[str, TokenRows] = {}
     wanted = {name: ids for name in (EMBEDDING, HEAD) if (ids := _indices(name, config)) is not None}
     differ = len(wanted) == 2 and wanted[EMBEDDING] != wanted[HEAD]

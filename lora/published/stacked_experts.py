@@ -32,13 +32,13 @@ def expert_modules(
     """Yield the pairs of each expert's gate and up, or down, with the module's name.
 
     Args:
-        stacked: for each module with a tensor, by its name in training, "lora_A" and "lora_B".
-        experts_of: the experts of such a module.
+        stacked: "lora_A" and "lora_B" of each module with a tensor, by the module's name in training.
+        experts_of: returns the experts of such a module.
         most_rank: limit of an expert's rank.
 
     Raises:
-        AdapterError: a part is missing, shapes fit neither tensor, PEFT has no such combination of options, or it does
-            not follow from version and shapes which way round A and B are.
+        AdapterError: a part is missing, shapes fit neither tensor, PEFT has no such combination of options, or version
+            and shapes do not determine the orientation of A and B.
     """
     if not stacked:
         return

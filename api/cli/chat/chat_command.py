@@ -1,4 +1,4 @@
-"""``rootgraft chat``: talk with a model that is being served."""
+"""``rootgraft chat``: chat with a served model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MOST_NAMES = 10
 
 
 def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
-    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D leaves.
+    """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D ends the chat.
 
-    Returns the exit code: 1 if an answer or a command failed and nobody saw it in a terminal.
+    Returns the exit code: 1 if an answer or a command failed and no terminal showed the error.
 
     Raises:
-        RemoteError: there is no server.
+        RemoteError: the server is not reachable.
     """
     take_any_text()
     conversation = ChatHistory(options.system, sampling_fields(sampling, options.max_tokens))
@@ -43,7 +43,7 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
 
 
 class _ChatLoop:
-    """The chat with one server: questions and commands in, answers out."""
+    """The chat with one server: reads questions and commands, prints answers."""
 
     def __init__(self, runner: asyncio.Runner, server: RemoteServer, conversation: ChatHistory) -> None:
         self._runner = runner
@@ -76,7 +76,7 @@ class _ChatLoop:
             print_dim(told)
 
     def _ask(self, question: str) -> None:
-        """Answer a question. What fails is taken back; the oldest turns go where the context is full."""
+        """Answer a question. A failed question is removed; the oldest turns are dropped if the context is full."""
         files = self._conversation.files
         self._conversation.ask(question)
         answer = ShownAnswer(self._output())
@@ -99,7 +99,7 @@ class _ChatLoop:
             self._tell_way_out(timing.error)
 
     def _tell_way_out(self, error: str) -> None:
-        """Say what has become of the question, and what else was sent with it if the server refused that."""
+        """Print that the question was left out; if the server refused it, also how to reset settings and turns."""
         print_dim("The question was left out.")
         if error != "HTTP 400":
             return
@@ -109,7 +109,7 @@ class _ChatLoop:
             print_dim("/clear begins a new conversation.")
 
     def _stream(self, answer: ShownAnswer) -> Timing:
-        """Show the answer to the last question, without as many of the oldest turns as the context has no room for."""
+        """Show the answer to the last question, after dropping the oldest turns that do not fit the context."""
         dropped = 0
         while True:
             body = self._conversation.body()
@@ -143,7 +143,7 @@ class _ChatLoop:
         self._warn_of_unlisted()
 
     def _warn_of_unlisted(self) -> None:
-        """Say at once that the server lists no such model. It is no error: some adapters are loaded when asked for."""
+        """Warn if the server lists no such model. This is no error: some adapters are loaded when requested."""
         with suppress(RemoteError):
             if (model := self._server.model) not in (names := self._models()):
                 shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages and settings, kept in a file when asked to."""
+"""A conversation with a model: its messages and settings, which can be saved to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ....engine.errors import ConfigError
 from ....engine.whole_file import write_whole
 
-# The largest file of a conversation, or text, that is read.
+# The largest size of a conversation or text file that is read.
 MOST_FILE_BYTES = 4 << 20
 
 
@@ -20,9 +20,9 @@ class ChatHistory:
 
     Attributes:
         system: the system message, or None.
-        settings: request fields beside the messages, such as ``temperature``.
-        turns: messages after the system message: a question, its answer, and so on.
-        files: texts of files that the next question opens with.
+        settings: request fields other than the messages, such as ``temperature``.
+        turns: messages after the system message: alternating questions and answers.
+        files: texts of files that are put before the next question.
     """
 
     system: str | None = None
@@ -32,7 +32,7 @@ class ChatHistory:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """All messages, as a request has them."""
+        """All messages, in the form for a request."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.turns]
 
@@ -41,7 +41,7 @@ class ChatHistory:
         return {"messages": self.messages, **self.settings}
 
     def ask(self, text: str) -> None:
-        """Append a question, behind the files that were read for it."""
+        """Append a question, preceded by the files that were read for it."""
         self.turns.append({"role": "user", "content": "\n\n".join([*self.files, text])})
         self.files = []
 
@@ -50,7 +50,7 @@ class ChatHistory:
         self.turns.append({"role": "assistant", "content": text})
 
     def take_back(self) -> None:
-        """Remove the last question, which was not answered."""
+        """Remove the last question, which has no answer."""
         self.turns.pop()
 
     def clear(self) -> None:
@@ -74,7 +74,7 @@ class ChatHistory:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
     def load(self, path: Path) -> None:
-        """Replace messages and settings by those of a file that ``save`` wrote. Raises ConfigError."""
+        """Replace messages and settings by those in a file from ``save``. Raises ConfigError."""
         try:
             content = json.loads(read_text(path))
             settings, messages = content.get("settings", {}), content["messages"]

@@ -1,4 +1,4 @@
-"""Markdown in a terminal, block by block: what is complete stays as it is, the last block is drawn anew as it grows."""
+"""Markdown in a terminal, block by block: complete blocks stay unchanged, the last block is redrawn as it grows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.segment import Segment
 from ..terminal import PlainOutput, TextOutput, without_controls
 
 _SECONDS_BETWEEN_DRAWS = 0.05
-_LEAST_PAUSE = 3.0  # least pause between two draws, as a multiple of the seconds that the last draw took
+_LEAST_PAUSE = 3.0  # least pause between two redraws, as a multiple of the duration of the last one
 
 
 def best_output() -> TextOutput:
-    """Return an output of Markdown for a terminal that can move its cursor, and a plain one for any other."""
+    """Return an output of Markdown for a terminal that can move its cursor, else a plain output."""
     is_capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
     return MarkdownOutput() if is_capable else PlainOutput()
 
@@ -29,8 +29,8 @@ class MarkdownOutput:
     """Text of one answer, rendered as Markdown (CommonMark) while it arrives.
 
     Args:
-        console: where it is drawn; standard output by default.
-        clock: seconds on any scale; they pass while a block is drawn.
+        console: console for the output; standard output by default.
+        clock: returns the time in seconds; it is also read after a block was drawn, to measure how long that took.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,10 +43,10 @@ class MarkdownOutput:
         self._has_block = False
 
     def write(self, text: str) -> None:
-        """Draw the further text, at most twenty times a second and in at most a quarter of the time.
+        """Draw further text, at most twenty times per second and for at most a quarter of the time.
 
-        The pieces that arrived while a block was drawn are waiting: without the pause each would draw it again, and
-        Ctrl-C would wait for all of them.
+        Pieces that arrive while a block is drawn are waiting afterwards: without the pause each of them would cause a
+        redraw, and Ctrl-C would have to wait for all of them.
         """
         self._rest += without_controls(text)
         if (began := self._clock()) < self._draws_from:
@@ -64,12 +64,12 @@ class MarkdownOutput:
         self._live.update(_Lines(self._rest, self._has_block, most=max(1, self._console.height - 1)), refresh=True)
 
     def close(self) -> None:
-        """Draw what is left, for good."""
+        """Draw the remaining text for the last time."""
         self._print(self._rest)
         self._rest = ""
 
     def _take_complete(self) -> str:
-        """Cut all blocks but the last off what is left, and return them."""
+        """Remove all blocks but the last from the remaining text, and return them."""
         starts = [token.map[0] for token in self._parser.parse(self._rest) if token.level == 0 and token.map]
         if len(set(starts)) < 2:
             return ""
@@ -78,7 +78,7 @@ class MarkdownOutput:
         return "".join(lines[: starts[-1]])
 
     def _print(self, text: str) -> None:
-        """Print blocks that no longer change, with a line between them and those before."""
+        """Print blocks that no longer change, with an empty line between them and the blocks before."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -89,12 +89,12 @@ class MarkdownOutput:
 
 
 class _Lines:
-    """Markdown as lines without trailing blanks, which would be copied with them.
+    """Markdown as lines without trailing blanks, which would be copied together with the text.
 
     Args:
         text: the Markdown.
-        is_later: a line is left empty before it.
-        most: the last lines of so many are shown; None for all.
+        is_later: whether to print an empty line before it.
+        most: number of the last lines that are shown; None for all.
     """
 
     def __init__(self, text: str, is_later: bool, most: int | None = None) -> None:
@@ -111,7 +111,7 @@ class _Lines:
 
 
 def _without_trailing_blanks(line: list[Segment]) -> list[Segment]:
-    """Return a line up to its last character, or to the end of a background's colour."""
+    """Return a line up to its last visible character, or to the end of a coloured background."""
     line = list(line)
     while line and (line[-1].style is None or line[-1].style.bgcolor is None):
         text = line[-1].text.rstrip(" ")

@@ -22,7 +22,7 @@ QUOTES = '"""'
 
 
 def questions(runner: asyncio.Runner) -> Iterator[str]:
-    """Yield the questions of the input until its end: a line each, or the lines between two lots of three quotes.
+    """Yield the questions of the input: each is one line, or the lines between two marks of three quotes.
 
     In a terminal a paste is part of one question, and Alt-Enter begins a new line. Empty and interrupted lines are
     skipped.
@@ -46,7 +46,7 @@ def questions(runner: asyncio.Runner) -> Iterator[str]:
 
 
 def _lines(runner: asyncio.Runner) -> Iterator[str]:
-    """Yield what is entered, or the lines of a pipe, until the end; what is interrupted is skipped."""
+    """Yield entries from the terminal, or the lines of a pipe, until the end; interrupted entries are skipped."""
     read = _typed(runner) if in_terminal() else input
     while True:
         try:
@@ -79,7 +79,7 @@ def _completer() -> WordCompleter:
 
 
 def _key_bindings() -> KeyBindings:
-    """Return bindings with Alt-Enter for a new line."""
+    """Return key bindings that include Alt-Enter for a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     bindings = KeyBindings()
@@ -88,7 +88,7 @@ def _key_bindings() -> KeyBindings:
 
 
 def state_folder() -> Path:
-    """Return the user's folder for our state (XDG Base Directory Specification), made if need be. Raises OSError."""
+    """Return the user's folder for state (XDG Base Directory Specification), created if missing. Raises OSError."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = Path(state) / "rootgraft"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def state_folder() -> Path:
 
 
 def _history() -> History:
-    """Return the questions of earlier chats, in a file that only the user can read, or only those of this one."""
+    """Return the questions of earlier chats from a file that only the user can read; without it, those of this chat."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     with contextlib.suppress(OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""``rootgraft run``: fetch a model, serve it for as long as the chat lasts, and talk with it."""
+"""``rootgraft run``: download a model, serve it for the time of the chat, and chat with it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ServerStartError(EngineError):
 
 
 def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) -> int:
-    """Chat with a model: through the server of ours that has it already, else through one of its own.
+    """Chat with a model: through a running server of ours that has the model, or else through a new server.
 
     Returns the exit code of the chat.
 
     Raises:
-        ModelError: there is no such model, or it cannot be downloaded.
+        ModelError: the model does not exist, or cannot be downloaded.
         ServerStartError: the model cannot be served; the message is the server's.
     """
     path = os.path.realpath(fetch_model(options.model, options.revision).path)
@@ -60,7 +60,7 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
     if in_terminal():
         print_dim("Loading the model ...")
     with _log_file() as log:
-        # A process group of its own, so that Ctrl-C stops an answer and not the server.
+        # The server has its own process group, so that Ctrl-C stops an answer and not the server.
         ends_with_this = partial(end_with_parent, os.getpid())
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=ends_with_this
@@ -77,7 +77,7 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
 
 
 def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
-    """Return the record of the server once it is ready. Raises ServerStartError if it ends before."""
+    """Return the server's record once it is ready. Raises ServerStartError if the server ends before."""
     while server.poll() is None:
         for record in running_servers({os.getuid()}):
             if record.pid == server.pid and record.status == "ready":
@@ -90,7 +90,7 @@ def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
 
 @contextmanager
 def _log_file() -> Iterator[BinaryIO]:
-    """Open the file for the server's log, anew for each run. Raises OSError if it cannot be written."""
+    """Open the file for the server's log, emptied for each run. Raises OSError if it cannot be written."""
     path: Path = state_folder() / "run.log"
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b") as log:
         yield log

@@ -18,13 +18,13 @@ _COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """What commands act on.
+    """State and functions that commands use.
 
     Attributes:
         conversation: the messages and settings.
         model: returns the model's name.
         models: returns the names that the server lists.
-        take_model: takes another model for what is asked from now on.
+        take_model: switches to another model for further questions.
     """
 
     conversation: ChatHistory
@@ -34,17 +34,17 @@ class ChatSession:
 
 
 class ChatEnd(Exception):
-    """The chat was left with a command."""
+    """The user has ended the chat with a command."""
 
 
 def run_slash_command(line: str, session: ChatSession) -> str | None:
-    """Run the command of a line. Returns what to tell, empty for nothing, or None if the line is a question.
+    """Run the command of a line. Returns its output, empty for none, or None if the line is a question.
 
-    A question may begin with a slash where a space stands before it, or another slash in its first word.
+    A line that begins with a slash is a question if a space precedes it, or its first word has another slash.
 
     Raises:
-        ConfigError: there is no such command, or it cannot do what is asked.
-        ChatEnd: the chat is left.
+        ConfigError: the command does not exist, or cannot be executed.
+        ChatEnd: the user ends the chat.
     """
     found = None if line[:1].isspace() else _COMMAND.fullmatch(line)
     if found is None:

@@ -1,4 +1,4 @@
-"""``rootgraft search`` and ``rootgraft show``: the models of the catalogue, and whether they fit this machine."""
+"""``rootgraft search`` and ``rootgraft show``: print models of the catalogue, and whether they fit on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = ("NAME", "WEIGHTS", "FORM", "MEMORY", "TOKENS/S", "FITS", "USE", "LICENC
 
 
 def search(options: SearchOptions) -> int:
-    """Print the models of the catalogue that have all of the words. Returns 0, or 1 if there are none."""
+    """Print the models of the catalogue that match all words. Returns 0, or 1 without a match."""
     found, room = search_catalogue(options.words), _room()
     if options.json:
         print(json.dumps([_fields(model, room) for model in found], indent=2))
@@ -38,10 +38,10 @@ def search(options: SearchOptions) -> int:
 
 
 def show(options: ShowOptions) -> int:
-    """Print what the catalogue knows of a model, and whether it is on this machine. Returns 0.
+    """Print the catalogue's data of a model, and whether the model is on this machine. Returns 0.
 
     Raises:
-        ModelError: there is no such model.
+        ModelError: the catalogue has no such model.
     """
     model = catalogue().get(options.model)
     if model is None:
@@ -101,7 +101,7 @@ def _is_downloaded(model: CatalogueModel) -> bool:
 
 
 def _room() -> float:
-    """Return the bytes that a server may take: of the first GPU, else of the memory that is available."""
+    """Return the bytes that a server may use: the memory of the first GPU, else the available main memory."""
     share = EngineConfig().gpu_memory_utilization
     devices = probe_torch().devices if driver() is not None else ()
     if devices:

@@ -1,4 +1,4 @@
-"""`rootgraft doctor`: what this machine has, what will be slow and why, and what to install."""
+"""``rootgraft doctor``: reports this machine's hardware and software, causes of slow speed, and what to install."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def print_report(findings: Sequence[Finding]) -> int:
-    """Print findings, as wide as the terminal. Returns 0, or 1 if one is a fault."""
+    """Print findings in the width of the terminal. Returns 0, or 1 if one of them is a fault."""
     print(report(findings, shutil.get_terminal_size().columns, coloured=_has_colours()))
     return int(_has_fault(findings))
 
@@ -41,7 +41,7 @@ def _has_fault(findings: Sequence[Finding]) -> bool:
 
 
 def report(findings: Sequence[Finding], width: int, *, coloured: bool) -> str:
-    """Format findings under their sections, with reason and command below what is not well, and a last line in sum."""
+    """Format findings by section, with reason and command below each problem, and a summary as the last line."""
     lines: list[str] = []
     section = ""
     for finding in findings:

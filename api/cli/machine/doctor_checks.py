@@ -1,4 +1,4 @@
-"""Checks of `rootgraft doctor`: from the facts of a machine to findings with a reason and the command that helps."""
+"""Checks of ``rootgraft doctor``: make findings, with a reason and a command that helps, from facts of the machine."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        section: heading that it stands under.
-        name: of what was looked at.
-        status: ok; slow: it works, and costs speed; fault: a server cannot start; note: good to know.
+        section: heading under which the line is printed.
+        name: name of the checked item.
+        status: "ok"; "slow": it works, but costs speed; "fault": a server cannot start; "note": information.
         value: what was found.
-        reason: what follows from it; empty if all is well.
-        command: that mends it; empty if there is none.
+        reason: consequence of the value; empty if all is well.
+        command: command that fixes the problem; empty if there is none.
     """
 
     section: str
@@ -68,7 +68,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at this machine and return all findings, in the order of the report."""
+    """Check this machine and return all findings, in the order of the report."""
     torch = probe_torch()
     available = cores()
     return [
@@ -88,10 +88,10 @@ def examine() -> list[Finding]:
 
 
 def check_named(config: EngineConfig) -> list[Finding]:
-    """Find what ``check_model`` finds, and which published forms of the model load, also where it is not here.
+    """Return the findings of ``check_model``, and the published forms that load, even if the model is not here.
 
     Raises:
-        EngineError: there is no such model on this machine or in the list of published ones, or it is not supported.
+        EngineError: the model is neither on this machine nor in the list of published models, or is not supported.
     """
     published = check_published(config.model or "")
     try:
@@ -104,10 +104,10 @@ def check_named(config: EngineConfig) -> list[Finding]:
 
 
 def check_model(config: EngineConfig) -> list[Finding]:
-    """Find how a model's weights are stored, what they and KV will take in memory, and how they will be computed.
+    """Find how a model's weights are stored, how much memory weights and KV need, and how they are computed.
 
     Raises:
-        EngineError: there is no such model on this machine, or it is not supported.
+        EngineError: the model is not on this machine, or is not supported.
     """
     from ....engine.model_tools.weight_plan import plan_weights
 
@@ -141,7 +141,7 @@ def check_model(config: EngineConfig) -> list[Finding]:
 
 
 def check_published(model: str) -> list[Finding]:
-    """Find which forms of a model load, if it is a published one of the list; nothing of any other."""
+    """Find which forms of a published model load; return nothing for any other model."""
     from ....engine.checkpoint.published_models import form_answers, published_models
 
     repository = hub_name(model).partition(":")[0]
@@ -167,7 +167,7 @@ def _collectives(plan: WeightPlan) -> str:
 
 
 def check_cpu(found: Processor) -> Iterator[Finding]:
-    """Find instruction sets, huge pages and clock."""
+    """Check instruction sets, huge pages and clock."""
     sets = found.instruction_sets
     value = f"{found.name}: {', '.join(sets) or found.architecture}"
     if found.architecture in ("x86_64", "AMD64") and "AVX2" not in sets:
@@ -186,7 +186,7 @@ def check_cpu(found: Processor) -> Iterator[Finding]:
 
 
 def check_cores(found: Cores, load: float) -> Iterator[Finding]:
-    """Find cores within affinity and quota, and whether others take them. ``load`` is the average of a minute."""
+    """Check the cores within affinity and quota, and their use by others. ``load`` is the average of one minute."""
     parts = [f"{found.usable} usable of {found.machine}"]
     if found.affinity < found.machine:
         parts.append(f"affinity allows {found.affinity}")
@@ -206,7 +206,7 @@ def check_cores(found: Cores, load: float) -> Iterator[Finding]:
 
 
 def check_memory(found: Memory) -> Finding:
-    """Find the memory and what of it the KV pool would get."""
+    """Check the memory, and how much of it the KV pool would get."""
     value = f"{_gib(found.available)} available of {_gib(found.total)}"
     value += (
         f" (limit of the cgroup or of ulimit -v; the machine has {_gib(found.machine)})" if found.is_limited else ""
@@ -219,7 +219,7 @@ def check_memory(found: Memory) -> Finding:
 
 
 def check_kernels(found: KernelState) -> Iterator[Finding]:
-    """Find the compiler and what the next start does about kernels."""
+    """Check the compiler, and what the next start does about kernels."""
     install = install_command("g++")
     if found.compiler:
         yield Finding("Kernels", "compiler", "ok", found.compiler)
@@ -248,7 +248,7 @@ def check_kernels(found: KernelState) -> Iterator[Finding]:
 
 
 def check_torch(found: TorchProbe) -> Finding:
-    """Find torch, as a process of its own imported it."""
+    """Check torch, as imported by a separate process."""
     if found.fault:
         reason = f"No model can be loaded: {found.fault.rstrip('.')}."
         command = f"pip install --force-reinstall '{requirement('torch')}'"
@@ -258,7 +258,7 @@ def check_torch(found: TorchProbe) -> Finding:
 
 
 def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
-    """Find the GPUs, and why torch cannot use them."""
+    """Check the GPUs, and the reason if torch cannot use them."""
     if torch.devices:
         for name, size, capability in torch.devices:
             yield Finding("Kernels", "GPU", "ok", f"{name}, {_gib(size)}, compute capability {capability}")
@@ -286,7 +286,7 @@ def check_gpu(found: Driver | None, torch: TorchProbe) -> Iterator[Finding]:
 
 
 def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
-    """Find versions, and packages that are missing or of another version."""
+    """Check versions, and whether packages are missing or have another version."""
     missing = [name for name, version in versions.items() if not version and name not in _OPTIONAL]
     wanted = unmet or missing
     if wanted:
@@ -300,7 +300,7 @@ def check_packages(versions: dict[str, str], unmet: list[str]) -> Finding:
 
 
 def check_port(options: ServerConfig) -> Finding:
-    """Find out whether the port is free."""
+    """Check whether the port is free."""
     fault, _, command = port_fault(options).partition(" Try: ")
     if fault:
         return Finding("Serving", f"port {options.port}", "note", "in use", fault, command)
@@ -308,7 +308,7 @@ def check_port(options: ServerConfig) -> Finding:
 
 
 def check_open_files(limits: tuple[int, int]) -> Finding:
-    """Find the soft and the hard limit of open files."""
+    """Check the soft and the hard limit of open files."""
     soft, hard = limits
     value = f"{soft} (at most {hard})"
     if soft < _LEAST_FILES:
@@ -318,7 +318,7 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
 
 
 def check_caches() -> Iterator[Finding]:
-    """Look at the model caches, the disk below them, and the servers that run."""
+    """Check the model caches, the disk that contains them, and the running servers."""
     try:
         from ....engine.adapter_sources.cached_adapters import adapter_cache_folder, cached_adapters
         from ....engine.checkpoint.model_cache import cached_models, hub_cache

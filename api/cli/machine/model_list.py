@@ -1,4 +1,4 @@
-"""`rootgraft list` and `rootgraft rm`: the models and the downloaded adapters in the local caches."""
+"""``rootgraft list`` and ``rootgraft rm``: models and downloaded adapters in the local caches."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def list_models(options: ListOptions) -> int:
 
 
 def remove_model(options: RmOptions) -> int:
-    """Remove a model or an adapter from its cache, once that is confirmed. Returns 0, or 1 if it is not.
+    """Remove a model or an adapter from its cache after confirmation. Returns 0, or 1 if it was not removed.
 
     Raises:
-        ModelError: there is none of this name, a server has it, or it cannot be removed.
+        ModelError: nothing has this name, a server uses it, or it cannot be removed.
     """
     models, root = cached_models(), adapter_cache_folder(options.adapter_cache_dir)
     found = [model for model in models if {options.model, hub_name(options.model)} & {model.name, str(model.path)}]
@@ -88,7 +88,7 @@ def _check_unused(model: CachedModel) -> None:
 
 
 def _confirmed(name: str, size: int, path: Path) -> bool:
-    """Ask at the terminal; without one the answer is no."""
+    """Ask the user at the terminal; without a terminal the answer is no."""
     question = f"Remove {name} ({bytes_text(size)}) from {path_text(path)}? [y/N] "
     if not sys.stdin.isatty():
         raise ModelError(f"there is no terminal to ask at. Try: rootgraft rm {name} --yes")
@@ -111,6 +111,6 @@ def _adapter_row(adapter: CachedAdapter) -> tuple[str, ...]:
 
 
 def _adapter_fields(adapter: CachedAdapter, root: Path) -> dict[str, object]:
-    """Return an adapter's fields for programs: those of a model, and its own."""
+    """Return an adapter's fields for programs: the fields of a model, and further ones."""
     fields = {"model": "", "format": "adapter", "cache": str(root), "fault": ""}
     return fields | asdict(adapter) | {"path": str(adapter.path)}

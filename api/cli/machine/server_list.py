@@ -1,4 +1,4 @@
-"""`rootgraft ps`: the servers that run on this machine, from their run records."""
+"""``rootgraft ps``: lists the servers that run on this machine, from their run records."""
 
 from __future__ import annotations
 

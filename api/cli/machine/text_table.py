@@ -1,4 +1,4 @@
-"""Text tables for the terminal: columns as wide as their longest cell, the last wrapped; sizes and times in words."""
+"""Text tables for the terminal: columns as wide as their longest cell, the last one wrapped; sizes and times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...printable import printable
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Format rows under a head; the last column goes on below itself where the terminal ends."""
+    """Format rows under a head; the last column is wrapped at the terminal's width."""
     head, *rows = [[printable(cell) for cell in row] for row in (head, *rows)]
     total = width or shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)][:-1]
@@ -42,7 +42,7 @@ def duration_text(seconds: float) -> str:
 
 
 def ago_text(moment: float) -> str:
-    """Return how long ago a moment was, in its largest unit: ``3 days ago``."""
+    """Return the time since a moment in its largest unit: ``3 days ago``."""
     seconds = max(0.0, time.time() - moment)
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if count := int(seconds // size):

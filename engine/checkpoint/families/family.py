@@ -60,71 +60,75 @@ class Family:
     ``grouped_qkv``, ``mlp_modules``, ``mlp_block`` and ``gated_mlp`` are those of ``ModelConfig``.
 
     Attributes:
-        name: of the family here, mostly the "model_type" in ``config.json``.
-        models: the published models, for people.
+        name: name of the family in this table, mostly the "model_type" in ``config.json``.
+        models: names of the published models, for people to read.
         architecture: the class in ``config.json``.
-        defaults: values of missing keys in ``config.json``, those of the published code.
-        windows: layers with a sliding window.
-        layer_norm: norms are layer norms instead of RMS norms.
-        norm_bias: they have a bias.
+        defaults: values of keys that ``config.json`` lacks, taken from the published code.
+        windows: rule for which layers have a sliding window.
+        layer_norm: whether norms are layer norms instead of RMS norms.
+        norm_bias: whether norms have a bias.
         eps_key: the key of the norms' epsilon.
-        qk_norm_flag: the key that turns ``qk_norm`` on; None where it always is.
-        qkv_bias: q, k and v have a bias, whatever the config says.
-        head_bias: the head has a bias.
-        norm_head: honours "norm_head".
+        qk_norm_flag: the key that turns ``qk_norm`` on; None if it is always on.
+        qkv_bias: whether q, k and v always have a bias, regardless of the config.
+        head_bias: whether the head has a bias.
+        norm_head: whether the family honours "norm_head".
         optional_biases: keys by which a config may add biases, with the projections that get one.
-        scaled_embedding: embeddings are multiplied by the root of the hidden size.
-        gelu_is_tanh: "gelu" means its approximation by tanh, as in the first files of Gemma.
-        embedding_flag: the key that asks for this, unrounded; None where none does.
-        multipliers: honours "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling".
-        logit_scale: honours "logit_scale".
-        length_key: the key of the longest sequence, where it is not "max_position_embeddings" or that is too short.
-        query_scalar: scores are divided by the root of "query_pre_attn_scalar", not of the head size.
-        attention_soft_cap: honours "attn_logit_softcapping".
-        logit_soft_cap: honours "final_logit_softcapping".
-        partial_rotary: honours "partial_rotary_factor".
-        interleaved: the rotary embedding pairs neighbouring dimensions.
-        ntk_alpha: rope type "dynamic" has a fixed "alpha".
-        mrope: rotary parameters may have sections for time, height and width, which are the same position in text.
-        local_theta: layers with a window have a rotary embedding of their own, with the base of this key and without
-            scaling; None for the same in all layers.
-        no_rope: layers without rotary embedding.
-        scaled_queries: honours "llama_4_scaling_beta" among the rotary parameters.
-        attention_temperature: honours "attn_temperature_tuning", in layers without rotary embedding.
+        scaled_embedding: whether embeddings are multiplied by the root of the hidden size.
+        gelu_is_tanh: whether "gelu" means its approximation by tanh, as in the first files of Gemma.
+        embedding_flag: the key that turns on an unrounded scaling of embeddings; None without such a key.
+        multipliers: whether the family honours "embedding_multiplier", "attention_multiplier", "residual_multiplier"
+            and "logits_scaling".
+        logit_scale: whether the family honours "logit_scale".
+        length_key: the key of the longest sequence, if it is not "max_position_embeddings" or the latter is too short.
+        query_scalar: whether scores are divided by the root of "query_pre_attn_scalar", instead of the root of the head
+            size.
+        attention_soft_cap: whether the family honours "attn_logit_softcapping".
+        logit_soft_cap: whether the family honours "final_logit_softcapping".
+        partial_rotary: whether the family honours "partial_rotary_factor".
+        interleaved: whether the rotary embedding pairs neighbouring dimensions.
+        ntk_alpha: whether rope type "dynamic" has a fixed "alpha".
+        mrope: whether rotary parameters may have sections for time, height and width. In text the three positions are
+            equal.
+        local_theta: the key of the base of a separate rotary embedding, without scaling, for layers with a window; None
+            if all layers have the same rotary embedding.
+        no_rope: rule for which layers have no rotary embedding.
+        scaled_queries: whether the family honours "llama_4_scaling_beta" among the rotary parameters.
+        attention_temperature: whether layers without rotary embedding honour "attn_temperature_tuning".
         mlp_size_key: the key of the size of an ordinary MLP.
-        halved_mlp: that size is of gate and up together.
-        gguf_name: the architecture in GGUF files; None where this family is not read from them. Of two families with
-            the same, files with a sliding window are of the one that has windows.
+        halved_mlp: whether the size under ``mlp_size_key`` is the size of gate and up together.
+        gguf_name: the architecture's name in GGUF files; None if this family is not read from GGUF files. If two
+            families share a name, files with a sliding window belong to the family that has windows.
         gguf_ignored: metadata of GGUF files without effect on text.
-        permuted_gguf: GGUF files interleave the two halves of each q and k head.
-        gguf_window: window of GGUF files that name none.
-        gguf_yarn_truncates: what "truncate" would say of YaRN in GGUF files, which have no key for it.
-        wide_layers: the number of layers at which scores are divided by the root of hidden size / heads, not of the
-            head size; GGUF files have no key for it.
-        remote_code: "auto_map" entries that name this very architecture, and so may be ignored.
-        harmless: values without effect of keys that are refused at others in all families.
-        sized_layers: honours "per_layer_config" or "global_head_dim", "num_global_key_value_heads",
-            "attention_k_eq_v", "num_kv_shared_layers" and "use_double_wide_mlp", by which layers differ in size.
-        layer_inputs: honours "hidden_size_per_layer_input" and "vocab_size_per_layer_input".
+        permuted_gguf: whether GGUF files interleave the two halves of each q and k head.
+        gguf_window: size of the sliding window if a GGUF file does not state it.
+        gguf_yarn_truncates: the value of YaRN's "truncate" for GGUF files, which have no key for it.
+        wide_layers: the number of layers of the model whose scores are divided by the root of hidden size / heads,
+            instead of the root of the head size; GGUF files have no key for this.
+        remote_code: "auto_map" entries that name this architecture's own code, and so may be ignored.
+        harmless: values at which a key has no effect, for keys whose other values are refused in all families.
+        sized_layers: whether the family honours the keys by which layers differ in size: "per_layer_config" or
+            "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers" and
+            "use_double_wide_mlp".
+        layer_inputs: whether the family honours "hidden_size_per_layer_input" and "vocab_size_per_layer_input".
         layer_scalars: ``has_layer_scalars`` of ``ModelConfig``; ``v_norm`` is ``has_v_norm``.
-        unit_scale: scores have no factor.
-        attention_sinks: that of ``ModelConfig``.
-        latent: attention is multi-head latent attention.
-        indexed: a token attends to the "index_topk" tokens of the highest scores by an index of its layer, or of an
-            earlier one, by "indexer_types" and its like.
-        mixture: how layers are mixtures of experts, None for none.
-        recurrent: what layers have in place of attention where "layer_types" does not name attention, with the keys
-            of LFM2 ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of
-            Jamba ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next
-            ("grouped_delta") or of Kimi Linear ("kimi_delta"); None for attention in all layers.
-        blocks: what a layer has.
-        gated_attention: that of ``ModelConfig``.
-        ignored: beginnings of the names of modules in checkpoints that are no part of the model.
-        output_module, mlp_block, final_norm: those of ``ModelConfig``.
-        prediction: how checkpoints store MTP modules, None where none is known.
-        config_names: keys in ``config.json`` by the family's own names, with the usual ones.
-        tensor_names: expressions of parts of names in checkpoints and adapters, each with what stands here for it, one
-            after the other.
+        unit_scale: whether scores are used without a factor.
+        attention_sinks: ``attention_sinks`` of ``ModelConfig``.
+        latent: whether attention is multi-head latent attention.
+        indexed: whether a token attends only to the "index_topk" tokens with the highest scores, by an index of its
+            layer, or of an earlier layer as "indexer_types" and similar keys say.
+        mixture: description of the layers' mixtures of experts, None for a family without experts.
+        recurrent: the kind of layer for each layer that "layer_types" does not call attention, by the keys of LFM2
+            ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of Jamba
+            ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next ("grouped_delta") or of
+            Kimi Linear ("kimi_delta"); None for attention in all layers.
+        blocks: the blocks of a layer.
+        gated_attention: ``gated_attention`` of ``ModelConfig``.
+        ignored: prefixes of the names of modules in checkpoints that are no part of the model.
+        output_module, mlp_block, final_norm: the fields of ``ModelConfig`` with the same names.
+        prediction: how checkpoints store MTP modules, None if no such form is known.
+        config_names: the family's own names of keys in ``config.json``, with the usual names.
+        tensor_names: regular expressions for parts of names in checkpoints and adapters, each with its replacement;
+            they are applied one after the other.
     """
 
     name: str

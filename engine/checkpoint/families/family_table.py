@@ -21,11 +21,11 @@ _BY_FOLDED_ARCHITECTURE = {family.architecture.casefold(): family for family in 
 
 
 def family_of(architecture: str) -> Family | None:
-    """Return the family of a class; early checkpoints of Llama write its name in other capitals."""
+    """Return the family of a class name; early checkpoints of Llama write it with other capitals."""
     return BY_ARCHITECTURE.get(architecture) or _BY_FOLDED_ARCHITECTURE.get(architecture.casefold())
 
 
-# GGUF files of multimodal models' language models under names of their own.
+# Names in GGUF files of the language models of multimodal models.
 _TOWERS = (
     replace(BY_NAME["qwen2"], gguf_name="qwen2vl", gguf_ignored=frozenset({"rope.dimension_sections"})),
     replace(

@@ -72,7 +72,7 @@ _NEMOTRON_MIXTURE = MixtureFamily(
     latent_key="moe_latent_size",
 )
 _MAMBA2_ALONE = {
-    # Without attention neither sizes nor a length of it: these count the tokens of a page.
+    # A model without attention has neither head sizes nor a limit of length: these values set the tokens of a page.
     "num_attention_heads": 1,
     "head_dim": 64,
     "max_position_embeddings": 1 << 20,

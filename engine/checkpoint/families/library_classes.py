@@ -53,12 +53,12 @@ LIBRARY_CLASSES = (
 
 @dataclass(frozen=True, slots=True)
 class LibraryWrapper:
-    """A multimodal class, of which the library computes the language model alone.
+    """A multimodal class, of which the library computes only the language model.
 
     Attributes:
         text_class: the causal class of the language model.
         text_type: its ``model_type``.
-        towers: modules beside the language model. Text does not pass them, so they are not loaded.
+        towers: modules beside the language model. Text does not pass through them, so they are not loaded.
     """
 
     text_class: str

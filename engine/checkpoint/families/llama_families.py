@@ -143,7 +143,7 @@ LLAMA_FAMILIES = (
         mlp_modules=("gate_up_proj", "down_proj"),
         partial_rotary=True,
         gguf_name="phi3",
-        # The last one names a tokenizer, which lies in the repository too.
+        # The last entry names a tokenizer, which is in the repository too.
         remote_code=("configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM", "Xenova/gpt-4o"),
     ),
     Family(
@@ -248,7 +248,7 @@ LLAMA_FAMILIES = (
         architecture="QWenLMHeadModel",
         windows="never",
         defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 8192},
-        # Both begin behind "seq_length", where the longest sequence ends here.
+        # Both take effect only beyond "seq_length", which is also the longest sequence of this engine.
         harmless={"use_logn_attn": (False, True), "use_dynamic_ntk": (False, True), "no_bias": (True,)},
         qkv_bias=True,
         qkv_modules=("c_attn",),
@@ -297,7 +297,7 @@ LLAMA_FAMILIES = (
         architecture="InternLM3ForCausalLM",
         windows="never",
         defaults={"num_key_value_heads": 2, "head_dim": 128, "bos_token_id": 1, "eos_token_id": 2},
-        # The first two are those of the published code, the last two transformers' names for them.
+        # The first two keys are those of the published code, the last two are transformers' names for them.
         optional_biases={"qkv_bias": QKV, "bias": OUTPUT | MLP, "attention_bias": ATTENTION, "mlp_bias": MLP},
         remote_code=(
             "configuration_internlm3.InternLM3Config",

@@ -29,22 +29,22 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Names in a checkpoint, below the layer.
+    """Names of modules and tensors of a mixture in a checkpoint, relative to the layer.
 
     Attributes:
-        block: the module that router and experts are in.
+        block: the module that contains router and experts.
         router: the router's module in the block.
-        gate: an expert's module, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
-        storage: what ``gate``, ``up`` and ``down`` name.
+        gate: module of an expert's gate, or the tensor of all experts' gate and up; ``up`` and ``down`` likewise.
+        storage: what the names ``gate``, ``up`` and ``down`` refer to.
         shared: the module of the shared expert.
-        trained_as: how transformers stores the experts in memory, where adapters are trained: version 5, and version 4
-            where that has stacked experts of another form.
-        is_split: whatever the storage, this file has matrices of each expert (GGUF).
-        shared_modules: its gate and up, or both in one, and down.
-        correction: the correction of the router's scores in the block; None for the usual name, in the router.
-        correction_is_row: it is stored as [1, E], not as [E].
-        latent: the projections before and behind the experts, where they have a size of their own.
-        shared_in_layer: it stands in the layer beside the block, not in the block.
+        trained_as: the forms in which transformers stores the experts in memory when adapters are trained: the form of
+            version 5, and the form of version 4 if that stacks experts in another way.
+        is_split: whether this file has separate matrices for each expert (GGUF), regardless of ``storage``.
+        shared_modules: the shared expert's gate and up, or the one module for both, and its down.
+        correction: name in the block of the correction of the router's scores; None for the usual name, in the router.
+        correction_is_row: whether the correction is stored as [1, E], not as [E].
+        latent: the projections before and after the experts, for experts with a width of their own.
+        shared_in_layer: whether the shared expert is in the layer, next to the block, and not in the block.
     """
 
     block: str = "mlp"
@@ -64,7 +64,7 @@ class ExpertNames:
 
     @property
     def correction_name(self) -> str:
-        """The tensor of the correction, below the block."""
+        """Name of the correction's tensor, relative to the block."""
         return self.correction or f"{self.router}.e_score_correction_bias"
 
 
@@ -72,29 +72,31 @@ class ExpertNames:
 class Mixture:
     """The MLP of a layer as a mixture of experts.
 
-    The router's logits of a token become scores. The ``top_k`` experts of the highest scores, plus a correction where
-    there is one, get the token, weighted by their scores.
+    Scores are computed from the router's logits. A token is sent to the ``top_k`` experts with the highest scores
+    (after adding a correction, if there is one), and their results are weighted by the scores.
 
     Attributes:
         num_experts: E.
         size: intermediate size of an expert, I.
-        top_k: experts of a token.
-        scores: softmax over all experts, or a sigmoid of each.
-        renormalises: the weights of a token's experts are divided by their sum.
+        top_k: number of experts of a token.
+        scores: function that turns logits into scores: a softmax over all experts, or a sigmoid of each logit.
+        renormalises: whether the weights of a token's experts are divided by their sum.
         scale: factor of the weights.
-        corrected: the checkpoint has a correction for each expert.
+        corrected: whether the checkpoint has a correction for each expert.
         groups: number of groups of adjacent experts.
-        top_groups: groups of which a token may choose, those with the largest ``best_of_group`` scores.
+        top_groups: number of groups from which a token may choose experts: those with the largest ``best_of_group``
+            scores.
         shared_size: intermediate size of the expert that all tokens pass, 0 for none.
-        gated_sharing: that expert is weighted by a sigmoid of the token.
-        biased: router and experts have biases.
+        gated_sharing: whether the shared expert is weighted by a sigmoid of the token.
+        biased: whether router and experts have biases.
         clamp: the experts' activation; None for SiLU.
-        weighs_input: the weights are factors of the experts' inputs, not of their results.
-        gated: an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``, the shared one too.
-        latent_size: width of the experts' inputs and results, where they stand between two projections (Nemotron 3).
-        is_beside_mlp: it stands beside the layer's MLP, both behind norms of their own (Gemma 4). The router has a norm
-            and a factor of each expert.
-        activation: of experts with a gate, where there is no ``clamp``.
+        weighs_input: whether the weights are factors of the experts' inputs, not of their results.
+        gated: whether an expert is ``down(silu(gate(x)) * up(x))``, else ``down(relu(up(x)) ** 2)``; the same for the
+            shared expert.
+        latent_size: width of the experts' inputs and results, if the experts are between two projections (Nemotron 3).
+        is_beside_mlp: whether the mixture is beside the layer's MLP, each followed by a norm of its own (Gemma 4). The
+            router then has a norm and a factor for each expert.
+        activation: activation of experts with a gate, unless ``clamp`` is set.
     """
 
     names: ExpertNames
@@ -124,41 +126,43 @@ class MixtureFamily:
     """How a family's ``config.json`` describes its mixtures.
 
     Attributes:
-        names: in checkpoints.
-        count_keys: of the number of experts, in older and in newer files.
-        size_key: of an expert's intermediate size.
-        top_k_key: of the number of a token's experts; its value may be a list of the same for each layer.
-        dense_layers: which layers have an ordinary MLP: none, those that "mlp_only_layers" or "decoder_sparse_step"
-            rule out, those before ``first_key``, those that "mlp_layer_types" calls dense or else the same, those
-            but every n-th one, n = "expert_layer_period", from "expert_layer_offset" on, those outside of
-            "moe_layer_start_index" and "moe_layer_end_index" or not an n-th one, n = "moe_layer_interval",
-            or all that "moe_layers" does not list, which by default has every n-th one, n =
-            "interleave_moe_layer_step".
+        names: names in checkpoints.
+        count_keys: keys of the number of experts, in older and in newer files.
+        size_key: key of an expert's intermediate size.
+        top_k_key: key of the number of a token's experts; its value may be a list of the same number for each layer.
+        dense_layers: rule for which layers have an ordinary MLP. "none": no layer. "stepped": the layers that
+            "mlp_only_layers" or "decoder_sparse_step" rule out. "first": the layers before ``first_key``. "typed": the
+            layers that "mlp_layer_types" calls dense, else as "first". "periodic": all but every n-th layer from
+            "expert_layer_offset" on, n = "expert_layer_period". "spanned": layers outside of "moe_layer_start_index" to
+            "moe_layer_end_index", and layers that are not an n-th one, n = "moe_layer_interval". "unlisted": the layers
+            that "moe_layers" does not list; by default it lists every n-th layer, n = "interleave_moe_layer_step".
         first_key: the key of the number of layers before the first mixture.
-        scores: of the router.
-        renormalises: whether weights are divided by their sum; None where "norm_topk_prob" says so.
-        single_keeps_score: the weight of a token's only expert is its score, whatever ``renormalises`` says.
-        scaled: honours "routed_scaling_factor".
-        corrected: the checkpoint has a correction for each expert.
-        corrected_key: the key that says whether it has; None where it always has.
-        grouped: honours "n_group" and "topk_group".
-        methods: values of "topk_method", the default first; with "greedy" there are no groups. Empty where the family
-            has no such key.
-        shared_size_key: of the shared expert's intermediate size, None for no shared expert.
-        shared_count_key: of the number of shared experts, which together are one that is as many times as wide.
-        gated_sharing: the shared expert has a weight for each token.
-        biased: router and experts have biases.
-        clamped: the activation is ``ClampedGate``, by "swiglu_alpha" and "swiglu_limit".
-        gguf_renormalises: what "norm_topk_prob" would say in GGUF files, which have no key for it.
-        mxfp4: experts may be stored in MXFP4.
-        weighs_input: that of ``Mixture``.
-        optional: without experts all layers have an ordinary MLP, of the shared expert's size.
-        gated: that of ``Mixture``.
-        latent_key: of its ``latent_size``, None where there is none.
-        single_is_dense: one expert is an ordinary MLP.
-        flag_key: of a flag without which there are no experts; None where their number says so.
+        scores: score function of the router.
+        renormalises: whether weights are divided by their sum; None if "norm_topk_prob" decides.
+        single_keeps_score: whether the weight of a token's only expert is its score, regardless of ``renormalises``.
+        scaled: whether the family honours "routed_scaling_factor".
+        corrected: whether the checkpoint has a correction for each expert.
+        corrected_key: the key that says whether the checkpoint has a correction; None if it always has one.
+        grouped: whether the family honours "n_group" and "topk_group".
+        methods: values of "topk_method", the default first; with "greedy" there are no groups. Empty if the family has
+            no such key.
+        shared_size_key: key of the shared expert's intermediate size, None for no shared expert.
+        shared_count_key: key of the number of shared experts, which together form one expert of that many times the
+            width.
+        gated_sharing: whether the shared expert has a weight for each token.
+        biased: whether router and experts have biases.
+        clamped: whether the activation is ``ClampedGate``, with "swiglu_alpha" and "swiglu_limit".
+        gguf_renormalises: the value of "norm_topk_prob" for GGUF files, which have no key for it.
+        mxfp4: whether experts may be stored in MXFP4.
+        weighs_input: ``weighs_input`` of ``Mixture``.
+        optional: whether a config may have no experts; then all layers have an ordinary MLP of the shared expert's
+            size.
+        gated: ``gated`` of ``Mixture``.
+        latent_key: key of ``latent_size`` of ``Mixture``; None if the experts have no width of their own.
+        single_is_dense: whether a mixture of a single expert is an ordinary MLP.
+        flag_key: key of a flag that turns experts on; None if the number of experts decides.
         beside_mlp: ``is_beside_mlp`` of ``Mixture``.
-        activation: that of ``Mixture``, asked for by "hidden_activation".
+        activation: ``activation`` of ``Mixture``, selected by "hidden_activation".
     """
 
     names: ExpertNames

@@ -54,7 +54,7 @@ _LATENT = {
 
 
 def _deepseek_code(version: str) -> tuple[str, ...]:
-    """What "auto_map" of DeepSeek's checkpoints names."""
+    """Return the "auto_map" entries of DeepSeek's checkpoints."""
     classes = (f"configuration_deepseek.Deepseek{version}Config", f"modeling_deepseek.Deepseek{version}Model")
     return (*classes, f"modeling_deepseek.Deepseek{version}ForCausalLM")
 
@@ -129,7 +129,7 @@ _BAILING_NAMES = (
 
 
 def _bailing_code(version: str) -> tuple[str, ...]:
-    """What "auto_map" of Ling's and Ring's checkpoints names."""
+    """Return the "auto_map" entries of Ling's and Ring's checkpoints."""
     module, name = f"bailing_moe{version.lower()}", f"BailingMoe{version.removeprefix('_')}"
     classes = (f"configuration_{module}.{name}Config", f"modeling_{module}.{name}Model")
     return (*classes, f"modeling_{module}.{name}ForCausalLM")
@@ -169,7 +169,7 @@ _BAILING_V2 = Family(
     mixture=replace(DEEPSEEK, count_keys=_GLM_COUNTS, renormalises=True, single_keeps_score=True),
     remote_code=_bailing_code("_V2"),
     gguf_name="bailingmoe2",
-    # The product of the number of shared experts and the size of one, which are there too.
+    # The key holds the product of the number of shared experts and the size of one, which have keys of their own.
     gguf_ignored=frozenset({"expert_shared_feed_forward_length"}),
     config_names={
         "num_experts": "n_routed_experts",
@@ -483,7 +483,7 @@ MIXTURE_FAMILIES = (
         remote_code=(),
         gguf_name=None,
         prediction=None,
-        # Of several groups, which no published file has, the two best experts would rate each.
+        # If there were several groups, which no published file has, the two best experts would rate each group.
         harmless={"n_group": (1,), "topk_group": (1,)},
         mixture=replace(DEEPSEEK, scores="softmax", corrected=False, grouped=False),
     ),

@@ -90,7 +90,7 @@ POST_NORM_FAMILIES = (
         architecture="Gemma4ForCausalLM",
         windows="pattern",
         defaults=_GEMMA4,
-        # Bidirectional attention is that of images.
+        # "vision" means that only images have bidirectional attention.
         harmless={"use_bidirectional_attention": (False, "vision")},
         optional_biases={"attention_bias": ATTENTION},
         norms=_GEMMA_NORMS,

@@ -9,23 +9,25 @@ COUNT_KEY = "num_nextn_predict_layers"
 
 @dataclass(frozen=True, slots=True)
 class PredictionModule:
-    """Names of an MTP module's tensors, and what it reads. Its layer has the names of the model's layers.
+    """Names of an MTP module's tensors, and its inputs. The layer in it has the tensor names of the model's layers.
 
     Attributes:
-        block: the modules, counted from 0, or with a ``layer`` the one module; None where they are counted with the
-            layers, behind the last.
+        block: name of the modules, which are counted from 0, or with ``layer`` the name of the only module; None if the
+            modules are counted together with the layers, after the last layer.
         token_norm: the norm of embeddings.
         hidden_norm: the norm of hidden states.
-        product: of both side by side.
-        last_norm: the norm behind the layer.
-        embedding: its own, a copy of the model's that some checkpoints leave out; None where there is none.
-        head: the same of the head.
-        hidden_first: hidden states come before embeddings in the product's input.
-        reads_normed: it reads the model's hidden states behind the model's last norm.
-        leaves_normed: for the token after the next it reads its own hidden states behind its last norm, else before.
-        layer: its layers, below the module; empty where the module is a layer itself.
-        count_key: of the number of modules, in config.json.
-        count: that number where the key is absent.
+        product: the projection of the two normed vectors, side by side.
+        last_norm: the norm after the layer.
+        embedding: the module's own embedding, a copy of the model's that some checkpoints leave out; None for none.
+        head: the module's own head, likewise.
+        hidden_first: whether hidden states come before embeddings in the product's input.
+        reads_normed: whether the module reads the model's hidden states after the model's last norm, else before that
+            norm.
+        leaves_normed: whether, for the token after the next, the module reads its own hidden states after its last
+            norm, else before that norm.
+        layer: name of the module's layers, relative to the module; empty if the module itself is a layer.
+        count_key: key of the number of modules in config.json.
+        count: number of modules if the key is absent.
     """
 
     block: str | None = None
@@ -43,12 +45,12 @@ class PredictionModule:
     count: int = 0
 
     def prefix(self, index: int, num_layers: int) -> str:
-        """Return what the names of a module's tensors begin with, in a model of so many layers."""
+        """Return the prefix of the names of a module's tensors, in a model of ``num_layers`` layers."""
         if self.block is None:
             return f"model.layers.{num_layers + index}"
         return self.block if self.layer else f"{self.block}.{index}"
 
     def layer_prefix(self, index: int, num_layers: int) -> str:
-        """Return what the names of the tensors of a module's layer begin with."""
+        """Return the prefix of the names of the tensors of a module's layer."""
         prefix = self.prefix(index, num_layers)
         return f"{prefix}.{self.layer}.{index}" if self.layer else prefix

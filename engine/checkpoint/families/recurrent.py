@@ -13,8 +13,8 @@ class ShortConvLayer:
     """``out(C * conv(B * x))`` with ``B, C, x = in(h)``: a convolution over the last few tokens (LFM2).
 
     Attributes:
-        taps: tokens that it sees, the token itself included.
-        biased: convolution and projections have biases.
+        taps: number of tokens that the convolution sees, the current token included.
+        biased: whether convolution and projections have biases.
     """
 
     taps: int
@@ -23,18 +23,18 @@ class ShortConvLayer:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Layer:
-    """A selective state space behind a convolution (Mamba-2; Granite 4).
+    """A selective state space after a convolution (Mamba-2; Granite 4).
 
     Attributes:
-        num_heads: H.
-        head_dim: P.
-        num_groups: groups of heads with the same B and C.
-        state_size: N.
-        taps: of the convolution.
-        conv_biased: the convolution has a bias.
-        biased: the projections have biases.
-        normed: its results have a norm; without, the gate alone is a factor of them (Falcon H1).
-        is_norm_first: the gate is a factor of the norm's result, not of what it norms.
+        num_heads: number of heads, H.
+        head_dim: dimensions of a head, P.
+        num_groups: number of groups of heads with the same B and C.
+        state_size: size of the state, N.
+        taps: number of tokens that the convolution sees.
+        conv_biased: whether the convolution has a bias.
+        biased: whether the projections have biases.
+        normed: whether the results have a norm; if not, they are only multiplied by the gate (Falcon H1).
+        is_norm_first: whether the gate multiplies the norm's result, else the norm's input.
     """
 
     num_heads: int
@@ -49,28 +49,28 @@ class Mamba2Layer:
 
     @property
     def width(self) -> int:
-        """Columns of the gate, and of x."""
+        """Number of columns of the gate, and of x."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_width(self) -> int:
-        """Columns of x, B and C, which the convolution sees."""
+        """Number of columns of x, B and C, which are the convolution's input."""
         return self.width + 2 * self.num_groups * self.state_size
 
 
 @dataclass(frozen=True, slots=True)
 class MambaLayer:
-    """A selective state space with a state for each channel, behind a convolution (Mamba, Jamba).
+    """A selective state space with a state for each channel, after a convolution (Mamba, Jamba).
 
     Attributes:
-        width: channels, all with a state of their own; as many as the gate has.
-        state_size: N.
-        taps: of the convolution.
-        step_rank: inputs of the projection to steps.
-        conv_biased: the convolution has a bias.
-        biased: the projections of hidden states have biases.
-        norms: RMS norms of B, C and what steps are made of, with or without a weight.
-        norm_eps: of these.
+        width: number of channels, each with a state of its own; the gate has the same number.
+        state_size: size of the state, N.
+        taps: number of tokens that the convolution sees.
+        step_rank: number of inputs of the projection that computes the steps.
+        conv_biased: whether the convolution has a bias.
+        biased: whether the projections of hidden states have biases.
+        norms: whether B, C and the input of the projection to steps have RMS norms, with or without a weight.
+        norm_eps: epsilon of these norms.
     """
 
     width: int
@@ -86,26 +86,26 @@ class MambaLayer:
 
     @property
     def head_dim(self) -> int:
-        """Channels: with those of Mamba-2's states, this has one head of so many dimensions."""
+        """Number of channels: in the layout of Mamba-2's states, this layer has one head of that many dimensions."""
         return self.width
 
     @property
     def conv_width(self) -> int:
-        """Columns that the convolution sees."""
+        """Number of columns of the convolution's input."""
         return self.width
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """A gated delta net behind a convolution (Qwen3-Next, Qwen 3.5).
+    """A gated delta net after a convolution (Qwen3-Next, Qwen 3.5).
 
     Attributes:
-        num_heads: H, of values.
-        head_dim: P, of a value.
-        num_key_heads: of queries and keys.
-        key_dim: N, of a query and a key.
-        taps: of the convolution.
-        grouped: the projections' columns are those of key head after key head (Qwen3-Next).
+        num_heads: number of value heads, H.
+        head_dim: dimensions of a value head, P.
+        num_key_heads: number of query heads, and of key heads.
+        key_dim: dimensions of a query head and of a key head, N.
+        taps: number of tokens that the convolution sees.
+        grouped: whether the projections' columns are ordered by key head (Qwen3-Next).
     """
 
     num_heads: int
@@ -117,28 +117,28 @@ class DeltaLayer:
 
     @property
     def width(self) -> int:
-        """Columns of values, and of the gate."""
+        """Number of columns of values, and of the gate."""
         return self.num_heads * self.head_dim
 
     @property
     def key_width(self) -> int:
-        """Columns of keys, and of queries."""
+        """Number of columns of keys, and of queries."""
         return self.num_key_heads * self.key_dim
 
     @property
     def conv_width(self) -> int:
-        """Columns of q, k and v, which the convolution sees."""
+        """Number of columns of q, k and v, which are the convolution's input."""
         return 2 * self.key_width + self.width
 
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaLayer:
-    """A gated delta net whose state's rows shrink each by a factor of its own (Kimi Linear).
+    """A gated delta net that multiplies each row of the state by a factor of its own (Kimi Linear).
 
     Attributes:
-        num_heads: H, of queries, keys and values.
-        head_dim: of all of these, P.
-        taps: of the convolution.
+        num_heads: number of heads of queries, keys and values, H.
+        head_dim: dimensions of each of these heads, P.
+        taps: number of tokens that the convolution sees.
     """
 
     num_heads: int
@@ -147,17 +147,17 @@ class KimiDeltaLayer:
 
     @property
     def state_size(self) -> int:
-        """Rows of a head's state."""
+        """Number of rows of a head's state."""
         return self.head_dim
 
     @property
     def width(self) -> int:
-        """Columns of queries, of keys, of values, of steps and of the gate."""
+        """Number of columns of queries, of keys, of values, of steps and of the gate."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_width(self) -> int:
-        """Columns of q, k and v, which the convolution sees."""
+        """Number of columns of q, k and v, which are the convolution's input."""
         return 3 * self.width
 
 

@@ -1,1 +1,1 @@
-"""Models whose modules are the transformers library's: its attention interface leads to our KV pool and kernels."""
+"""Models whose modules are the transformers library's; its attention interface calls our KV pool and kernels."""

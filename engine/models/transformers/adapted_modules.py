@@ -1,4 +1,4 @@
-"""LoRA in a model of the transformers library: hooks that add the adapters' part to what its linear modules return."""
+"""LoRA in a model of the transformers library: hooks that add the adapters' part to the outputs of linear modules."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ class AdaptedModules:
     """The modules that adapters may change.
 
     Attributes:
-        modules: by the name that adapters address them by; embedding and head have the names that they have in most
-            models.
-        renamed: the model's own names of embedding and head.
-        towers: modules of the checkpoint that are not computed, and in which an adapter's part changes no text.
+        modules: modules by the name that adapters use; embedding and head have the names that are usual in most models.
+        renamed: the model's own names of embedding and head, by the usual names.
+        towers: modules of the checkpoint that are not computed; an adapter's weights for them change no text.
     """
 
     modules: Mapping[str, nn.Module]
@@ -35,7 +34,7 @@ class AdaptedModules:
     towers: tuple[str, ...]
 
     def layout(self, dtype: torch.dtype, device: torch.device) -> BaseLayout:
-        """Return the base model as adapters see it."""
+        """Return the layout of the base model for adapters."""
         return BaseLayout(
             projections=tuple(ProjectionShape((name,), *_sizes(module)) for name, module in self.modules.items()),
             dtype=dtype,
@@ -48,16 +47,16 @@ class AdaptedModules:
         )
 
     def hook(self, step: CurrentStep, dtype: torch.dtype) -> None:
-        """Have each module's output get the part of the current step's adapters, whose factors are in ``dtype``."""
+        """Register hooks that add the part of the current step's adapters, with factors in ``dtype``."""
         for name, module in self.modules.items():
             module.register_forward_hook(_embedding_hook(step) if name == EMBEDDING else _hook(name, step, dtype))
 
 
 @contextmanager
 def observed_rows(model: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
-    """Return for each linear module and embedding how many rows it computes at a time in passes inside the block.
+    """Yield for each linear module and embedding its numbers of output rows in passes inside the block.
 
-    0 stands for a module that returns more than them, such as a router.
+    0 means that the module's output is not a single tensor, as for a router that returns several.
     """
     rows: dict[nn.Module, set[int]] = {}
 
@@ -77,12 +76,12 @@ def observed_rows(model: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
 def adapted_modules(
     model: Any, rows: Mapping[nn.Module, set[int]], num_tokens: int, towers: tuple[str, ...]
 ) -> AdaptedModules:
-    """Return the modules of a causal model that have all tokens of a step as their input, in its order.
+    """Return the modules of a causal model whose input is all tokens of a step, in the step's order.
 
-    Others are left out: an expert has the tokens that are routed to it, which the model alone knows.
+    Other modules are left out: an expert's input is the tokens routed to it, which only the model knows.
 
     Args:
-        rows: of a pass over ``num_tokens`` tokens of the model without its head, from ``observed_rows``.
+        rows: output rows from ``observed_rows``, in a pass over ``num_tokens`` tokens of the model without its head.
         towers: as in ``AdaptedModules``.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -116,7 +115,7 @@ def _embedding_hook(step: CurrentStep) -> Callable[[nn.Module, tuple[Tensor, ...
 
 
 def _sizes(module: Any) -> tuple[tuple[int], int]:
-    """Outputs and inputs of a module; of an embedding its width and the size of the vocabulary."""
+    """Return the outputs and inputs of a module; for an embedding its width and the size of the vocabulary."""
     rows, columns = module.weight.shape
     return ((columns,), rows) if isinstance(module, nn.Embedding | Conv1D) else ((rows,), columns)
 

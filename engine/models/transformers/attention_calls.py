@@ -1,9 +1,9 @@
-"""Record of a model's attention calls: their heads, scale, window, cap and sinks, as its own code asks for them.
+"""Record a model's attention calls: the heads, scale, window, cap and sinks that its own code passes.
 
-A model of the transformers library calls whichever function ``config._attn_implementation`` names, and builds its masks
-by the function of the same name. Here both record what they are given, in one pass over a few tokens whose result does
-not matter. A mask is given as a function of query and key: it is evaluated over the whole context, which tells its
-window, or that it is none.
+A model of the transformers library calls the function that ``config._attn_implementation`` names, and builds its masks
+by the function of the same name. Here both functions record their arguments, in one pass over a few tokens whose result
+does not matter. A mask is passed as a function of query and key. It is evaluated over the whole context, which shows
+the size of its window, or that it has none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORDED = "rootgraft_recorded"
 # Most positions whose mask is evaluated; a window that is wider is treated as full attention.
 _MOST_EVALUATED = 1 << 22
 
-# Tensors that models hand on to attention, and that other implementations of attention do not read either.
+# Tensors that models pass to attention, and that other implementations of attention do not read either.
 _IGNORED_TENSORS = frozenset({"position_ids", "cache_position", "position_embeddings"})
 
 
@@ -35,14 +35,14 @@ class AttentionCall:
     """One call of attention in a forward pass.
 
     Attributes:
-        module: that called.
-        source: index of the call whose keys and values these are: its own, or that of an earlier layer (Gemma 3n).
+        module: the module that is called.
+        source: index of the call that stored these keys and values: this call, or that of an earlier layer (Gemma 3n).
         key_dim: dimensions of a query and a key.
         value_dim: dimensions of a value.
         scale: factor of the scores.
-        window: the last keys that a token sees, itself included; None for all.
+        window: number of the last keys that a token sees, its own included; None for all.
         soft_cap: bound of the scores, or None.
-        sinks: [Hq], a score of each head without a value, or None.
+        sinks: [Hq], for each head a score without a value, or None.
     """
 
     module: nn.Module
@@ -59,7 +59,7 @@ class AttentionCall:
 
 @dataclass(slots=True)
 class _Record:
-    """The calls of a pass over ``num_tokens`` tokens of a model whose sequences have at most ``longest``."""
+    """The calls of a pass over ``num_tokens`` tokens of a model whose sequences have at most ``longest`` tokens."""
 
     num_tokens: int
     longest: int
@@ -68,7 +68,7 @@ class _Record:
     stored: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)  # call, keys and values, each only once
 
     def source(self, key: Tensor, value: Tensor) -> int:
-        """Return the call whose keys and values these are; the next one for new ones."""
+        """Return the index of the call that stored these keys and values; the next index if they are new."""
         for index, k, v in self.stored:
             if k is key and v is value:
                 return index
@@ -83,10 +83,10 @@ _RECORD: ContextVar[_Record] = ContextVar("attention_record")
 def recorded_calls(num_tokens: int, longest: int) -> Iterator[list[AttentionCall]]:
     """Return a list to which a pass over ``num_tokens`` tokens inside the block adds its calls.
 
-    The pass raises ModelError where attention has a form that our kernels do not compute.
+    The pass raises ModelError if attention has a form that our kernels do not compute.
 
     Args:
-        longest: tokens of the longest sequence that will be served.
+        longest: number of tokens of the longest sequence that will be served.
     """
     record = _Record(num_tokens, min(longest, _MOST_EVALUATED))
     token = _RECORD.set(record)
@@ -132,7 +132,7 @@ def _record_attention(
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, num_tokens: int) -> None:
-    """Check that every token has one query, key and value: else attention is to other tokens, or to a summary."""
+    """Check that every token has one query, key and value; otherwise attention is to other tokens, or to a summary."""
     lengths = {each.shape[2] for each in (query, key, value)}
     batch = {each.shape[0] for each in (query, key, value)}
     if lengths != {num_tokens} or batch != {1} or key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
@@ -145,7 +145,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, num_tokens: int) ->
 def _record_mask(
     *, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], device: torch.device, **_: Any
 ) -> Tensor:
-    """Return a mask that stands for its window: [1, 1, queries, keys] of ones."""
+    """Return a mask of ones, [1, 1, queries, keys], under whose address the window is recorded."""
     record = _RECORD.get()
     mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     record.masks[mask.data_ptr()] = mask, _window(mask_function, record.longest)

@@ -1,7 +1,7 @@
-"""Check at start: a model's logits over our KV pool, in chunks and batches, against those by its own attention.
+"""Check at start: a model's logits with our KV pool, in chunks and batches, against logits with its own attention.
 
-What a model does beside attention may depend on other tokens too: recurrent states, convolutions, positions that it
-counts by itself. No list of classes tells all of them, but logits do.
+Parts of a model beside attention may depend on other tokens too: recurrent states, convolutions, positions that it
+counts by itself. No list of classes is complete, but the logits show such a dependence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..kv_pool import KvPool
 from ..model import Model
 
 _PAGE = 4
-# Tokens of each row in each step: rows apart and together, chunks of one token and of more.
+# Number of tokens of each row in each step: rows alone and together, chunks of one token and of more.
 _STEPS = ((1, 5), (7, 0), (3, 1), (1, 6))
 NUM_TOKENS = 12
 """Tokens of each of the two prompts that are compared."""
@@ -31,11 +31,11 @@ def check_exactness(model: Model, prompts: Tensor, expected: Tensor) -> float:
 
     Args:
         prompts: [2, NUM_TOKENS] token ids.
-        expected: [2, NUM_TOKENS, V], their logits by the model's own attention.
+        expected: [2, NUM_TOKENS, V], logits of the prompts with the model's own attention.
 
     Returns:
-        The difference of the logits after a token relative to their size, which three quarters of the tokens stay
-        below: another rounding may send a few to other experts.
+        Difference of the logits after a token relative to their size, at the third quartile of the tokens: another
+        rounding may send a few tokens to other experts.
 
     Raises:
         ModelError: the logits differ by more than rounding.
@@ -65,7 +65,7 @@ def check_exactness(model: Model, prompts: Tensor, expected: Tensor) -> float:
 def _inputs(
     prompts: Tensor, table: Tensor, chunks: Sequence[tuple[int, tuple[int, int]]], device: torch.device
 ) -> ForwardInputs:
-    """Inputs of a step that extends some rows from a start to an end."""
+    """Return the inputs of a step that extends some rows from a start to an end."""
     rows = [row for row, _ in chunks]
     places = [torch.arange(start, end) for _, (start, end) in chunks]
     cells = [table[row].long()[place // _PAGE] * _PAGE + place % _PAGE for row, place in zip(rows, places, strict=True)]

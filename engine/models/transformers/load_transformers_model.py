@@ -35,12 +35,12 @@ def load_transformers_model(
     max_positions: int | None = None,
     dummy: bool = False,
 ) -> TransformersModel:
-    """Load a folder in Hugging Face format by the library's class of its name, and compare some logits.
+    """Load a folder in Hugging Face format by the library's class that it names, and compare some logits.
 
     Args:
-        dtype: of weights and hidden states.
-        max_positions: longest sequence; the model's own maximum by default.
-        dummy: use random weights in the model's shape.
+        dtype: type of weights and hidden states.
+        max_positions: length of the longest sequence; the model's own maximum by default.
+        dummy: whether to use random weights in the model's shape.
 
     Raises:
         ModelError: the library has no such model, its files are malformed, or it cannot be computed exactly.
@@ -62,8 +62,8 @@ def load_transformers_model(
 
 
 def _load(folder: Path, found: LibraryModel, dtype: torch.dtype) -> Any:
-    """Load the weights. Each must be one that the class has, and none may be missing."""
-    # This refuses pickles.
+    """Load the weights. Each stored weight must be one of the class's, and none may be missing."""
+    # This call refuses pickles.
     shard_names(folder)
     try:
         model, info = found.model_class.from_pretrained(
@@ -95,7 +95,7 @@ def _random(found: LibraryModel, dtype: torch.dtype) -> Any:
 
 @torch.inference_mode()
 def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype, longest: int) -> TransformersModel:
-    """Record how the model attends, lead its attention to our pool, and check the result."""
+    """Record the model's attention calls, connect its attention to our pool, and check the result."""
     decoder = model.get_decoder()
     prompts = _prompts(found.config.vocab_size, model.device)
     expected = model(input_ids=prompts, use_cache=False, return_dict=True).logits.float()
@@ -135,7 +135,7 @@ def _assemble(folder: Path, found: LibraryModel, model: Any, dtype: torch.dtype,
 
 
 def _notice(name: str, error: float) -> str:
-    """Return the line of the start that says what computes, and why that is slow."""
+    """Return the line printed at the start: which class computes the model, and why that is slow."""
     untested = "" if name in LIBRARY_CLASSES else "; not compared by tests as those in docs/reference/models.md are"
     return (
         f"Implementation: {name} of transformers {transformers.__version__}, slower than ours: its modules run one op "
@@ -145,7 +145,7 @@ def _notice(name: str, error: float) -> str:
 
 
 def _prompts(vocab_size: int, device: torch.device) -> Tensor:
-    """Two prompts of random tokens: [2, NUM_TOKENS]."""
+    """Return two prompts of random tokens: [2, NUM_TOKENS]."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randint(vocab_size, (2, NUM_TOKENS), generator=generator).to(device)
 
@@ -153,7 +153,7 @@ def _prompts(vocab_size: int, device: torch.device) -> Tensor:
 def _probe(
     model: Any, decoder: Any, tokens: Tensor, longest: int
 ) -> tuple[list[AttentionCall], dict[nn.Module, set[int]]]:
-    """Run the decoder once to see how its layers attend, and how many tokens each linear module sees."""
+    """Run the decoder once to record its attention calls, and how many tokens each linear module computes."""
     model.set_attn_implementation(RECORDED)
     num_tokens = tokens.shape[1]
     positions = torch.arange(num_tokens, device=tokens.device)[None]
@@ -173,7 +173,7 @@ def _check_calls(calls: list[AttentionCall], num_layers: int) -> None:
 
 
 def _replace(model: Any, decoder: Any, given: GivenHidden) -> None:
-    """Put another module in the place of the decoder."""
+    """Replace the decoder in the model by another module."""
     name = next(name for name, module in model.named_modules() if module is decoder)
     if not name:
         raise ModelError("Its decoder is not a module apart from its head.")

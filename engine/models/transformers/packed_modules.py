@@ -1,8 +1,8 @@
-"""Linear modules of a model of the transformers library on our native kernels: packed weights, products in our op.
+"""Linear modules of the transformers library on our native kernels: packed weights, products by our op.
 
-On a CPU torch's own products of a few rows take most of a decode step, and its threads fight with those of our kernels.
-The packed weight takes the place of the module's own; where that is read otherwise than by calling the module, it is
-not a number, which the check at start finds.
+On a CPU, torch's own products of a few rows take most of a decode step, and its threads compete with those of our
+kernels. The packed weight replaces the module's own. Code that reads the weight in any other way than by calling the
+module finds no number there, which the check at start detects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROWS: Final = 1024  # rows of a weight that are unpacked at once
 
 
 def pack(module: Any, dtype: torch.dtype) -> None:
-    """Have a linear module compute by our packed product, if a native kernel takes its weight, of the model's type."""
+    """Let a linear module compute by our packed product, if a native kernel supports its weight."""
     weight, kernels = plain_weight(module), native_kernels()
     if type(module) not in (nn.Linear, Conv1D) or weight.dtype is not dtype:
         return
@@ -39,7 +39,7 @@ def pack(module: Any, dtype: torch.dtype) -> None:
 
 
 def plain_weight(module: Any) -> Tensor:
-    """Return a module's weight [out, in], of an embedding [V, H]; that of GPT-2's modules is stored transposed."""
+    """Return a module's weight [out, in], or [V, H] for an embedding; GPT-2's modules store it transposed."""
     packed: PackedLinear | None = getattr(module, _ATTRIBUTE, None)
     if packed is None:
         weight: Tensor = module.weight.detach()

@@ -1,7 +1,8 @@
-"""Paged attention behind the attention interface of the transformers library.
+"""Paged attention for the attention interface of the transformers library.
 
-Its models call ``paged_attention`` for each layer, with queries, keys and values of all tokens of a step in one row.
-Which tokens belong together is in ``ForwardInputs``, so models build no masks: there is no mask function of this name.
+Models of the library call ``paged_attention`` for each layer, with queries, keys and values of all tokens of a step in
+one row. ``ForwardInputs`` defines which tokens belong together, so models build no masks: there is no mask function of
+this name.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _ATTRIBUTE = "rootgraft_layer"
 
 @dataclass(slots=True)
 class CurrentStep:
-    """What a forward pass is computed with, for code that the model's own modules call.
+    """Inputs of a forward pass, for code that the model's own modules call.
 
     Attributes:
-        inputs: of the pass, None outside of one.
+        inputs: inputs of the pass, None outside of a pass.
         kv: the pool.
-        lora: the adapters' part in the pass, or in the head after it.
+        lora: the adapters in the pass, or in the head after it.
     """
 
     inputs: ForwardInputs | None = None
@@ -47,10 +48,11 @@ class PagedLayer:
     """Attention of one layer.
 
     Attributes:
-        index: of its caches in the pool.
-        stores: whether it has keys and values of its own, not those of an earlier layer.
-        head_dim: of its caches; queries, keys and values with fewer dimensions are padded by zeros, which adds nothing.
-        dtype: of queries, and of caches unless they have 8 bits.
+        index: index of the layer's caches in the pool.
+        stores: whether the layer has keys and values of its own, not those of an earlier layer.
+        head_dim: dimensions of a head in the caches; shorter queries, keys and values are padded by zeros, without
+            effect.
+        dtype: type of queries, and of caches unless they have 8 bits.
     """
 
     index: int
@@ -87,7 +89,7 @@ class PagedLayer:
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention over its pages, as ``AttentionCall`` says; no attention weights are returned."""
+    """Compute a layer's attention over its pages, with its recorded ``AttentionCall``. Returns no attention weights."""
     layer: PagedLayer = getattr(module, _ATTRIBUTE)
     return layer(query, key, value), None
 
@@ -96,7 +98,7 @@ def attach_layers(calls: list[AttentionCall], dtype: torch.dtype, step: CurrentS
     """Give each module that calls attention its layer of the pool, in the order of the calls.
 
     Returns:
-        Heads and dimensions of each layer's caches, the latter the larger of keys and values.
+        Number and dimensions of the heads in each layer's caches; the dimensions are the larger of keys' and values'.
     """
     shapes = tuple(KvShape(call.num_kv_heads, max(call.key_dim, call.value_dim)) for call in calls)
     for index, (call, shape) in enumerate(zip(calls, shapes, strict=True)):

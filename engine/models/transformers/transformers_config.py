@@ -1,4 +1,4 @@
-"""Configuration of a model of the transformers library, and the refusal of what cannot be computed exactly."""
+"""Configuration of a model of the transformers library, and refusal of features that are not computed exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...checkpoint.read_config import CONFIG, GENERATION_CONFIG, read_config_fil
 from ...checkpoint.text_config import TEXT, shared_keys
 from ...errors import ModelError, quoted, shortened
 
-# Keys that are refused, with their values without effect (None always is one), and why.
+# Keys that are refused, with the values at which they have no effect (None always has none), and the reason.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "quantization_config": ((), "quantised weights are not read there"),
     "compression_config": ((), "quantised weights are not read there"),
@@ -35,11 +35,11 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig:
-    """What the engine reads of the model's configuration; see ``ModelConfig``.
+    """The part of the model's configuration that the engine reads; see ``ModelConfig``.
 
     Attributes:
-        shapes: heads and dimensions of each layer's caches.
-        kv_sources: for each layer the one whose keys and values it reads, mostly itself.
+        shapes: number and dimensions of the heads in each layer's caches.
+        kv_sources: for each layer the layer whose keys and values it reads, mostly itself.
     """
 
     family: str
@@ -74,26 +74,26 @@ class TransformersConfig:
 
     @property
     def latent(self) -> None:
-        """None: attention has keys and values of its own."""
+        """None, as attention has keys and values of its own."""
 
     @property
     def index_keys(self) -> tuple[None, ...]:
-        """None for each layer: attention sees all tokens, or those of a window."""
+        """None for each layer, as attention sees all tokens, or those of a window."""
         return (None,) * self.num_layers
 
     @property
     def rope_switch(self) -> None:
-        """None: sequences are as long as one rotary embedding serves."""
+        """None, as sequences are limited to the length of one rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A class of the library and the configuration that a checkpoint has for it.
+    """A class of the library, and a checkpoint's configuration for it.
 
     Attributes:
-        model_class: the causal model.
-        config: the library's object.
-        longest: tokens of the longest sequence.
+        model_class: class of the causal model.
+        config: the library's configuration object.
+        longest: number of tokens of the longest sequence.
         towers: modules of the checkpoint beside the language model, which are not loaded.
     """
 
@@ -114,10 +114,10 @@ def has_class(fields: Mapping[str, Any]) -> bool:
 
 
 def read_library_model(folder: Path) -> LibraryModel:
-    """Read the configuration of a folder in Hugging Face format; code that it names is never run.
+    """Read the configuration of a folder in Hugging Face format; code that the configuration names is never run.
 
     Raises:
-        ModelError: the library has no such causal model, or it has a part that is refused.
+        ModelError: the library has no such causal model, or the model has a part that is refused.
     """
     fields = read_config_file(folder)
     if (wrapper := _wrapper(fields)) is not None:
@@ -141,7 +141,7 @@ def read_library_model(folder: Path) -> LibraryModel:
     except Exception as error:
         # The class's own checks may raise anything.
         raise ModelError(f"{CONFIG}: transformers refuses it: {shortened(str(error), 300)}") from error
-    # The class may bring them as defaults.
+    # The class may set these keys by its defaults.
     _refuse({key: getattr(config, key, None) for key in _REFUSED})
     kinds = getattr(config, "layer_types", None) or []
     if others := sorted(set(map(str, kinds)) - _LAYER_TYPES):
@@ -168,7 +168,7 @@ def _language_fields(fields: Mapping[str, Any], wrapper: LibraryWrapper) -> dict
 
 
 def end_tokens(folder: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
-    """Return the end tokens of ``generation_config.json``, or of the configuration if that names none."""
+    """Return the end tokens of ``generation_config.json``, or those of the configuration if it names none."""
     key = "eos_token_id"
     named = Fields(read_generation_config(folder), GENERATION_CONFIG).token_ids(key, vocab_size)
     return named or Fields({key: getattr(config, key, None)}, CONFIG).token_ids(key, vocab_size)
@@ -186,7 +186,7 @@ def _refuse(fields: Mapping[str, Any]) -> None:
 def _class_name(fields: Mapping[str, Any]) -> str | None:
     """Return the one class under ``architectures``, if it is a causal model of the library for the ``model_type``.
 
-    Where no class is named, it is the type's only one.
+    If no class is named, it is the only causal model for the type.
     """
     names, model_type = fields.get("architectures"), fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
@@ -199,7 +199,7 @@ def _class_name(fields: Mapping[str, Any]) -> str | None:
 
 
 def _longest(config: Any, name: str) -> int:
-    """Return the longest sequence: with longrope that up to which all sequences are rotated alike."""
+    """Return the longest sequence; with LongRoPE the length up to which all sequences have the same rotation."""
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
         raise ModelError(

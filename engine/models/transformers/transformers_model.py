@@ -22,15 +22,15 @@ from .transformers_config import TransformersConfig
 
 @dataclass(frozen=True, slots=True)
 class TransformersModel:
-    """A model's own modules, and the forward pass by them. Made by ``load_transformers_model``.
+    """A model's own modules, and a forward pass that runs them. Made by ``load_transformers_model``.
 
     Attributes:
         decoder: the layers, from token ids to hidden states after the last norm.
         head: the causal model with ``GivenHidden`` in the place of the decoder: from hidden states to logits.
-        given: that module.
+        given: the module in the place of the decoder.
         adapted: the modules that adapters may change.
-        step: what the modules' hooks and attention read.
-        notice: a line for people: which class computes, and that it is slower than ours.
+        step: inputs that the modules' hooks and attention read.
+        notice: a line for people to read: which class computes, and that it is slower than ours.
     """
 
     config: TransformersConfig
@@ -46,12 +46,12 @@ class TransformersModel:
 
     @property
     def long_offset(self) -> int:
-        """0: there is one rotary embedding for all lengths."""
+        """0, as there is one rotary embedding for all lengths."""
         return 0
 
     @property
     def layout(self) -> BaseLayout:
-        """The base model as adapters see it."""
+        """The layout of the base model for adapters."""
         return self.adapted.layout(self.dtype, self.device)
 
     @torch.inference_mode()
@@ -73,9 +73,9 @@ class TransformersModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, lora: LoraStep | None = None, own: OwnStep | None = None) -> Tensor:
-        """Return the logits [S, V] fp32 of hidden states [S, H], by all that the causal model does behind its decoder.
+        """Return the logits [S, V] fp32 of hidden states [S, H], by all of the causal model that follows its decoder.
 
-        ``lora`` are the adapters of these rows, if one of them changes the head; none brings its own (``takes_own``).
+        ``lora`` are the adapters of these rows, if any of them changes the head; none has an own head (``takes_own``).
         """
         assert own is None
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
@@ -92,7 +92,7 @@ class TransformersModel:
 
 
 class GivenHidden(nn.Module):
-    """Stands in the place of a decoder, whose other attributes it has, and returns hidden states computed before.
+    """Replaces a decoder: it has the decoder's other attributes, and returns hidden states computed before.
 
     Attributes:
         hidden: [1, S, H], the next result.
@@ -101,19 +101,19 @@ class GivenHidden(nn.Module):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
-        # A tuple keeps the decoder from being a submodule of this one.
+        # A tuple keeps the decoder from becoming a submodule of this module.
         self._of = (decoder,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_of"][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Return ``hidden`` as a decoder's output."""
+        """Return ``hidden`` in the form of a decoder's output."""
         return _Output(last_hidden_state=self.hidden)
 
 
 class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
-    """A decoder's output; what a family adds to its own (router logits, say) is None."""
+    """A decoder's output; further fields of a family (router logits, for example) are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
