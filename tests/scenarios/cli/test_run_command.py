@@ -28,7 +28,8 @@ def run(model: Path, state: Path, questions: str) -> subprocess.CompletedProcess
 
 def test_a_model_is_served_while_the_chat_lasts(model: Path, tmp_path: Path) -> None:
     done = run(model, tmp_path, "one\n/model\ntwo\n")
-    assert (done.returncode, done.stderr) == (0, f"* {model.name}\n")
+    told = [line for line in done.stderr.splitlines() if not line.startswith("The answer was cut off after 4 tokens")]
+    assert (done.returncode, told) == (0, [f"* {model.name}"])
     assert done.stdout.count("\n") >= 2
     assert not [each for each in running_servers() if each.path == os.path.realpath(model)]
     assert "POST" in (tmp_path / "rootgraft" / "run.log").read_text()
