@@ -49,7 +49,6 @@ from ..engine.messages import (
 )
 from ..engine.types import KvPrefix, Priority
 from ..engine.weighted_adapters import names_in, renamed
-from ..grammar.spec import GrammarSpec
 from .frame_order import FrameGap, FrameOrder
 from .journal import Journal, JournalEntry, aborted, given_up, is_loss
 from .kv_handover import PlannedCopy
@@ -67,6 +66,9 @@ MOST_REPLAYS = 16
 
 SUSPECT_DEATHS = 2
 """Deaths from which a sequence is in quarantine."""
+
+_ANY_OBJECT = "json_object", b"{}"
+"""Kind and content of the grammar of any JSON object."""
 
 _OWN = ""
 """Key of the model's own vocabulary in ``TokenTexts``."""
@@ -528,8 +530,7 @@ class Dispatcher:
         """
         if _OWN not in self._texts or not self._table.grammars.num_proven:
             return []
-        probe = GrammarSpec.json_object()
-        asked = [(probe.kind.value, probe.content, _OWN, "")]
+        asked = [(*_ANY_OBJECT, _OWN, "")]
         for entry in {entry.grammar: entry for entry in self._journal}.values():
             if entry.submit.grammar is not None and self._table.grammars.is_proven(entry.grammar):
                 asked.append((*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))

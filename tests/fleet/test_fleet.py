@@ -547,7 +547,7 @@ async def test_a_replica_beside_others_joins_once_it_has_compiled(make: Any) -> 
 
 
 async def test_a_replica_joins_when_its_compiler_takes_too_long(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoreClient, "_beat", lambda client: None)
+    monkeypatch.setattr(CoreClient, "beat", lambda client: None)
     monkeypatch.setattr(fleet_module, "COMPILE_SECONDS", 0.0)
     made = await a_loss_beside_grammars(make, 2)
     await made.until(lambda: len(made.serving) == 2 and 4 in made.ends)
@@ -555,7 +555,7 @@ async def test_a_replica_joins_when_its_compiler_takes_too_long(make: Any, monke
 
 
 async def test_the_only_replica_joins_at_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoreClient, "_beat", lambda client: None)
+    monkeypatch.setattr(CoreClient, "beat", lambda client: None)
     monkeypatch.setattr(fleet_module, "COMPILE_SECONDS", float("inf"))
     made = await a_loss_beside_grammars(make, 1)
     await made.until(lambda: len(made.serving) == 1 and 4 in made.ends)

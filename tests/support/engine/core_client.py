@@ -107,7 +107,7 @@ class CoreClient:
         self._handle([message])
         if not self._beats:
             self._beats = True
-            self._beat()
+            self.beat()
 
     def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
         self._handle(list(messages))
@@ -181,12 +181,12 @@ class CoreClient:
             self._running = True
             asyncio.get_running_loop().call_later(self._step_seconds, self._step)
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
         """Tell of compiles while nothing else happens, as an engine does four times a second."""
         if self.is_alive:
             self.stats = self.core.stats()
             self.on_heartbeat(Heartbeat(self.stats, {}))
-            asyncio.get_running_loop().call_later(0.01, self._beat)
+            asyncio.get_running_loop().call_later(0.01, self.beat)
 
     def _step(self) -> None:
         self._running = self.is_alive and self.core.has_work
