@@ -67,12 +67,6 @@ MOST_REPLAYS = 16
 SUSPECT_DEATHS = 2
 """Deaths from which a sequence is in quarantine."""
 
-_ANY_OBJECT = "json_object", b"{}"
-"""Kind and content of the grammar of any JSON object."""
-
-_OWN = ""
-"""Key of the model's own vocabulary in ``TokenTexts``."""
-
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLimits:
@@ -521,20 +515,6 @@ class Dispatcher:
         if adapter is None or not self._lacking:
             return ()
         return {replica for name in names_in(adapter) for replica in self._lacking.get(name, ())}
-
-    def grammars_ahead(self) -> list[Message]:
-        """Return the messages by which a replica compiles grammars before it joins; none if no answer had a grammar.
-
-        They are the vocabularies, any JSON object, which shows that the replica can compile, and the grammars of open
-        sequences that have been compiled before.
-        """
-        if _OWN not in self._texts or not self._table.grammars.num_proven:
-            return []
-        asked = [(*_ANY_OBJECT, _OWN, "")]
-        for entry in {entry.grammar: entry for entry in self._journal}.values():
-            if entry.submit.grammar is not None and self._table.grammars.is_proven(entry.grammar):
-                asked.append((*entry.submit.grammar, entry.submit.vocabulary, entry.submit.tenant))
-        return [*self._texts.values(), *(PrepareGrammar(*each) for each in asked)]
 
     def _prepare_grammars(self) -> None:
         """Have the grammars of all open sequences compiled on as many replicas as should have them."""

@@ -40,9 +40,7 @@ MOST_FAILED_STARTS = 3
 """Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
 RESUME_SECONDS = 2.0
 """For streams of a lost replica to go on before another one is started in its place."""
-COMPILE_SECONDS = 15.0
-"""Most seconds for which a replica beside others compiles grammars before it takes sequences."""
-_POLL_SECONDS = 0.05
+_RESUME_POLL_SECONDS = 0.05
 
 logger = logging.getLogger("rootgraft.fleet")
 
@@ -408,9 +406,7 @@ class Fleet:
         await self._let_streams_go_on()
         while not self._closing and self.death is None and self._count > len(self._roster.serving):
             try:
-                client, ready, lacking = await start_beside(
-                    self._launcher, self._ready, self._adapters.wanted, self._compile_ahead
-                )
+                client, ready, lacking = await start_beside(self._launcher, self._ready, self._adapters.wanted)
             except EngineError as error:
                 num_failed = self._roster.count_failed_start()
                 logger.error("a replica could not be started: %s", error)
@@ -426,23 +422,6 @@ class Fleet:
                 self._join(client, ready, lacking)
             return
 
-    async def _compile_ahead(self, client: ReplicaClient) -> None:
-        """Have a replica compile grammars before it joins, for at most ``COMPILE_SECONDS``.
-
-        The processes that compile take a second or more of processor time to start, for which its first answers with a
-        grammar would wait. If no other replica serves, sequences wait for this one, and it joins at once.
-
-        Raises:
-            EngineDead: the replica has ended meanwhile.
-        """
-        messages = self._dispatcher.grammars_ahead()
-        send(client, messages)
-        until = time.monotonic() + COMPILE_SECONDS
-        while messages and self._roster.serving and time.monotonic() < until and not _has_compiled(client.stats):
-            if client.death is not None:
-                raise client.death
-            await asyncio.sleep(_POLL_SECONDS)
-
     async def _let_streams_go_on(self) -> None:
         """Wait until all streams of lost replicas have a new token, at most ``RESUME_SECONDS``.
 
@@ -450,13 +429,7 @@ class Fleet:
         """
         until = time.monotonic() + RESUME_SECONDS
         while self._roster.serving and self._dispatcher.num_interrupted and time.monotonic() < until:
-            await asyncio.sleep(_POLL_SECONDS)
-
-
-def _has_compiled(stats: Mapping[str, float]) -> bool:
-    """Return whether an engine that was asked to compile grammars has done so, from its statistics."""
-    done = stats.get("grammar_compiled", 0.0) + stats.get("grammar_refused", 0.0)
-    return done > 0 and not stats.get("grammar_pending", 0.0)
+            await asyncio.sleep(_RESUME_POLL_SECONDS)
 
 
 def _failed(task: asyncio.Future[Any]) -> bool:

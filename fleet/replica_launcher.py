@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ..engine.errors import EngineDead
@@ -95,17 +95,13 @@ class ProcessLauncher:
 
 
 async def start_beside(
-    launcher: ReplicaLauncher,
-    first: Ready,
-    wanted: Callable[[], Mapping[str, LoadedVersion]],
-    compile_ahead: Callable[[ReplicaClient], Awaitable[None]],
+    launcher: ReplicaLauncher, first: Ready, wanted: Callable[[], Mapping[str, LoadedVersion]]
 ) -> tuple[ReplicaClient, Ready, frozenset[str]]:
     """Start a replica that can continue the sequences of other replicas.
 
     Args:
         first: first message of the fleet's first replica.
         wanted: returns the adapters that it must have, which may change meanwhile.
-        compile_ahead: waits until the replica has compiled the grammars that it must have.
 
     Returns:
         Its client, its first message, and the adapters that it lacks because their files are missing or have changed.
@@ -118,7 +114,6 @@ async def start_beside(
         if ready.max_model_len < first.max_model_len or ready.base_digest != first.base_digest:
             raise EngineDead("The replica has another model, or a shorter context than the others.")
         lacking = await load_others(client, wanted)
-        await compile_ahead(client)
         logger.info("another replica has started: %s", client.place)
         return client, ready, lacking
     except BaseException:  # the fleet may be closed in the meantime

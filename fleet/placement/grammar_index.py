@@ -63,11 +63,6 @@ class GrammarIndex:
         if len(self._proven) > MOST_GRAMMARS:
             self._proven.popitem(last=False)
 
-    @property
-    def num_proven(self) -> int:
-        """Number of grammars that are known to have been compiled and used."""
-        return len(self._proven)
-
     def is_proven(self, key: int) -> bool:
         """Return whether a grammar has been compiled and used before; True for no grammar."""
         return not key or key in self._proven

@@ -20,7 +20,6 @@ from rootgraft.engine.messages import (
     ForgetTokens,
     Heartbeat,
     Message,
-    PrepareGrammar,
     Ready,
     Submit,
     TokenOut,
@@ -304,21 +303,6 @@ def test_who_has_begun_is_blamed() -> None:
         ended = fleet.kill(name)
     [failed] = ended
     assert isinstance(failed, Failed) and f"failed {MOST_DEATHS} times in a row" in failed.message
-
-
-def test_a_replica_that_joins_later_compiles_the_grammars_of_open_sequences_that_have_done_no_harm() -> None:
-    fleet, texts = Fleet("a"), TokenTexts(array("i", [1]), b"a", ())
-    assert fleet.dispatcher.grammars_ahead() == []
-    fleet.dispatcher.describe_tokens(texts)
-    proven, unproven = ("regex", b"[0-9]+"), ("regex", b"[a-z]+")
-    fleet.submit(replace(submit(1), grammar=proven), replace(submit(2), grammar=unproven, tenant="t"), submit(3))
-    assert fleet.dispatcher.grammars_ahead() == [], "no grammar has been compiled"
-    [of_proven] = [each.id for _, each in fleet.sent() if isinstance(each, Submit) and each.grammar == proven]
-    fleet.say("a", out(of_proven, 5))
-    probe = PrepareGrammar("json_object", b"{}", "", "")
-    assert fleet.dispatcher.grammars_ahead() == [texts, probe, PrepareGrammar(*proven, "", "")]
-    fleet.say("a", done(of_proven, 1))
-    assert fleet.dispatcher.grammars_ahead() == [texts, probe]
 
 
 @pytest.mark.parametrize("is_proven", [True, False])

@@ -16,7 +16,7 @@ from support.engine.fake_worker import expected_tokens
 from support.engine.made_fleet import Made, check_answers, submit
 
 from rootgraft.engine.errors import AdapterUnavailable, EngineDead, RequestError, UnknownModel
-from rootgraft.engine.messages import Done, Failed, Heartbeat, PrepareGrammar, TokenTexts
+from rootgraft.engine.messages import Done, Failed, Heartbeat, TokenTexts
 from rootgraft.engine.serving.engine_client import EngineClient
 from rootgraft.engine.types import FinishReason
 from rootgraft.fleet import fleet as fleet_module
@@ -520,64 +520,6 @@ async def test_a_replica_that_is_lost_while_it_compiles_loses_nothing(make: Any)
         assert made.fleet.num_lost == is_lost and set(made.ends) == set(prompts)
         answers.append(made.tokens)
     assert answers[0] == answers[1] and all(len(tokens) == 12 for tokens in answers[0].values())
-
-
-async def answered_in_a_grammar(made: Made) -> None:
-    made.fleet.describe_tokens(TEXTS)
-    made.fleet.submit([submit(number, [number, 7], 12, grammar=SPEC) for number in range(2)])
-    await made.until(lambda: len(made.ends) == 2)
-
-
-async def a_loss_beside_grammars(make: Any, count: int) -> Made:
-    """A fleet that has lost a replica while it answered in a grammar; another one is started."""
-    made = await make(count, vocab_size=257, eos=(256,))
-    await answered_in_a_grammar(made)
-    made.fleet.submit([submit(3, [9, 7], 200, grammar=("regex", b"[a-e]{500}")), submit(4, [8, 7], 200, grammar=SPEC)])
-    made.serving[0].die()
-    return made
-
-
-async def test_a_replica_beside_others_joins_once_it_has_compiled(make: Any) -> None:
-    """Any JSON object, by which it shows that its compiler runs."""
-    made = await a_loss_beside_grammars(make, 2)
-    await made.until(lambda: len(made.serving) == 2)
-    new = made.clients[-1]
-    assert new.prepared[0].kind == "json_object" and new.stats["grammar_compiled"] >= 1
-    await made.until(lambda: 4 in made.ends)
-
-
-async def test_a_replica_joins_when_its_compiler_takes_too_long(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoreClient, "beat", lambda client: None)
-    monkeypatch.setattr(fleet_module, "COMPILE_SECONDS", 0.0)
-    made = await a_loss_beside_grammars(make, 2)
-    await made.until(lambda: len(made.serving) == 2 and 4 in made.ends)
-    assert made.clients[-1].prepared
-
-
-async def test_the_only_replica_joins_at_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoreClient, "beat", lambda client: None)
-    monkeypatch.setattr(fleet_module, "COMPILE_SECONDS", float("inf"))
-    made = await a_loss_beside_grammars(make, 1)
-    await made.until(lambda: len(made.serving) == 1 and 4 in made.ends)
-
-
-async def test_a_replica_that_ends_while_it_compiles_is_no_replica(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one is started."""
-    monkeypatch.setattr(fleet_module, "COMPILE_SECONDS", float("inf"))
-    made = await make(2, vocab_size=257, eos=(256,))
-    prepare = CoreClient.prepare_grammar
-
-    def ends(client: CoreClient, message: PrepareGrammar) -> None:
-        if len(made.clients) == 3 and client is made.clients[-1]:
-            client.death = EngineDead("It has ended.")
-        else:
-            prepare(client, message)
-
-    await answered_in_a_grammar(made)
-    monkeypatch.setattr(CoreClient, "prepare_grammar", ends)
-    made.serving[0].die()
-    await made.until(lambda: len(made.serving) == 2)
-    assert len(made.clients) == 4 and made.clients[2].closed and made.clients[2] not in made.serving
 
 
 async def test_a_replica_that_is_lost_while_it_drains_loses_nothing(make: Any) -> None:

@@ -87,7 +87,6 @@ class CoreClient:
         self.death: EngineDead | None = None
         self.closed = False
         self._running = False
-        self._beats = False
 
     async def start(self) -> Ready:
         await asyncio.sleep(0)
@@ -105,9 +104,6 @@ class CoreClient:
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         self.prepared.append(message)
         self._handle([message])
-        if not self._beats:
-            self._beats = True
-            self.beat()
 
     def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
         self._handle(list(messages))
@@ -180,13 +176,6 @@ class CoreClient:
         if not self._running:
             self._running = True
             asyncio.get_running_loop().call_later(self._step_seconds, self._step)
-
-    def beat(self) -> None:
-        """Tell of compiles while nothing else happens, as an engine does four times a second."""
-        if self.is_alive:
-            self.stats = self.core.stats()
-            self.on_heartbeat(Heartbeat(self.stats, {}))
-            asyncio.get_running_loop().call_later(0.01, self.beat)
 
     def _step(self) -> None:
         self._running = self.is_alive and self.core.has_work
