@@ -1,1 +1,1 @@
-"""Matching at run time: matcher, bitmasks, backends, closing within the token budget."""
+"""Matching while an answer is generated: matcher, bitmasks, backends, and ends that fit in the token budget."""

@@ -1,6 +1,6 @@
-"""Grammar backends: llguidance's parser and XGrammar's automaton along one answer, behind one protocol.
+"""Grammar backends: llguidance's parser and XGrammar's automaton, each following one answer, behind one protocol.
 
-A failure of a backend is kept apart from an end: a failed state allows nothing and says why.
+The failure of a backend is not the end of an answer: a failed state allows no token, and `failure` returns the reason.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Row: TypeAlias = NDArray[np.int32]
 
 
 class BackendState(Protocol):
-    """The operations that a matcher needs of a backend. End tokens are never passed to it: an end cannot fail."""
+    """The operations that a matcher needs of a backend. A matcher never passes end tokens to it."""
 
     def fill(self, row: Row) -> None:
-        """Write the bitmask of the allowed tokens, end tokens included where the answer may end."""
+        """Write the bitmask of the allowed tokens. It includes the end tokens if the text so far is complete."""
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; False, and no change, if it is not allowed."""
+        """Advance by a token. Returns False, and changes nothing, if the token is not allowed."""
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Advance by the longest allowed prefix of some tokens. Returns its length; after a failure perhaps 0."""
+        """Advance by the longest allowed prefix of ``tokens``. Returns its length, which may be 0 after a failure."""
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens."""
@@ -33,7 +33,7 @@ class BackendState(Protocol):
         """Return an independent state at the same position."""
 
     def search_copy(self) -> BackendState:
-        """Return a copy for a search of one end. The copy need not check that an end still exists after each token."""
+        """Return a copy for one search of an end. The copy need not check after each token that an end still exists."""
 
     def can_end(self) -> bool:
         """Return whether the text so far is complete."""
@@ -42,21 +42,21 @@ class BackendState(Protocol):
         """Return why the backend has failed, or None."""
 
     def forced(self) -> bytes:
-        """Return bytes that must come next, as far as the backend knows them."""
+        """Return the bytes that must come next, or as many of them as the backend knows."""
 
     def string_end(self) -> bytes:
-        """Return the shortest end of the string that is under way, if it is known."""
+        """Return the shortest end of the string that has begun; empty if the backend does not know it."""
 
 
 class LlguidanceBackend:
-    """A state of llguidance's parser."""
+    """A state of llguidance's parser for one answer."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     @property
     def parser(self) -> Any:
-        """The library's object, to fill the masks of many at once."""
+        """The library's parser object. The library fills the masks of many such objects in one call."""
         return self._matcher
 
     def fill(self, row: Row) -> None:
@@ -92,7 +92,7 @@ class LlguidanceBackend:
 
 
 class XgrammarBackend:
-    """A state of XGrammar's automaton."""
+    """A state of XGrammar's automaton for one answer."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -124,10 +124,10 @@ class XgrammarBackend:
         return None
 
     def forced(self) -> bytes:
-        """Return the jump-forward string, which may begin or end inside of a character, as tokens do."""
+        """Return the jump-forward string. Like a token, it may begin or end in the middle of a UTF-8 character."""
         try:
             return bytes(self._matcher.find_jump_forward_string().encode())
-        except UnicodeDecodeError as error:  # the library makes a string of it
+        except UnicodeDecodeError as error:  # The library decodes the bytes; the exception holds the bytes themselves.
             return bytes(error.object)
 
     def string_end(self) -> bytes:
@@ -138,14 +138,14 @@ COPY = 4
 
 
 class SearchExhausted(Exception):
-    """A search has tried as many tokens as it may: all streams wait for it."""
+    """Raised when a search has tried its limit of tokens. The limit exists because all streams wait for a search."""
 
 
 class BoundedState:
-    """A state with a limit on the tokens it accepts, shared by all its copies.
+    """A state with a limit on the number of tokens that it and all its copies try.
 
     The limit counts tokens rather than time, so that masks depend on the tokens of the answer alone. A copy counts as
-    `COPY` tokens, whose time it takes once it advances.
+    `COPY` tokens, because a copy takes about the time of that many tokens when it first advances.
     """
 
     def __init__(self, state: BackendState, left: list[int]) -> None:
@@ -156,14 +156,14 @@ class BoundedState:
         self._state.fill(row)
 
     def accept(self, token: int) -> bool:
-        """Advance by a token, if it is allowed."""
+        """Advance by a token, if it is allowed. An attempt counts against the limit."""
         self._left[0] -= 1
         if self._left[0] < 0:
             raise SearchExhausted
         return self._state.accept(token)
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Advance by the longest allowed prefix; the first token that is not allowed counts as well."""
+        """Advance by the longest allowed prefix. The first token that is not allowed counts against the limit too."""
         left = self._left[0]
         count = self._state.advance(tokens if len(tokens) <= left else tokens[: max(left, 0)])
         self._left[0] = left - min(count + 1, len(tokens))
@@ -196,9 +196,9 @@ class BoundedState:
 
 
 def leads_to_end(state: BackendState, tokens: Sequence[int]) -> bool:
-    """Return whether some tokens complete the answer; the state is left as it is, unless its backend fails.
+    """Return whether ``tokens`` complete the answer. The state is left unchanged, unless its backend fails.
 
-    Advancing and rolling back takes a fraction of the time of a copy that advances.
+    Advancing and rolling back takes a fraction of the time of copying the state and advancing the copy.
     """
     count = state.advance(tokens)
     found = count == len(tokens) and state.can_end()
@@ -207,7 +207,7 @@ def leads_to_end(state: BackendState, tokens: Sequence[int]) -> bool:
 
 
 def advance(state: BackendState, tokens: Sequence[int]) -> bool:
-    """Accept all of some tokens, or none."""
+    """Advance by all of ``tokens``. Returns False, and changes nothing, if one of them is not allowed."""
     count = state.advance(tokens)
     if count < len(tokens):
         rollback_unless_failed(state, count)
@@ -215,6 +215,6 @@ def advance(state: BackendState, tokens: Sequence[int]) -> bool:
 
 
 def rollback_unless_failed(state: BackendState, count: int) -> None:
-    """Roll back; a state whose backend has failed leads nowhere any more and is left as it is."""
+    """Roll back ``count`` tokens. A state whose backend has failed is left unchanged, as it has no further use."""
     if count and state.failure() is None:
         state.rollback(count)

@@ -1,17 +1,18 @@
-"""Closing within the token budget: allows only tokens after which some end of the answer still fits.
+"""Closing within the token budget: allows only tokens after which an end of the answer still fits in the budget.
 
 The budget excludes the tokens after which no end fits and changes nothing else: among the other tokens the model
-chooses as it would without a budget. For choices and expressions the fewest tokens to an end are known (`LeastEnds`).
-Elsewhere a token is tested: a search composes a short completion after it. The search closes open strings and
-containers; where a value or a property is required, it tries the shortest texts of the schema (`ClosingTexts`, computed
-at compile time). One token lengthens the completion by at most about one such text (the *jump*). So no token is tested
-while this many tokens are left:
+chooses as it would without a budget. For choices and regular expressions, the fewest tokens to an end are known for
+each state (`LeastEnds`). For other grammars, a token is tested: a search composes a short completion that follows the
+token. The search closes open strings and containers. Where a value or a property is required, it tries the shortest
+texts of the schema (`ClosingTexts`, computed when the grammar is compiled). One token lengthens the completion by at
+most about one such text (the *jump*). So no token is tested while more tokens are left than the completion and the
+jump take:
 
     tokens left   |----------- every token fits -----------|------- the drawn token is tested -------|
-                                              completion + jump                                  the end
+                                                  completion + jump                                  the end
 
-A test takes a fraction of a millisecond, so the whole vocabulary cannot be tested. Therefore the sampler tests the
-token that it has drawn, and draws another one only if that token does not fit (`BudgetCheck`).
+A test takes a fraction of a millisecond, so the whole vocabulary cannot be tested. Therefore the sampler tests only
+the token that it has drawn, and draws another one if that token does not fit (`BudgetCheck`).
 """
 
 from __future__ import annotations
@@ -37,45 +38,47 @@ from .completion_search import MAX_TOKENS, CompletionSearch
 from .least_ends import State
 from .token_kinds import SINGLE, token_kinds
 
-# Tokens that a completion may exceed the budget by: it is not followed then, but its rest may fit later.
+# Number of tokens by which a completion may exceed the budget. Such a completion is not used, but a suffix of it may
+# fit a few tokens later.
 BEYOND = 200
-# Fewest tokens from a search that found nothing to the next one.
+# After a search that found nothing, at least this many tokens are generated before the next search.
 PAUSE = 8
-# Tokens, beyond twice those that fit, up to which an end after a token is searched: it may be cut into fewer.
+# The search of an end after a token looks for up to twice the tokens that fit, plus this number. A longer end may fit
+# once its text is tokenized into fewer tokens.
 BEYOND_TEST = 20
-MAX_CHECKS = 64  # positions of which the check is kept, more than a step has drafts
-# So many suffixes of a known completion are tried before a search.
+MAX_CHECKS = 64  # Number of positions whose check is kept: more than the drafts of a step.
+# Number of suffixes of a known completion that are tried before a search starts.
 MAX_SUFFIXES = 40
-MAX_TRIES = 200  # tokens that the test of one token may try
-TIE = 3  # tokens by which another end than the first one found may be shorter
-# Tokens up to which each one is tested alone.
+MAX_TRIES = 200  # Limit of the tokens that the test of one token may try.
+TIE = 3  # A search goes on for a shorter end only if the first one exceeds the limit by more than this many tokens.
+# If a grammar allows at most this number of tokens, each token is tested on its own, not as one of a group.
 MAX_SINGLE = 512
 
 
 class BudgetCheck(Protocol):
-    """Tells at one position which tokens leave room for an end."""
+    """Determines, at one position of the answer, after which tokens an end still fits in the budget."""
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after an allowed token; an end token fits."""
+        """Return whether an end fits after ``token``, which the grammar allows. An end token always fits."""
 
     def alike(self, token: int) -> NDArray[np.int64]:
-        """Return the tokens that fit if this one does, and do not if it does not."""
+        """Return the tokens that are taken as equivalent to ``token``: they all fit, or none of them does."""
 
     def costs(self, token: int) -> dict[int, int]:
-        """Return, by token, the work of testing a token and some tokens that may be alike it, in tokens tried.
+        """Return the cost of testing ``token`` and the tokens compared with it, as the number of tokens tried for each.
 
-        The result does not depend on whether they were tested before.
+        The result does not depend on whether the tokens were tested before.
         """
 
     def known(self) -> Row:
-        """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
+        """Return a mask of allowed tokens that are known to fit without a search. It has at least one token."""
 
     def limits(self) -> Row:
-        """Return the mask of all allowed tokens that fit, which may take long."""
+        """Return the mask of all allowed tokens that fit. This may take long, as every group of tokens is tested."""
 
 
 class RowCheck:
-    """A check by a mask."""
+    """A check whose result is known for all tokens, as a mask."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -97,20 +100,20 @@ class RowCheck:
 
 
 class _Test(NamedTuple):
-    """What a test of a token has found: a short end after it, None if none was found, and the tokens that it tried."""
+    """The result of a test: a short end after the token, or None if none was found, and the number of tokens tried."""
 
     end: list[int] | None
     cost: int
 
 
 class _Searched(NamedTuple):
-    """The findings of the searches up to a position.
+    """What the searches up to one position have found.
 
     Attributes:
-        known: position and tokens of the last completion found.
-        retry_at: number of tokens left at which to search again, after a search that found nothing.
-        check: check of the next token.
-        remaining: number of tokens left when the position was searched; None for the findings of earlier positions.
+        known: position and tokens of the last completion found; None if no completion was found.
+        retry_at: after a search that found nothing, the number of tokens left at which the next search starts.
+        check: check of the next token; None if every allowed token fits.
+        remaining: number of tokens left when the position was searched; None for what earlier positions found.
     """
 
     known: tuple[int, list[int]] | None = None
@@ -124,15 +127,15 @@ _NOTHING = _Searched()
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """The findings at one position of the answer.
+    """What is known at one position of the answer.
 
     Attributes:
-        lexical: inside or outside of a JSON string, or in free text, which needs no closing.
-        before: findings of the positions before.
-        here: findings after a search at this position; None before the search. They are valid only for the number of
-            tokens left at the search: after a thought, the number varies with the end of the thought, and drafts try
-            several ends.
-        state: state of the language whose least ends are known.
+        lexical: lexical state: outside or inside of a JSON string, or in free text, which may end anywhere.
+        before: what the earlier positions have found.
+        here: what a search at this position has found; None before the search. It is valid only for the number of
+            tokens left at the search. After a thought that number depends on where the thought ends, and drafts try
+            several places.
+        state: state of the language if its least ends are known (`LeastEnds`).
     """
 
     lexical: int = OUTSIDE
@@ -141,15 +144,15 @@ class _Position:
     state: State = 0
 
     def searched(self, remaining: int) -> _Searched:
-        """Return what is found with so many tokens left."""
+        """Return what is known at this position if ``remaining`` tokens are left."""
         return self.here if self.here is not None and self.here.remaining == remaining else self.before
 
 
 class BudgetClose:
-    """Determines for one answer which tokens leave room for an end.
+    """Determines, for one answer, after which tokens an end still fits in the budget.
 
-    A `_Position` is kept for each token, so that a rollback leaves no trace: the result depends on the tokens of the
-    answer alone, not on drafts that were tried and dropped.
+    A `_Position` is kept for each token, so that a rollback removes all effects of the tokens that it undoes: the
+    result depends on the tokens of the answer alone, not on drafts that were tried and dropped.
 
     Args:
         free: whether the answer begins as free text.
@@ -164,7 +167,7 @@ class BudgetClose:
 
     @property
     def is_free(self) -> bool:
-        """Whether this is free text outside of its structured parts."""
+        """Whether the position is in free text, outside of the structured parts of the answer."""
         return self._positions[-1].lexical == FREE
 
     def copy(self) -> BudgetClose:
@@ -197,7 +200,7 @@ class BudgetClose:
             del self._positions[-count:]
 
     def must_search(self, remaining: int) -> bool:
-        """Return whether `check` has work to do: perhaps not every token fits."""
+        """Return whether `check` must search an end, because some tokens may not fit."""
         last, position = self._positions[-1], len(self._positions) - 1
         if self._texts.least_ends is not None:
             return remaining <= self._texts.least_ends.most
@@ -207,19 +210,22 @@ class BudgetClose:
         return known is None or remaining <= len(known[1]) + (position - known[0] + 1) * self._texts.jump
 
     def _is_pausing(self, remaining: int) -> bool:
-        """Return whether no end is searched for now, because a search found none: one that is there at once counts."""
+        """Return whether the next search is put off because an earlier one found nothing.
+
+        Meanwhile `check` starts a search only where the text so far is complete.
+        """
         retry_at = self._positions[-1].searched(remaining).retry_at
         return not self.is_free and retry_at is not None and remaining > retry_at
 
     def check(self, state: BackendState, row: Row, remaining: int) -> BudgetCheck | None:
         """Return the check of the next token; None if an end fits after every allowed token.
 
-        Where no end fits at all, or none is known, nothing is excluded.
+        If no end fits, or none is known, the budget excludes no token and the result is None.
 
         Args:
             state: state of the answer, which is left unchanged.
             row: the mask of the tokens that the grammar allows.
-            remaining: tokens that may still be generated.
+            remaining: number of tokens that may still be generated.
         """
         last = self._positions[-1]
         if last.here is not None and last.here.remaining != remaining:
@@ -236,7 +242,8 @@ class BudgetClose:
             return last.here.check
         found = self._end_within(state, remaining)
         if found is None:
-            # All streams wait for a search, and one that finds nothing takes longest: search again only a few times.
+            # All streams wait for a search, and a search that finds nothing takes longest. So it is repeated only a
+            # few times.
             retry_at = min(remaining * 3 // 4, remaining - PAUSE)
             self._positions[-1] = replace(last, here=_Searched(last.before.known, retry_at, None, remaining))
             return None
@@ -249,10 +256,10 @@ class BudgetClose:
         return check
 
     def _end_within(self, state: BackendState, remaining: int) -> list[int] | None:
-        """Return a completion that fits, the known one if its rest still leads to an end; None if none was found.
+        """Return a completion of at most ``remaining`` tokens; None if none was found.
 
-        If the whole budget is smaller than the shortest answer, no completion fits, and a search would take its full
-        time.
+        The known completion is used if a suffix of it still leads to an end. If the whole budget is smaller than the
+        shortest answer, nothing is searched: no completion fits, and a search would take its full time.
         """
         if len(self._positions) - 1 + remaining < (self.num_shortest or 0):
             return None
@@ -262,7 +269,7 @@ class BudgetClose:
         return None if found is None or len(found) > remaining else found
 
     def completion(self, state: BackendState, most: int = MAX_TOKENS) -> list[int] | None:
-        """Search a short completion of about `most` tokens at most; None if none was found."""
+        """Search a completion of at most about ``most`` tokens; None if none was found."""
         shortest = self._texts.shortest
         if len(self._positions) == 1 and (shortest or self._texts.search_failed):
             return list(shortest) or None
@@ -271,10 +278,10 @@ class BudgetClose:
     def _known_suffix(self, state: BackendState) -> list[int] | None:
         """Return the longest suffix of the known completion that leads to an end from here; None if none does.
 
-        In the middle of a value the whole completion usually leads to an end; after the value, its rest does. The end
-        that a check has found after the last token is used as a whole, as a search may not find one as short. If no
-        suffix ends the answer, the present entry or string is ended first, if the state knows an end for it. This takes
-        a fraction of the time of a search; shorter completions may exist.
+        In the middle of a value the whole completion usually leads to an end; after the value, the rest of the
+        completion does. The end that a check has found after the last token is used whole, because a new search may not
+        find one as short. If no suffix completes the answer, the entry or string that has begun is ended first, if the
+        state knows an end for it. All of this takes a fraction of the time of a search. Shorter completions may exist.
         """
         known = self._positions[-1].before.known
         tokens = known[1] if known else []
@@ -287,7 +294,7 @@ class BudgetClose:
 
 
 def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
-    """Return the longest suffix that completes the answer, None if none does; the state is left as it is."""
+    """Return the longest suffix of ``tokens`` that completes the answer; None if none does. The state is unchanged."""
     for start in range(min(len(tokens), MAX_SUFFIXES)):
         count = state.advance(tokens[start:])
         if count == len(tokens) - start and state.can_end():
@@ -300,14 +307,14 @@ def _suffix_to_end(state: BackendState, tokens: list[int]) -> list[int] | None:
 class EndCheck:
     """Tests, by search, after which tokens an end of at most ``most`` tokens follows.
 
-    The result and the cost of a test depend on the tokens of the answer alone, never on other tests. So drafts, which
-    cause more tests, change no draw.
+    The result and the cost of a test depend on the tokens of the answer alone, never on other tests. So speculative
+    drafts, which cause more tests, do not change which tokens are drawn.
 
     Args:
-        state: state of the answer, which belongs to the check.
-        lexical: its lexical state.
-        most: largest number of tokens of an end.
-        row: the grammar's mask.
+        state: state of the answer; the check owns it.
+        lexical: lexical state of the answer.
+        most: largest number of tokens of an end that fits.
+        row: mask of the tokens that the grammar allows.
         found: a completion that was found before.
     """
 
@@ -332,7 +339,7 @@ class EndCheck:
         self._sampled: dict[int, tuple[int, ...]] = {}
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after an allowed token, by a search of bounded length."""
+        """Return whether an end fits after ``token``, which the grammar allows, by a search of limited length."""
         if token in self._texts.vocabulary.eos:
             return True
         end = self.end_after(token)
@@ -344,7 +351,7 @@ class EndCheck:
         return {each: self._test(each).cost for each in tested if each not in self._texts.vocabulary.eos}
 
     def known(self) -> Row:
-        """Return the mask of the first token of the completion, and of the end token where it may come."""
+        """Return a mask of the first token of the known completion, and of the end tokens if they are allowed."""
         row = np.zeros_like(self._row)
         words = row.view(np.uint32)
         for token in (*self._found[:1], *self._texts.vocabulary.eos):
@@ -352,14 +359,14 @@ class EndCheck:
         return row & self._row
 
     def end_after(self, token: int) -> list[int] | None:
-        """Return a short end after a token, None if none was found: one that fits, if there is one."""
+        """Return a short end after ``token``, None if none was found. The end may be longer than the budget."""
         return self._test(token).end
 
     def alike(self, token: int) -> NDArray[np.int64]:
-        """Return the tokens that are equivalent to one with regard to the end of the answer.
+        """Return the tokens that are taken as equivalent to ``token`` with regard to the end of the answer.
 
-        Between JSON values, all white space is equivalent. In a string that admits all tokens of a length, the tokens
-        of equal length are; among many other tokens, the tokens of one shape are.
+        Between JSON values, all white space is equivalent. In a string in which all tokens of a length are allowed, the
+        tokens of equal length are equivalent. Elsewhere the tokens of equal shape are equivalent, if many are allowed.
         """
         if self._lexical == OUTSIDE and self._texts.is_blank(token):
             allowed = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
@@ -378,13 +385,13 @@ class EndCheck:
         return int(np.unpackbits(self._row.view(np.uint8)).sum())
 
     def _compared(self, token: int) -> tuple[int, ...]:
-        """Return the samples of a token's length up to the first one whose end has another length."""
+        """Return the samples of the length of ``token``, up to and with the first one whose end has another length."""
         samples, length = self._samples(token), self._length(token)
         count = next((at for at, each in enumerate(samples, 1) if self._length(each) != length), len(samples))
         return samples[:count]
 
     def _samples(self, token: int) -> tuple[int, ...]:
-        """Return tokens of the length of one, which are tested to find whether all of this length are alike."""
+        """Return some tokens as long as ``token``; testing them shows whether all of this length are equivalent."""
         kinds = token_kinds(self._texts.vocabulary)
         length = int(kinds.lengths.numbers[token])
         if length >= SINGLE or self._num_allowed <= MAX_SINGLE:
@@ -397,7 +404,7 @@ class EndCheck:
         return samples
 
     def _members(self, length: int) -> NDArray[np.int64]:
-        """Return the allowed tokens of a length."""
+        """Return the allowed tokens of ``length`` characters."""
         members = token_kinds(self._texts.vocabulary).lengths.members(length)
         return members[_bits(self._row, members)]
 
@@ -427,7 +434,7 @@ class EndCheck:
         return test
 
     def _find_end(self, token: int, left: list[int]) -> list[int] | None:
-        """Return a short end after a token, by at most ``left`` tokens tried."""
+        """Return a short end after ``token``, for which at most ``left`` tokens are tried; None if none was found."""
         if self._found[:1] == [token]:
             return self._found[1:]
         after = BoundedState(self._state, left)

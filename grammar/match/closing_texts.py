@@ -1,4 +1,4 @@
-"""Closing texts: short texts of a grammar as tokens, the parts of a completion within the budget."""
+"""Closing texts: short texts of a grammar, as tokens, from which a completion within the budget is composed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MAX_TAILS = 600
 DEFAULT_JUMP = 10
 MAX_RESTS = 4_000
 MAX_CONTAINER_RESTS = 400
-MAX_CHEAPER = 3  # containers that another one is exchanged for
+MAX_CHEAPER = 3  # Largest number of containers offered in exchange for another one.
 # Lexical states: outside or inside of a JSON string, after a backslash in one, or in free text.
 OUTSIDE, INSIDE, ESCAPED, FREE = range(4)
-WINDOW = 3  # bytes before and after a scalar that are looked at when it is exchanged
-NEVER = 100  # the kind of tokens that are never tried
+WINDOW = 3  # Number of bytes before and after a scalar that are tokenized with it when exchanges are compared.
+NEVER = 100  # The kind of tokens that a search never tries.
 _PLAIN = (b"0", b'""', b"null", b"[]", b"{}", b"true", b"false")
 _BEGINS = (b"[", b"{")
 
 
 class Exchanges:
-    """A completion whose scalars may be exchanged for other scalars of their groups that take fewer tokens.
+    """A completion whose scalars can be exchanged for other scalars that take fewer tokens.
 
     Not every exchange gives a valid answer: items may have to differ, and a scalar may belong to several groups.
 
     Args:
         between: the texts before, between and after the scalars.
-        choices: for each scalar, the scalars that it may be exchanged for, the one of the fewest tokens first, and
+        choices: for each scalar, the scalars that may replace it, those of the fewest tokens first, and the scalar
             itself last.
         fewest: tokenizes a text into as few tokens as possible.
     """
@@ -48,11 +48,11 @@ class Exchanges:
         self._fewest = fewest
 
     def best(self) -> list[int]:
-        """Return the tokens if each scalar is the one of the fewest tokens."""
+        """Return the tokens of the text in which each scalar is replaced by its first choice."""
         return self._cut([each[0] for each in self._choices])
 
     def improve(self, tokens: list[int], is_end: Callable[[list[int]], bool]) -> list[int]:
-        """Exchange one scalar after the other where that makes an end of fewer tokens; return the last one."""
+        """Exchange the scalars one by one if the text stays an end and has fewer tokens; return the last such text."""
         chosen = [each[-1] for each in self._choices]
         for at, choices in enumerate(self._choices):
             for choice in choices[:-1]:
@@ -68,15 +68,15 @@ class Exchanges:
 
 
 class ClosingTexts:
-    """The short texts of one grammar as tokens, shared by all its matchers and computed on first use, or by `prepare`.
+    """The short texts of one grammar as tokens, shared by all its matchers, computed on first use or by `prepare`.
 
     Attributes:
         shortest: the shortest answer; empty if unknown.
-        search_failed: whether a search for the shortest answer found none.
-        num_shortest: tokens of the shortest answer, None if unknown.
-        least_ends: the fewest tokens to an end, if they are known of all states.
-        closers: texts that close an object or array, or separate entries. A separator goes before any other text: after
-            a number, another value would only be more digits.
+        search_failed: whether a search of the shortest answer found none.
+        num_shortest: number of tokens of the shortest answer; None if unknown.
+        least_ends: the fewest tokens to an end from each state; None if they are not known for the grammar.
+        closers: texts that close an object or array, or separate entries. They are tried before all other texts: after
+            a number, a further number would only add digits to it.
         end_row: the mask of the end tokens.
     """
 
@@ -93,16 +93,16 @@ class ClosingTexts:
         self._artifact = artifact
         self._texts = (*artifact.properties, *artifact.values)
         self._lexical_after = vocabulary.derived(_LexicalStates)
-        self._key = object()  # of its exchanges, in the vocabulary's cache
+        self._key = object()  # Key of this object's exchanges in the vocabulary's cache.
 
     def prepare(self) -> None:
-        """Compute all texts now: of structural tags there are thousands, for which no stream should wait."""
+        """Compute all texts now, so that no stream waits for them: structural tags have thousands."""
         _ = self.listed, self.tails, self.key_rests, self.ends, self.rests, self.jump, token_kinds(self.vocabulary)
         _ = self._rests_outside, self._rests_inside, self._kinds
 
     @cached_property
     def listed(self) -> list[list[int]]:
-        """Short properties and values, of the fewest tokens first; empty if the text is not JSON."""
+        """Short properties, then short values, each sorted by number of tokens; empty if the answer is not JSON."""
         if not self.is_json:
             return []
         parts = self._artifact.properties, self._artifact.values
@@ -112,15 +112,15 @@ class ClosingTexts:
 
     @cached_property
     def digits(self) -> list[list[int]]:
-        """One digit, then two, that may end a number: of a multiple they must be found."""
+        """All texts of one digit, then of two. Only some of them may end a number that has to be a multiple."""
         single = [token for char in b"0123456789" if (token := self.vocabulary.token_of(bytes((char,)))) is not None]
         return [*([each] for each in single), *([a, b] for a in single for b in single)]
 
     @cached_property
     def tails(self) -> list[list[int]]:
-        """Return ends of short strings, shortest first, which may complete a string (or a plain text) that has begun.
+        """Ends of short strings, shortest first. One of them may complete a string (or a plain text) that has begun.
 
-        Ends of optional property names come last: they are needed only if such a name has begun.
+        Ends of optional property names come last, as they are needed only if such a name has begun.
         """
         texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:
@@ -130,20 +130,20 @@ class ClosingTexts:
 
     @cached_property
     def key_rests(self) -> list[list[int]]:
-        """Rests of short properties, from within their keys on, of the fewest tokens first; empty if all are of one."""
+        """Ends of short properties cut off within their keys, fewest tokens first; empty for a single property."""
         properties = {*self._artifact.properties, *self._artifact.optional}
         return self._cut_ends(_key_rests(sorted(properties))) if len(properties) > 1 else []
 
     def _cut_ends(self, ends: set[bytes]) -> list[list[int]]:
-        """Cut the shortest of some texts into as few tokens as possible, of the fewest tokens first."""
+        """Tokenize the shortest of ``ends`` into as few tokens as possible; return them sorted by number of tokens."""
         short = sorted(ends, key=lambda end: (len(end), end))[:MAX_TAILS]
         return sorted(map(self.vocabulary.fewest, short), key=len)
 
     def container_rests(self, lexical: int) -> list[list[int]]:
         """Return texts that complete arrays and objects of several kinds, those with the fewest tokens first.
 
-        Each text ends its container. It continues before a key or value of the container, or within one if a string is
-        open.
+        Each text is the rest of a container, up to its closing bracket. It begins before a key or value of the
+        container, or within one if ``lexical`` says that a string is open.
         """
         if lexical == INSIDE:
             return self._rests_inside
@@ -151,15 +151,15 @@ class ClosingTexts:
 
     @property
     def has_kinds(self) -> bool:
-        """Whether some values may be of several kinds of arrays and objects, or must differ from each other."""
+        """Whether a value may be one of several kinds of arrays and objects, or arrays have items that must differ."""
         return bool(self._artifact.containers or self.items)
 
     @cached_property
     def items(self) -> list[list[int]]:
-        """The arrays and objects among the items of arrays in the shortest answer, if items may have to differ.
+        """The arrays and objects among the items of arrays in the shortest answer; empty if items need not differ.
 
-        They differ from each other, and there are as many as an array needs: whichever of them are already written, the
-        others complete the array.
+        They differ from each other, and there are as many as the array needs. So whichever of them are already written,
+        the others complete the array.
         """
         return [self.vocabulary.fewest(text) for text in self._item_texts]
 
@@ -189,29 +189,31 @@ class ClosingTexts:
 
     @cached_property
     def ends(self) -> list[list[int]]:
-        """What ends a tag and all tags around it."""
+        """Texts that end a structural tag and all tags around it."""
         return [self.vocabulary.tokenize_named(text) for text in self._artifact.ends]
 
     @cached_property
     def rests(self) -> list[list[int]]:
-        """The texts outside of JSON, then all their suffixes, text by text."""
+        """The texts of the grammar outside of JSON, then all suffixes of each of them."""
         texts = self._artifact.texts
         rests = dict.fromkeys((*texts, *(text[at:] for text in texts for at in range(1, len(text)))))
         return [self.vocabulary.tokenize_named(rest) for rest in list(rests)[:MAX_RESTS] if rest]
 
     @cached_property
     def jump(self) -> int:
-        """Estimated bound on the tokens by which one token can lengthen the completion."""
+        """Estimated largest number of tokens by which one token can lengthen the completion."""
         detour = self.vocabulary.tokenize_named(self._artifact.detour)
         texts = self.listed if self.is_json else self.tails
-        # A completion is put together from parts, which takes more tokens than a text tokenized as a whole.
+        # A completion is composed of parts, and therefore takes more tokens than a text that is tokenized as a whole.
         return 4 + 3 * max(map(len, (detour, *texts))) // 2 if texts or detour else DEFAULT_JUMP
 
     def recuts(self, tokens: list[int], lexical: int) -> list[list[int]]:
-        """Return the same text in as few tokens as possible, first with blanks that make them fewer, if any do.
+        """Return the text of ``tokens`` in as few tokens as possible.
+
+        If blanks between the parts of JSON make the tokens fewer, the text with such blanks comes first.
 
         Args:
-            lexical: the state in which it begins.
+            lexical: lexical state in which the text begins.
         """
         plain = self.vocabulary.recut(tokens)
         if not self.is_json or self._artifact.texts or not self.vocabulary.special.isdisjoint(tokens):
@@ -224,7 +226,7 @@ class ClosingTexts:
 
         Args:
             tokens: tokens of the completion.
-            lexical: the state in which it begins.
+            lexical: lexical state in which the completion begins.
         """
         if not self._groups or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
             return None
@@ -242,7 +244,7 @@ class ClosingTexts:
         return Exchanges([*between, text[at:]], choices, partial(self._fewest, lexical=lexical))
 
     def other_kinds(self, tokens: list[int], lexical: int) -> Iterator[list[int]]:
-        """Yield completions of fewer tokens, in which another container of its group replaces one in ``tokens``."""
+        """Yield completions of fewer tokens, each with one container of ``tokens`` replaced by another of its group."""
         if not self._kinds or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
             return
         text = b"".join(self.vocabulary.tokens[token] for token in tokens)
@@ -256,7 +258,7 @@ class ClosingTexts:
 
     @cached_property
     def _kinds(self) -> dict[bytes, list[bytes]]:
-        """For each container of a group, those of the group that take fewer tokens, fewest first."""
+        """For each container of a group: the containers of the group that take fewer tokens, fewest first."""
         found: dict[bytes, list[bytes]] = {}
         for group in self._artifact.containers:
             counts = {text.encode(): len(self._fewest(text.encode())) for text in group}
@@ -267,9 +269,13 @@ class ClosingTexts:
         return found
 
     def _cheaper(self, scalar: bytes, before: bytes, after: bytes) -> tuple[bytes, ...]:
-        """Return, for a scalar between some bytes, the scalars of fewer tokens, fewest first, then itself. Cached.
+        """Return the scalars that may replace ``scalar`` with fewer tokens, fewest first, then ``scalar``. Cached.
 
-        From each group of the scalar, the result has the scalar with the fewest tokens.
+        The result has at most one scalar of each group to which ``scalar`` belongs: the one of the fewest tokens.
+
+        Args:
+            before: bytes that come before the scalar.
+            after: bytes that come after it.
         """
         key, cache = (self._key, scalar, before, after), self.vocabulary.cache
         known: tuple[bytes, ...] | None = cache.get(key)
@@ -285,7 +291,7 @@ class ClosingTexts:
         return known
 
     def _count_between(self, scalar: bytes, before: bytes, after: bytes) -> int:
-        """Return the fewest tokens of a scalar and the bytes around it, with blanks behind marks or without."""
+        """Return the fewest tokens of a scalar with the bytes around it, with or without blanks after marks."""
         befores, afters = [before], [after]
         if self.vocabulary.derived(_joined_blanks):
             befores += [before + b" "] if before[-1:] in (b":", b",") else []
@@ -294,7 +300,7 @@ class ClosingTexts:
 
     @cached_property
     def _groups(self) -> dict[bytes, list[tuple[bytes, ...]]]:
-        """The groups of each scalar that has others."""
+        """For each scalar, the groups to which it belongs."""
         found: dict[bytes, list[tuple[bytes, ...]]] = {}
         for group in self._artifact.scalars:
             scalars = tuple(text.encode() for text in group)
@@ -303,7 +309,7 @@ class ClosingTexts:
         return found
 
     def _fewest(self, text: bytes, lexical: int = OUTSIDE) -> list[int]:
-        """Cut JSON into as few tokens as possible, with a blank behind its colons or commas where that saves some."""
+        """Tokenize JSON into as few tokens as possible, with blanks after colons or commas if that saves tokens."""
         spellings, begin = [self.vocabulary.fewest(text)], _string_end(text, lexical)
         for marks in self.vocabulary.derived(_joined_blanks):
             spaced = text[:begin] + _spaced(text[begin:], marks)
@@ -311,7 +317,7 @@ class ClosingTexts:
         return min(spellings, key=len)
 
     def _without_lone_blanks(self, tokens: list[int], lexical: int) -> list[int]:
-        """Leave out the blanks outside of strings that no token joins to other text."""
+        """Leave out each token that is a single blank outside of a string: it saves no token."""
         found = list[int]()
         for token in tokens:
             if lexical != OUTSIDE or self.vocabulary.tokens[token] != b" ":
@@ -320,11 +326,13 @@ class ClosingTexts:
         return found
 
     def before_key(self, tokens: list[int], lexical: int) -> bytes | None:
-        """Return a completion's text before the letters of its first key, empty within a key; None if it has no key.
+        """Return the text of a completion up to and with the opening quote of its first key; None if it has no key.
+
+        The result is empty if the completion begins within a key.
 
         Args:
             tokens: tokens of the completion.
-            lexical: the state in which it begins.
+            lexical: lexical state in which the completion begins.
         """
         if not self.key_rests or lexical == ESCAPED or not self.vocabulary.special.isdisjoint(tokens):
             return None
@@ -336,17 +344,17 @@ class ClosingTexts:
         return None if key is None else text[: key.start() + 1]
 
     def begins_alike(self, tokens: list[int], others: list[int]) -> bool:
-        """Return whether the text of some tokens begins with that of others."""
+        """Return whether the text of ``tokens`` begins with the text of ``others``."""
         text, other = (b"".join(self.vocabulary.tokens[token] for token in each) for each in (tokens, others))
         return text.startswith(other)
 
     def is_blank(self, token: int) -> bool:
-        """Return whether a token is white space alone, and of a text that is JSON and nothing else."""
+        """Return whether a token is white space only, in an answer that is JSON and nothing else."""
         text = self.vocabulary.tokens[token]
         return self.is_json and not self._artifact.texts and bool(text) and not text.strip(b" \t\r\n")
 
     def lexical(self, state: int, token: int) -> int:
-        """Return the lexical state after a token; a structured part of free text begins outside of strings."""
+        """Return the lexical state after a token. A structured part of free text begins outside of strings."""
         if not self.is_json:
             return state
         state = OUTSIDE if state == FREE else state
@@ -363,7 +371,7 @@ _STRINGS_AND_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[:,](?![ \n])', re.DOTALL)
 
 
 class _LexicalStates:
-    """The lexical states after the tokens of a vocabulary, a byte for each."""
+    """The lexical states after each token of a vocabulary, one byte for each."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.tokens
@@ -377,14 +385,14 @@ class _LexicalStates:
 
 
 def _joined_blanks(vocabulary: Vocabulary) -> list[bytes]:
-    """Return colons, commas or both, where a token of the vocabulary joins them and a blank to other marks."""
+    """Return colons, commas or both: those after which a blank may save tokens, as a longer token contains it."""
     tokens = vocabulary.tokens
     found = [mark for mark in b":," if any(bytes((mark, 0x20)) in token and len(token) > 2 for token in tokens)]
     return [bytes((mark,)) for mark in found] + ([b":,"] if len(found) > 1 else [])
 
 
 def _member_starts(container: bytes) -> list[int]:
-    """Return the offsets of the keys and values of an array or object that is written without blanks."""
+    """Return the offsets of the keys and values of an array or object written without blanks."""
     starts, depth = list[int](), 0
     for found in _MARKS_OR_STRING.finditer(container):
         mark = found[0]
@@ -395,7 +403,7 @@ def _member_starts(container: bytes) -> list[int]:
 
 
 def _container_items(answer: bytes) -> Iterator[bytes]:
-    """Yield the arrays and objects that are items of an array of some JSON, without blanks."""
+    """Yield, without blanks, the arrays and objects of a JSON text that are items of an array."""
     opened = list[tuple[bytes, int]]()
     compact = _STRING_OR_BLANKS.sub(lambda found: found[1] or b"", answer)
     for found in _MARKS_OR_STRING.finditer(compact):
@@ -408,18 +416,18 @@ def _container_items(answer: bytes) -> Iterator[bytes]:
 
 
 def _outside_offsets(container: bytes) -> list[int]:
-    """Return the offsets of an array or object, and of its keys, values and marks."""
+    """Return the offset of an array or object and those of its keys, values, brackets, colons and commas."""
     starts = _member_starts(container)
     return sorted({0, *starts, *(at - 1 for at in starts), len(container) - 1})
 
 
 def _key_rests(properties: Sequence[str]) -> set[bytes]:
-    """Return the texts that end a property which is cut off within its key, one for each place in the key."""
+    """Return the ends of each property from every place within its key on."""
     return {text[at:] for text in map(str.encode, properties) for at in _within(text, 0)}
 
 
 def _within(text: bytes, start: int) -> list[int]:
-    """Return the offsets of the bytes of a string that starts at one, and of its last quote."""
+    """Return the offsets of the bytes of the string that starts at ``start``, its closing quote included."""
     if text[start : start + 1] != b'"':
         return []
     end = start + 1 + _string_end(text[start + 1 :], INSIDE)
@@ -427,13 +435,13 @@ def _within(text: bytes, start: int) -> list[int]:
 
 
 def _string_end(text: bytes, lexical: int) -> int:
-    """Return the offset behind the string in which a text begins, 0 if it begins outside of strings."""
+    """Return the offset after the string in which a text begins; 0 if it begins outside of strings."""
     found = _STRING_END.match(text, int(lexical == ESCAPED)) if lexical in (INSIDE, ESCAPED) else None
     return 0 if found is None else found.end()
 
 
 def _spaced(text: bytes, marks: bytes) -> bytes:
-    """Return JSON with a blank behind some marks outside of its strings."""
+    """Return JSON with a blank after each of the given marks that is outside of strings."""
     return _STRINGS_AND_MARKS.sub(lambda found: found[0] + b" " * (found[0] in (marks[:1], marks[1:])), text)
 
 
@@ -456,7 +464,7 @@ def _end_row(vocabulary: Vocabulary) -> Row:
 
 
 def ranks(vocabulary: Vocabulary) -> Row:
-    """Return for each token kind * 256 + preference within the kind; tokens of kind `NEVER` are never tried."""
+    """Return, for each token, its kind * 256 + its preference within the kind. Tokens of kind `NEVER` are not tried."""
     return vocabulary.derived(_ranks)
 
 
@@ -470,7 +478,7 @@ def _ranks(vocabulary: Vocabulary) -> Row:
 
 
 def _kind(text: bytes) -> int:
-    """Return a token's kind: runs of letters, digits or blanks (below 10), single characters by their class."""
+    """Return the kind of a token: the length of a run of letters, digits or blanks, or the class of a character."""
     if len(text) == 1:
         return 11 if text.isdigit() else 12 if text.islower() else 13 if text.isupper() else 14 + text[0] % 32
     if text.isalpha():

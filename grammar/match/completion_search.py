@@ -1,7 +1,7 @@
-"""Completion search: a short way to an end from any state of an answer.
+"""Completion search: finds a short sequence of tokens that leads from any state of an answer to an end.
 
-Several walks compose the completion from the short texts of the grammar (``ClosingTexts``), which are then tokenized
-into as few tokens as possible. A completion found always leads to an end; a shorter one that no walk finds may exist.
+Several walks compose the completion of the short texts of the grammar (``ClosingTexts``). It is then tokenized into as
+few tokens as possible. A completion that is found always leads to an end; a shorter one may exist that no walk finds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from .closing_texts import ESCAPED, INSIDE, NEVER, OUTSIDE, ClosingTexts, ranks
 MAX_TOKENS = 2_000
 MAX_STEPS = 800
 HEAD_START = 40
-# Tokens that a search may try. Successful searches in a schema try up to 800, in structural tags up to 10,000.
+# Limit of the tokens that a search may try. Successful searches try up to 800 in schemas, up to 10,000 in structural
+# tags.
 MAX_TRIES = 12_000
 MAX_SEARCH = 300
-MAX_KEYS = 4  # properties that are tried in place of another one
-MAX_FEW = 64  # allowed tokens up to which each is tried
+MAX_KEYS = 4  # Number of properties that are tried in place of another one.
+MAX_FEW = 64  # If at most this number of tokens is allowed, each of them is tried.
 
 
 class CompletionSearch:
-    """Searches completions of one grammar; it has no state."""
+    """Searches completions of one grammar. It keeps no state between searches."""
 
     def __init__(self, texts: ClosingTexts) -> None:
         self._texts = texts
@@ -41,14 +42,16 @@ class CompletionSearch:
         *,
         near: int | None = None,
     ) -> list[int] | None:
-        """Return the shortest completion that was found, None if none was.
+        """Return the shortest completion that was found; None if none was found.
 
         Args:
             state: state of the answer, which is left unchanged.
-            lexical: its lexical state. most: about the largest number of tokens of a completion.
-            enough: a completion of at most this many tokens ends the search.
-            left: number of tokens that may be tried; reduced by the tokens tried.
-            near: if given, a completion of more tokens than this ends the search too, as no shorter one is expected.
+            lexical: lexical state of the answer.
+            most: approximate largest number of tokens of a completion.
+            enough: the search ends when it finds a completion of at most this number of tokens.
+            left: list with the number of tokens that may still be tried; the search reduces it.
+            near: if given, the search also ends at a completion of more tokens than this, as no short one is then
+                expected.
         """
         best: list[int] | None = None
         keys = set[bytes]()
@@ -73,7 +76,7 @@ class CompletionSearch:
         return best
 
     def _recut(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
-        """Return a completion in as few tokens as possible."""
+        """Return a completion for ``found`` in as few tokens as possible."""
         recuts = self._texts.recuts(found, lexical)
         found = next((each for each in recuts if len(each) < len(found) and leads_to_end(probe, each)), found)
         others = self._texts.other_kinds(found, lexical)
@@ -81,7 +84,7 @@ class CompletionSearch:
         return self._exchanged(probe, found, lexical, enough)
 
     def _exchanged(self, probe: BackendState, found: list[int], lexical: int, enough: int) -> list[int]:
-        """Return one of at most ``enough`` tokens, with other scalars, where there is one; else ``found``."""
+        """Return ``found`` with scalars exchanged, if that gives at most ``enough`` tokens; else ``found`` itself."""
         exchanges = self._texts.exchanges(found, lexical)
         best = found if exchanges is None else exchanges.best()
         if exchanges is None or len(best) >= len(found) or len(best) > enough:
@@ -89,12 +92,12 @@ class CompletionSearch:
         return best if leads_to_end(probe, best) else exchanges.improve(found, partial(leads_to_end, probe))
 
     def _completions(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Interleave several walks; yield the completions of those that end."""
+        """Run several walks in turns; yield the completions of those that reach an end."""
         texts = self._texts
         walk = self._walk(state.copy(), lexical, most)
-        # The plain walk can fail: values of an array may have to differ, and text outside of JSON, or a quote in it,
-        # may be taken for JSON. So other walks run too. Any walk that reaches an end is right; the plain one gets a
-        # head start.
+        # The plain walk can fail: items of an array may have to differ, and text outside of JSON, or a quote in it,
+        # may be taken for JSON. So other walks run too. Any walk that reaches an end is valid. The plain walk starts
+        # first, as it is usually the shortest.
         others = [self._walk(state.copy(), lexical, most, rotate=True)] if texts.listed else []
         if texts.rests:
             others += [self._walk(state.copy(), lexical, most, first) for first in (texts.ends, texts.rests)]
@@ -107,10 +110,10 @@ class CompletionSearch:
         yield from self._one_more(state, lexical, most)
 
     def _others(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield completions, one for each kind of array or object that may have begun or may begin here.
+        """Yield completions for each kind of array or object that has begun or may begin here.
 
         A single walk continues with one kind only, and the shortest container of that kind may take more tokens than
-        another kind's.
+        one of another kind.
         """
         if not self._texts.has_kinds:
             return
@@ -138,13 +141,14 @@ class CompletionSearch:
     def _other_keys(
         self, state: BackendState, found: list[int], lexical: int, most: int, tried: set[bytes]
     ) -> Iterator[list[int]]:
-        """Yield completions with another property in place of the first one in ``found``.
+        """Yield completions that have another property in place of the first one in ``found``.
 
-        A single walk continues with one property that may begin or has begun, and another property may take fewer
+        A single walk continues with one of the properties that may begin or have begun, but another one may take fewer
         tokens.
 
         Args:
-            tried: texts before a key after which other keys were tried; the text of ``found`` is added.
+            tried: texts before a key for which this was done already; the text before the first key of ``found`` is
+                added.
         """
         before = self._texts.before_key(found, lexical)
         if before is None or before in tried:
@@ -166,7 +170,7 @@ class CompletionSearch:
                 return
 
     def _branches(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield completions that begin with another of the short texts: the shortest text may have the most tokens."""
+        """Yield completions that begin with each of the short texts: the shortest text may have the most tokens."""
         texts = self._texts
         for begin in texts.tails if lexical == INSIDE or not texts.is_json else texts.listed:
             after = state.copy()
@@ -177,7 +181,7 @@ class CompletionSearch:
                     yield [*begin, *found]
 
     def _one_more(self, state: BackendState, lexical: int, most: int) -> Iterator[list[int]]:
-        """Yield completions that begin with each of the allowed tokens, then with two of them and so on."""
+        """Yield completions that begin with each allowed token, then with each two allowed tokens, and so on."""
         frontier: list[tuple[BackendState, int, list[int]]] = [(state, lexical, [])]
         seen, row = {b""}, np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
         tokens = self._texts.vocabulary.tokens
@@ -188,7 +192,7 @@ class CompletionSearch:
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
             for token in allowed if len(allowed) <= MAX_FEW else ():
                 text = b"".join(tokens[each] for each in path) + tokens[token]
-                # White space between values of JSON is skipped: the same completions follow without it.
+                # White space between JSON values is not tried: the same completions follow without it.
                 is_blank = self._texts.is_json and inside == OUTSIDE and not tokens[token].strip()
                 after = node.copy()
                 if is_blank or token in self._texts.vocabulary.eos or text in seen or not after.accept(token):
@@ -210,15 +214,15 @@ class CompletionSearch:
         rotate: bool = False,
         each_once: Sequence[list[int]] = (),
     ) -> Iterator[list[int] | None]:
-        """Yield None for each closing text appended, then the whole list of tokens. Ends early if no text fits.
+        """Yield None after each closing text that is appended, then all tokens. Stops without tokens if no text fits.
 
         Args:
             state: state of the answer, which is advanced.
-            lexical: its lexical state.
+            lexical: lexical state of the answer.
             most: largest number of tokens of a completion.
-            first: texts to try before all others.
-            rotate: begin with another of the listed texts in each step.
-            each_once: further texts to try before all others, each of which is used only once.
+            first: texts that are tried before all others.
+            rotate: whether each step begins with another one of the listed texts.
+            each_once: texts that are tried before ``first``, each of which is used at most once.
         """
         tokens: list[int] = []
         for turn in range(MAX_STEPS):
@@ -239,9 +243,9 @@ class CompletionSearch:
         return lexical
 
     def _step(self, state: BackendState, lexical: int, first: Sequence[list[int]], turn: int) -> list[int] | None:
-        """Advance the state by the next tokens of a completion and return them."""
+        """Advance the state by the next tokens of a completion and return them; None if no text fits."""
         texts = self._texts
-        # Before what is forced, which may be the first letter of two ends.
+        # The texts that end tags are tried before the forced text, as that may be the first letter of two ends.
         end = next((end for end in texts.ends if leads_to_end(state, end)), None)
         if end is not None and advance(state, end):
             return list(end)
@@ -253,7 +257,7 @@ class CompletionSearch:
         return found or _accept_first(state, texts.rests) or self._search(state, lexical)
 
     def _json_step(self, state: BackendState, lexical: int, turn: int) -> list[int] | None:
-        """Advance by a short text that fits the lexical state; outside of JSON, by one that leads to an end."""
+        """Advance by a short text that fits the lexical state. Outside of JSON, the text must lead to an end."""
         texts = self._texts
         end = state.string_end()
         if end:
@@ -274,7 +278,7 @@ class CompletionSearch:
         return list(tail) if tail and advance(state, tail) else None
 
     def _number_end(self, state: BackendState) -> list[int] | None:
-        """Advance by the digits that end a number, of which not every one may: of a multiple."""
+        """Advance by the digits that end a number of which only some digits may be the last, such as a multiple."""
         texts = self._texts
         if not texts.digits or not state.advance(texts.digits[0]):
             return None
@@ -282,7 +286,7 @@ class CompletionSearch:
         return _accept_first(state, texts.digits, then=texts.closers)
 
     def _search(self, state: BackendState, lexical: int) -> list[int] | None:
-        """Search breadth first out of the middle of a string or word, over a few tokens of each kind."""
+        """Search breadth first for a way out of a string or word that has begun, over a few tokens of each kind."""
         row: Row = np.zeros(self._texts.vocabulary.num_words, dtype=np.int32)
         frontier: list[tuple[BackendState, list[int]]] = [(state.copy(), [])]
         seen = {b""}
@@ -305,7 +309,7 @@ class CompletionSearch:
         return None
 
     def _character_rest(self, row: Row) -> list[int] | None:
-        """Return the next byte of a character if the text ends in the middle of one; no other search can end there."""
+        """Return the next byte of a character if the text ends within one, where the answer cannot end; else None."""
         tokens = self._texts.vocabulary.tokens
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
         if any(not 0x80 <= next(iter(tokens[token]), 0) < 0xC0 for token in allowed):
@@ -322,12 +326,12 @@ class CompletionSearch:
 
 
 def _accept_first(state: BackendState, texts: Sequence[list[int]], then: Sequence[list[int]] = ()) -> list[int] | None:
-    """Advance the state by the first text that it accepts, and return the text.
+    """Advance the state by the first text that it accepts, and return that text; None if it accepts none.
 
     Args:
         then: if given, one of these texts must be able to follow, unless the text completes the answer.
     """
-    rejected: set[int] = set()  # first tokens
+    rejected: set[int] = set()  # First tokens that the state did not accept.
     for text in texts:
         if text[0] in rejected:
             continue

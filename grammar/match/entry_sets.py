@@ -1,4 +1,4 @@
-"""Entry sets: what an array or object has had so far, and which beginnings of a further entry have an unseen end."""
+"""Entry sets: the entries that an array or object has so far, and whether the beginning of an entry may become new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIKELY = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Outlook(IntEnum):
-    """What may become of the beginning of an entry: no entry of the language, only ones that were, or a new one."""
+    """What the beginning of an entry may become: no entry of the language, only entries seen before, or a new one."""
 
     OTHER = 0
     SEEN = 1
@@ -26,12 +26,12 @@ class Outlook(IntEnum):
 
 
 class Entries(NamedTuple):
-    """The entries of one container so far.
+    """The entries that one container has so far.
 
     Attributes:
         values: for strings, null, true and false, the spelling in bytes; for numbers, the value; for arrays and
             objects, their contents.
-        strings: spellings of strings, with quotes.
+        strings: spellings of the strings, with quotes.
     """
 
     values: frozenset[Any] = frozenset()
@@ -42,21 +42,21 @@ class Entries(NamedTuple):
         return Entries(self.values | {value}, self.strings | {value} if is_string else self.strings)
 
     def containers(self) -> tuple[Any, ...]:
-        """Return the arrays and objects."""
+        """Return the entries that are arrays or objects."""
         return tuple(each for each in self.values if isinstance(each, frozenset | tuple))
 
     def rivals(self, beginning: bytes) -> list[bytes]:
-        """Return the strings that have a beginning."""
+        """Return the strings that start with ``beginning``."""
         return [each for each in self.strings if each.startswith(beginning)]
 
 
 def scalar_value(text: bytes) -> Any:
-    """Return what two spellings of the same scalar have in common: numbers are compared by value."""
+    """Return a value that is equal for all spellings of the same scalar: for a number, its numeric value."""
     return json.loads(text) if text[0] in _FIRST_OF_NUMBER else text
 
 
 class EntryCounter:
-    """The language of a container's entries, shared by all answers."""
+    """The language of the entries of a container. It is shared by all answers."""
 
     def __init__(self, language: EntryLanguage) -> None:
         self._words = tuple(word.encode() for word in language.words)
@@ -72,11 +72,11 @@ class EntryCounter:
 
     @property
     def shared(self) -> list[tuple[object, int]]:
-        """Return the parts that others of the same classes of characters share, and their sizes in bytes."""
+        """Return the tables that other counters with the same character classes share, and their sizes in bytes."""
         return [(each.chars, each.chars.num_bytes) for each in self._strings]
 
     def outlook(self, beginning: bytes, entries: Entries) -> Outlook:
-        """Return what the beginning of an entry may become."""
+        """Return what the beginning of an entry may become, given the entries so far."""
         if not beginning:
             if self.has_containers:
                 return Outlook.NEW
@@ -88,7 +88,7 @@ class EntryCounter:
         return self._word(beginning, entries)
 
     def accepts(self, entry: bytes) -> bool:
-        """Return whether a whole scalar belongs to the language."""
+        """Return whether a complete scalar belongs to the language."""
         if entry[0] == 0x22:
             return any(each.accepts(entry[1:-1]) for each in self._strings)
         if entry[0] in _FIRST_OF_NUMBER:
@@ -106,7 +106,7 @@ class EntryCounter:
         states = [(each, state) for each, state in states if state != DEAD and each.can_finish[state, 0]]
         if not states:
             return Outlook.OTHER
-        # Zero is the only integer with a second spelling.
+        # Integers have one spelling each, except zero (0 and -0): there is at most one number fewer than spellings.
         least = max((each.num_ends[state, 0] - 1 for each, state in states if id(each) in self._whole), default=0)
         if least > len(entries.values):
             return Outlook.NEW
@@ -126,9 +126,9 @@ class EntryCounter:
         return Outlook.SEEN if all(end in entries.strings for end in ends) else Outlook.NEW
 
     def shortest_rest(self, beginning: bytes, entries: Entries) -> bytes:
-        """Return the rest of a number, or a whole entry if none has begun, such that the entry is a new one.
+        """Return the rest of a number such that the number is a new entry; if no entry has begun, a whole new entry.
 
-        Returns nothing if the beginning is a complete number, or if no such rest is easily found.
+        Returns no bytes if the beginning is a complete number, or if no such rest is easily found.
         """
         if beginning and beginning[0] not in _FIRST_OF_NUMBER:
             return b""
@@ -145,7 +145,7 @@ class EntryCounter:
     def shortest_end(self, beginning: bytes, entries: Entries) -> bytes:
         """Return a shortest end, with the quote, of a string that has begun and must differ from all entries.
 
-        Returns nothing if no such end is easily found.
+        Returns no bytes if no such end is easily found.
         """
         rivals = entries.rivals(beginning)
         found = [end for each in self._strings for end in each.unseen_ends(beginning[1:], rivals)]
@@ -153,7 +153,7 @@ class EntryCounter:
 
 
 def _is_whole(automaton: StringAutomaton) -> bool:
-    """Return whether an automaton has no point and no exponent."""
+    """Return whether the automaton's numbers are integers without a point or an exponent."""
     return not any(char in ".eE" for steps in automaton.number_steps for char, _ in steps)
 
 
@@ -165,7 +165,7 @@ def _walked(automaton: StringAutomaton, text: str) -> int:
 
 
 class _Reached(NamedTuple):
-    """A place in a string: the automaton's state, the characters so far, and bytes of one that is not complete."""
+    """A place in a string: automaton state, number of characters so far, and the bytes of an incomplete character."""
 
     state: int
     length: int
@@ -173,7 +173,7 @@ class _Reached(NamedTuple):
 
 
 class _StringCounter:
-    """Counts the ends of strings that have been begun, by their spelling in JSON."""
+    """Counts the possible ends of a string that has begun in JSON spelling."""
 
     def __init__(self, automaton: StringAutomaton) -> None:
         self._automaton = automaton
@@ -186,7 +186,7 @@ class _StringCounter:
         return reached is not None and not reached.partial and self._automaton.may_end(reached.state, reached.length)
 
     def num_ends(self, beginning: bytes) -> float:
-        """Return how many strings of the language have a beginning."""
+        """Return the number of strings of the language that start with ``beginning``."""
         reached = self._reach(beginning)
         if reached is None:
             return 0
@@ -217,7 +217,7 @@ class _StringCounter:
         return _Reached(state, count, content[begun:])
 
     def _possible(self, partial: bytes) -> Iterator[tuple[int, int, int]]:
-        """Yield the code points, as intervals with their class, whose spelling begins with some bytes."""
+        """Yield the code points whose JSON spelling starts with ``partial``, as (first, last, class)."""
         classes = self._automaton.classes
         if partial[0] == BACKSLASH:
             for spelled, code in _SPELLED:
@@ -234,7 +234,7 @@ class _StringCounter:
         yield from classes.intervals(max(bits << left, least), min(((bits + 1) << left) - 1, 0x10FFFF))
 
     def ends(self, beginning: bytes) -> Iterator[bytes]:
-        """Yield all ends of a string, each with the quote; they must be few."""
+        """Yield all ends of a string that has begun, each with the quote. The caller makes sure that they are few."""
         reached = self._reach(beginning)
         assert reached is not None
         state, count, partial = reached
@@ -253,7 +253,7 @@ class _StringCounter:
                 yield json_spelling(chr(code)).encode() + end
 
     def _steps(self, state: int, count: int, intervals: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
-        """Yield the characters with which the string can go on to an end, with the next state."""
+        """Yield each character after which the string can still end, as its code point, with the state after it."""
         after = min(count + 1, self._last)
         for first, last, number in intervals:
             target = self._automaton.transitions[state][number]
@@ -262,7 +262,7 @@ class _StringCounter:
                     yield code, target
 
     def unseen_ends(self, beginning: bytes, rivals: list[bytes]) -> Iterator[bytes]:
-        """Yield short ends of a string that lead to none of its rivals, at each place where it may leave them."""
+        """Yield short ends that make the string differ from its rivals, one for each place where it can differ."""
         reached = self._reach(beginning)
         if reached is None:
             return
@@ -283,7 +283,7 @@ class _StringCounter:
                     yield so_far + spelled + b"".join(map(self.chars.spelling, rest)) + b'"'
 
     def _leaving(self, reached: _Reached, place: bytes, contents: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Yield for each class a character with which a string differs from others that begin like it."""
+        """Yield, for each class, one character that makes the string differ from the contents that begin like it."""
         state, count, partial = reached
         after = min(count + 1, self._last)
         done: set[int] = set()

@@ -1,4 +1,4 @@
-"""Decoder of JSON string bytes: from UTF-8 and escapes to the character classes of an automaton, byte by byte."""
+"""Decoder of the bytes of a JSON string: UTF-8 and escapes become the character classes of an automaton."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ..regex.charset import ESCAPED, SHORT_ESCAPES, json_spelling
 from ..sized_cache import sized_cache
 
 QUOTE, BACKSLASH = 0x22, 0x5C
-# What a byte completes, other than the number of a class.
+# Returned for a byte that completes no character.
 NOTHING = 254
-# Decoder states; others are in the middle of a character.
+# Two decoder states; all other states are in the middle of a character.
 CLEAN, INVALID = 0, 1
 _CONTINUATION = range(0x80, 0xC0)
 _COMMON = (*b"a0A -_.:/1", *range(0x20, 0x7F), 0xE000)
 
 
 class JsonChars:
-    """The decoder for one partition of the characters.
+    """The decoder for one partition of the characters into classes.
 
-    Each character has the one spelling that the grammar admits. The quote that closes the string has a class of its own
-    (`closing`); bytes after it are ignored.
+    Each character has exactly one spelling that the grammar admits. The quote that closes the string has a class of its
+    own (`closing`); bytes after it are ignored.
 
     Attributes:
         closing: number of the class of the closing quote.
-        stay: number of a class that completes nothing, for padding.
+        stay: number of a class that leaves the automaton in its state; used for padding.
         next: uint16 [states, 256], the state after a byte.
-        emits: uint8 [states, 256], the class that a byte completes, or `NOTHING`.
-        next_rows, emits_rows: `next` and `emits` as one object for each row, which are quicker to read byte by byte.
-        reach: for each state, the classes that may complete the character under way, ascending; none outside of a
-            character.
+        emits: uint8 [states, 256], the class of the character that a byte completes, or `NOTHING`.
+        next_rows, emits_rows: `next` and `emits` with one object for each row, which is faster to read byte by byte.
+        reach: for each state, the classes of the characters that may complete the one that has begun, ascending; empty
+            outside of a character.
         num_bytes: size in memory.
     """
 
@@ -53,7 +53,7 @@ class JsonChars:
         for state, row in enumerate(self._rows):
             for byte, (after, emitted) in row.items():
                 self.next[state, byte], self.emits[state, byte] = after, emitted
-        # Lists of numbers would take eight times the room, some megabytes for the letters of all languages.
+        # Lists of Python integers would take eight times the memory: some megabytes for the letters of all languages.
         self.next_rows: list[array[int]] = [array("H", row.tobytes()) for row in self.next]
         self.emits_rows: list[bytes] = [row.tobytes() for row in self.emits]
         self.reach = [self._reach(state) if state > INVALID else () for state in range(num)]
@@ -61,7 +61,7 @@ class JsonChars:
         self.num_bytes = 1800 * num + sum(80 + 8 * len(each) for each in self.reach)
 
     def spelling(self, number: int) -> bytes:
-        """Return the bytes of a common character of a class, as a string spells it; cached."""
+        """Return the bytes of a common character of a class, spelled as in a JSON string. Cached."""
         known = self._spelled.get(number)
         if known is None:
             known = self._spelled[number] = self._spelling(number)
@@ -76,7 +76,7 @@ class JsonChars:
         return json_spelling(chr(code)).encode()
 
     def completions(self, state: int, usable: Container[int]) -> dict[int, bytes]:
-        """Return for each class that may complete the character under way some bytes that do so, of the usable ones."""
+        """Return, for each class in ``usable`` that may complete the present character, bytes that complete it."""
         found: dict[int, bytes] = {}
         nexts, emits = self.next_rows[state], self.emits_rows[state]
         for byte, after in enumerate(nexts):
@@ -103,7 +103,7 @@ class JsonChars:
         return row
 
     def _rest(self, bits: int, length: int, least: int) -> int:
-        """Return the state in which `length` more bytes of a character are due."""
+        """Return the state in which ``length`` more bytes of a character must follow."""
         first, last = bits << 6 * length, ((bits + 1) << 6 * length) - 1
         if last < least or first > 0x10FFFF or (first >= 0xD800 and last <= 0xDFFF):
             return INVALID
@@ -141,7 +141,7 @@ class JsonChars:
         return self._number(row)
 
     def _number(self, row: dict[int, tuple[int, int]]) -> int:
-        """Return the number of the state with these transitions."""
+        """Return the number of the state that has these transitions; it is added if it is new."""
         if not row:
             return INVALID
         key = tuple(sorted(row.items()))
@@ -157,7 +157,7 @@ class JsonChars:
         return tuple(sorted(found))
 
 
-# Some hundreds of the usual ones, and at least one of the largest.
+# The cache holds some hundreds of decoders of usual size, and at least one of the largest.
 @sized_cache(32 << 20, lambda made, _: made.num_bytes)
 def json_chars(classes: CharClasses) -> JsonChars:
     return JsonChars(classes)

@@ -1,8 +1,8 @@
-"""Least ends: the fewest tokens to an end of the text, exact for choices and regular expressions.
+"""Least ends: the fewest tokens to an end of the answer, exact for choices and regular expressions.
 
-For each state of such a language, a shortest path over the vocabulary's tokens is known. So the tokens after which an
-end still fits in a budget are known without a search. For choices, a state is the text so far; for an expression, it is
-a state of the automaton over bytes.
+For each state of such a language, a shortest path over the vocabulary's tokens is computed. So the tokens after which
+an end still fits in a budget are known without a search. For choices, a state is the text so far; for a regular
+expression, it is a state of the automaton over bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..vocabulary import Vocabulary
 from .backends import Row
 from .token_classes import text_bytes
 
-# States of an expression's automaton, and bytes of its longest way to an end, beyond which the general search is used.
+# Limits of the number of states of an expression's automaton, and of the bytes of its longest way to an end. Beyond
+# them the general search is used.
 MAX_NODES = 400
 MAX_BYTES = 400
 NONE = -1
@@ -29,10 +30,10 @@ State: TypeAlias = bytes | int
 
 
 class LeastEnds(Protocol):
-    """The fewest tokens to an end, from each state of one language; shared by all answers on all threads.
+    """The fewest tokens to an end from each state of one language. Shared by all answers and all threads.
 
     Attributes:
-        most: upper bound of the fewest tokens to an end, over all states that have an end.
+        most: upper bound of the fewest tokens to an end, over all states from which an end can be reached.
     """
 
     @property
@@ -45,13 +46,13 @@ class LeastEnds(Protocol):
         """Return the state after a token that the grammar allows."""
 
     def least(self, state: State) -> int:
-        """Return the fewest tokens to an end, 0 where the text may end."""
+        """Return the fewest tokens to an end; 0 if the answer may end in this state."""
 
     def fitting(self, state: State, most: int) -> Row:
-        """Return the mask of the text tokens after which an end of at most `most` tokens follows."""
+        """Return the mask of the text tokens after which an end of at most ``most`` tokens follows."""
 
     def shortest(self) -> tuple[int, ...] | None:
-        """Return the answer of the fewest tokens; None if the vocabulary has no answer."""
+        """Return the answer of the fewest tokens; None if the tokens of the vocabulary cannot spell any answer."""
 
 
 def _shortest(ends: LeastEnds) -> tuple[int, ...] | None:
@@ -67,7 +68,7 @@ def _shortest(ends: LeastEnds) -> tuple[int, ...] | None:
 
 
 class ChoiceEnds:
-    """The least ends of a list of texts, by their bytes."""
+    """The least ends of a list of texts. A state is the bytes so far."""
 
     def __init__(self, options: Sequence[str], vocabulary: Vocabulary) -> None:
         self._options = sorted({option.encode() for option in options})
@@ -100,7 +101,7 @@ class ChoiceEnds:
         return _shortest(self)
 
     def _under(self, prefix: bytes) -> list[bytes]:
-        """Return the options that begin with a text."""
+        """Return the options that start with ``prefix``."""
         first = bisect_left(self._options, prefix)
         return self._options[first : bisect_left(self._options, prefix + b"\xff", first)]
 
@@ -112,7 +113,7 @@ class ChoiceEnds:
 
 
 class _Rest(NamedTuple):
-    """A state in the middle of a character whose class is known: the state after it, the bytes left, and the next."""
+    """A state within a character whose class is known: the state after it, its remaining bytes, and the next ones."""
 
     target: int
     left: int
@@ -121,23 +122,23 @@ class _Rest(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A state in the middle of a character whose class is not known yet: the state before it, and its bytes so far."""
+    """A state within a character whose class is not yet known: the state before it, and its bytes so far."""
 
     state: int
     data: bytes
 
 
-_Node: TypeAlias = int | _Rest | _Part  # an int is a state of the automaton, between two characters
+_Node: TypeAlias = int | _Rest | _Part  # An int is a state of the automaton between two characters.
 
 
 class LanguageTooLarge(Exception):
-    """The automaton has more states, or longer ways to an end, than are followed byte by byte."""
+    """The automaton has more states, or longer ways to an end, than the computation byte by byte allows."""
 
 
 class RegularEnds:
-    """The least ends of a regular language, from its automaton over code points.
+    """The least ends of a regular language, computed from its automaton over code points.
 
-    The automaton is followed byte by byte, as a token may end in the middle of a character.
+    The automaton is followed byte by byte, because a token may end in the middle of a character.
 
     Raises:
         LanguageTooLarge: the automaton has too many states, or too long ways to an end.
@@ -151,14 +152,15 @@ class RegularEnds:
         self._nodes: list[_Node] = []
         self._numbers: dict[_Node, int] = {}
         self._rows: list[NDArray[np.int32]] = []
-        self._key = object()  # of the states after the tokens, in the vocabulary's cache: some megabytes in all
+        # Key of the tables of states after each token in the vocabulary's cache; they take some megabytes in all.
+        self._key = object()
         self.start = self._number(START)
         self._counts = self._count(self._explore())
         self.most = 4 * self._longest + 4
 
     @cached_property
     def _longest(self) -> int:
-        """Characters of the longest of the shortest ways to an end, over all states."""
+        """Largest number of characters of a shortest way to an end, over all states."""
         counts = {state for state, ends in enumerate(self._automaton.accepting) if ends}
         longest, found = 0, set(counts)
         while counts:
@@ -199,7 +201,7 @@ class RegularEnds:
         return _shortest(self)
 
     def _explore(self) -> list[NDArray[np.int32]]:
-        """Return the states after the tokens for each state, from the start on."""
+        """Return, for each state that can be reached from the start, the states after each token."""
         reached: list[NDArray[np.int32]] = []
         while len(reached) < len(self._nodes):
             after = np.unique(self._walk(len(reached)))
@@ -207,7 +209,7 @@ class RegularEnds:
         return reached
 
     def _count(self, reached: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-        """Return the fewest tokens to an end of each state, breadth first from the ends."""
+        """Return the fewest tokens to an end of each state, computed breadth first from the ends."""
         counts = np.full(len(self._nodes), UNREACHED, dtype=np.int32)
         for number, node in enumerate(self._nodes):
             if isinstance(node, int) and self._automaton.accepting[node]:
@@ -222,7 +224,7 @@ class RegularEnds:
         return counts
 
     def _after(self, number: int) -> NDArray[np.int32]:
-        """Return what ``_walk`` does, cached."""
+        """Return the result of ``_walk``, cached."""
         key, cache = (self._key, number), self._vocabulary.cache
         known: NDArray[np.int32] | None = cache.get(key)
         if known is None:
@@ -231,7 +233,7 @@ class RegularEnds:
         return known
 
     def _walk(self, number: int) -> NDArray[np.int32]:
-        """Return the states after all text tokens, from one state; ``NONE`` where there is none."""
+        """Return the states after each text token, from one state; ``NONE`` for a token that cannot follow."""
         data, starts, lengths, _ = text_bytes(self._vocabulary)
         states = np.full(len(starts), number, dtype=np.int32)
         active, at = np.arange(len(starts)), 0
@@ -257,7 +259,7 @@ class RegularEnds:
         return number
 
     def _row(self, number: int) -> NDArray[np.int32]:
-        """Return the states after each byte."""
+        """Return the states after each byte, from one state."""
         row = self._rows[number]
         if not len(row):
             row = self._rows[number] = np.array(
@@ -290,7 +292,7 @@ def _size(lead: int) -> int:
 
 
 def _next_byte(data: bytes) -> tuple[int, int]:
-    """Return the range of the byte that may follow the first ones of a character."""
+    """Return the first and last value of the next byte of a character that begins with ``data``."""
     if len(data) > 1:
         return 0x80, 0xBF
     low = {0xE0: 0xA0, 0xF0: 0x90}.get(data[0], 0x80)
@@ -298,7 +300,7 @@ def _next_byte(data: bytes) -> tuple[int, int]:
 
 
 def _codes(data: bytes) -> tuple[int, int] | None:
-    """Return the first and last code point of the characters that begin with some bytes; None if there are none."""
+    """Return the first and last code point of the characters that begin with ``data``; None if there are none."""
     lead = data[0]
     if 0x80 <= lead < 0xC2 or lead > 0xF4:
         return None

@@ -1,4 +1,4 @@
-"""Bitmask buffer of a batch: one row of packed bits for each sampling position under a grammar."""
+"""Bitmask buffer of a batch: one row of packed bits for each sampling position that a grammar restricts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .budget_close import BudgetCheck
 from .matcher import SLOW_SECONDS
 from .reasoning_matcher import AnswerMatcher
 
-# Rows that threads fill together: fewer take less time than it takes to wake the threads.
+# Smallest number of rows that several threads fill. Fewer rows take less time than waking the threads.
 LEAST_TOGETHER = 8
 
 logger = logging.getLogger("rootgraft.grammar")
 
 
 class MaskFill(NamedTuple):
-    """The masks to fill for one matcher: for the next token, and for the token after each draft.
+    """The masks to fill for one matcher: one for the next token, and one for the token after each draft.
 
     Attributes:
-        row: row of the first mask; the masks after drafts follow it.
-        matcher: matcher, which advances by the drafts up to the first one that it refuses or fails on.
-        remaining: number of tokens that may still be generated, or None.
+        row: row of the first mask; the masks after drafts are in the rows after it.
+        matcher: the matcher; it advances by the drafts up to the first one that it refuses or on which it fails.
+        remaining: number of tokens that may still be generated; None for no budget.
         drafts: proposed tokens.
     """
 
@@ -38,17 +38,17 @@ class MaskFill(NamedTuple):
 
 
 class MaskBuffer:
-    """Rows of 32-bit words, bit ``token % 32`` of word ``token // 32`` set where a token is allowed.
+    """Masks as rows of 32-bit words: bit ``token % 32`` of word ``token // 32`` is set if the token is allowed.
 
     Args:
         rows: the largest number of sampling positions of a batch.
-        num_threads: number of threads that fill rows of several matchers at a time. The library fills rows without the
-            interpreter's lock.
+        num_threads: number of threads on which the library fills the rows of several matchers in one call. It releases
+            the interpreter's lock meanwhile.
 
     Attributes:
         words: int32 [rows, ceil(vocabulary / 32)], the tokens that the grammar allows; a row keeps its content until it
             is filled again.
-        checks: checks of the rows where the budget of tokens may exclude some of these.
+        checks: by row, the check of the allowed tokens; only rows in which the token budget may exclude some have one.
     """
 
     def __init__(self, rows: int, vocabulary: Vocabulary, num_threads: int = 1) -> None:
@@ -66,20 +66,21 @@ class MaskBuffer:
             self._ends[token >> 5] |= np.uint32(1 << (token & 31))
 
     def fill(self, jobs: Sequence[MaskFill]) -> dict[int, Exception]:
-        """Fill the rows of some matchers; each row and matcher belongs to one job.
+        """Fill the rows of several matchers. Each row and each matcher belongs to one job.
 
         Returns:
             The failures by row: a ``GrammarFailure``, after which the matcher can be rolled back, or another exception
-            of the backend, which leaves the matcher's state unknown. Such a row and the rows of the drafts after it
-            allow nothing; neither do the rows after a draft that is refused.
+                of the
+            backend, after which the state of the matcher is unknown. The masks of such a row and of the rows of the
+            drafts after it allow no token. The rows after a refused draft allow no token either.
         """
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
 
     def fill_together(self, jobs: Sequence[MaskFill]) -> None:
-        """Fill the first rows of these matchers on all threads, where the library can. The caller calls `fill` next.
+        """Fill the first row of each matcher on all threads, if the library can. The caller calls `fill` next.
 
         After a call that took long, each row is filled alone once, so that the slow matcher is found. If the library
-        fails, `fill` fills all rows, and fails only for the answer that causes the failure.
+        fails, `fill` fills all rows alone, so that only the answer that causes the failure fails.
         """
         if self._executor is None or len(jobs) < LEAST_TOGETHER or self._is_slow:
             self._is_slow = False
@@ -91,7 +92,8 @@ class MaskBuffer:
         parsers = [(parser, job.row) for job, parser in found]
         try:
             self._executor.unsafe_compute_mask_ptr(parsers, self.words.ctypes.data, 4 * width, num_rows)
-        except Exception as error:  # it does not say whose: `fill` then fills each row alone, and finds out
+        # The library does not say which row failed: `fill` fills each row alone and finds it.
+        except Exception as error:
             logger.warning("masks of %d answers could not be filled together: %s", len(found), error)
             return
         self._is_slow = perf_counter() - before > SLOW_SECONDS
@@ -99,9 +101,9 @@ class MaskBuffer:
             job.matcher.take_as_filled()
 
     def forced(self, row: int) -> int | None:
-        """Return the only token that a row allows, or an end token if it allows only end tokens; else None.
+        """Return the only token that a row allows; an end token if it allows only end tokens; else None.
 
-        The choice among end tokens does not change the answer. Also returns None if the row allows no token.
+        Which end token is chosen does not change the answer. The result is also None if the row allows no token.
         """
         words = self.words[row].view(np.uint32)
         nonzero = np.flatnonzero(words)
@@ -127,7 +129,7 @@ class MaskBuffer:
                 check = job.matcher.fill_grammar_mask(self.words[row], remaining)
                 if check is not None:
                     self.checks[row] = check
-            except Exception as error:  # whatever a backend raises ends this answer alone
+            except Exception as error:  # Any exception of a backend ends only this answer.
                 self.words[row:end] = 0
                 return row, error
         return None

@@ -12,18 +12,18 @@ from ..vocabulary import Vocabulary
 from .backends import BackendState, LlguidanceBackend, Row
 from .budget_close import BudgetCheck, BudgetClose
 
-# Processor time in seconds from which a mask delays the step during whose forward pass it is filled. Processor time is
-# measured because time in which kernels or the step loop have the core or the interpreter does not predict the next
-# mask.
+# A mask that took at least this processor time in seconds counts as slow: filled during the forward pass of a step, it
+# delays the step. Processor time is measured, as a mask may also wait for kernels or for the step loop, and such waits
+# do not predict the time of the next mask.
 SLOW_SECONDS = 0.003
 
 
 class GrammarFailure(Exception):
-    """The backend ran into a limit of its own in the middle of an answer: the answer is an error, not an end."""
+    """The backend met a limit of its own in the middle of an answer. The answer ends with an error."""
 
 
 class _Prepared(NamedTuple):
-    """A mask filled ahead of time, valid while no token comes or goes and for one number of remaining tokens."""
+    """A mask filled ahead of time. It is valid while the tokens and the number of remaining tokens do not change."""
 
     remaining: int | None
     row: Row
@@ -33,22 +33,25 @@ class _Prepared(NamedTuple):
 class Matcher:
     """Follows one answer under a grammar.
 
-    The answer ends with an end token, which counts as one accepted token; `rollback` may undo it. A rollback leaves no
-    trace, not even of a failure of the backend.
+    The answer ends with an end token, which counts as an accepted token; `rollback` can undo it. A rollback restores
+    the former state completely, even after a failure of the backend.
 
-    A lexer that has failed keeps failing in all copies of its state, including those of other answers. So after a
-    failure the state is rebuilt from the grammar, for this answer alone. The answer fails only if the rebuilt state
-    fails too. An answer with a rebuilt state gets no more drafts.
+    A lexer of the library that has failed keeps failing in all copies of its state, including those of other answers.
+    So after a failure the state is rebuilt from the grammar, for this answer alone. The answer fails only if the
+    rebuilt state fails too. An answer with a rebuilt state gets no more drafts.
 
-    Threads: not thread-safe; one thread uses a matcher at a time. In the engine these threads take turns: - The step
-        thread, between steps: `accept`, `rollback`, `draft`, `admits`, `is_slow` and all properties. - The mask thread
-        (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`, and `accept` for the
-        drafts of the step. - The thread of slow masks (``grammar-slow-masks``), from submission until its future is
-        done: `prepare`. The sequence is not planned meanwhile, so neither of the other threads uses its matcher.
+    Not thread-safe: one thread at a time uses a matcher. In the engine these threads take turns:
+
+    - The step thread, between steps: `accept`, `rollback`, `draft`, `admits`, `is_slow` and all properties.
+    - The mask thread (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`, and
+      `accept` for the drafts of the step.
+    - The thread of slow masks (``grammar-slow-masks``), from submission until its future is done: `prepare`. Meanwhile
+    the
+      scheduler does not plan the sequence, so neither of the other threads uses its matcher.
 
     Args:
         beginning: the state of the grammar before any token; never changed.
-        rebuild: returns another such state, which shares nothing with ``beginning``.
+        rebuild: returns another such state that shares nothing with ``beginning``.
         open_ended: whether the answer is free text that may end anywhere.
         is_slow: whether masks of the grammar are known to take long.
     """
@@ -77,7 +80,7 @@ class Matcher:
 
     @property
     def num_tokens(self) -> int:
-        """Accepted tokens, the end token included."""
+        """Number of accepted tokens, the end token included."""
         return len(self._tokens)
 
     @property
@@ -90,7 +93,7 @@ class Matcher:
 
     @property
     def is_whole(self) -> bool:
-        """Whether an answer cut off here is complete, and not free text that would have gone on."""
+        """Whether an answer that is cut off here is complete. Free text that could go on is not complete."""
         return self._ended or (not self._open_ended and self._state.can_end())
 
     @property
@@ -109,36 +112,36 @@ class Matcher:
 
     @property
     def may_draft(self) -> bool:
-        """Whether drafts may follow: not behind a mask filled ahead or a failure of the backend."""
+        """Whether the next tokens may be drafts: not after a mask filled ahead of time, nor after a failure."""
         return not (self._ended or self._is_rebuilt or self._prepared is not None)
 
     @property
     def failure(self) -> str | None:
-        """Why the backend can allow no further token, or None."""
+        """Why the backend can allow no further token; None if it has not failed."""
         return self._state.failure()
 
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
         """Write the bitmask of the tokens that may come next, least significant bit first.
 
-        If the budget is nearly used up this takes long, as each token is tested. The engine uses `fill_grammar_mask`
-        instead, and the sampler tests the token that it has drawn.
+        If the token budget is nearly used up, this takes long, as each token is tested. The engine uses
+        `fill_grammar_mask` instead, and the sampler tests only the token that it has drawn.
 
         Args:
             row: int32 [ceil(vocabulary / 32)], contiguous; overwritten.
-            remaining: tokens that may still be generated, this one included: a token after which no end fits is not
-                allowed. None: no budget.
+            remaining: number of tokens that may still be generated, this one included. A token after which no end fits
+                is not allowed. None for no budget.
 
         Raises:
-            GrammarFailure: if the backend has failed, or allows no token at all.
+            GrammarFailure: the backend has failed, or allows no token at all.
         """
         check = self.fill_grammar_mask(row, remaining)
         if check is not None:
             row[:] = check.limits()
 
     def parser_to_fill(self) -> Any | None:
-        """Return the library's parser if it can fill the next row together with the rows of other answers.
+        """Return the library's parser if the library can fill the next row together with the rows of other answers.
 
-        Returns None if the row differs from the parser's, or takes long.
+        Returns None if the row is not the parser's own mask, or if it takes long.
         """
         state = self._state
         if self._ended or self._slow_masks or self._prepared is not None or not isinstance(state, LlguidanceBackend):
@@ -148,20 +151,20 @@ class Matcher:
         return state.parser
 
     def take_as_filled(self) -> None:
-        """Note that the parser has filled the row of the next `fill_grammar_mask`, unless the tokens change before it.
+        """Record that the library has filled the row of the next `fill_grammar_mask`, unless the tokens change first.
 
-        Must be called only after the library has filled the row, as another answer may make the library fail.
+        Must be called only after the library has filled the row, as another answer of the same call may make it fail.
         """
         self._is_filled = True
 
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
-        """Write the bitmask of the tokens that the grammar allows next.
+        """Write the bitmask of the tokens that the grammar allows next, without regard to the budget.
 
         Returns:
-            The check of which of these tokens leave room for an end in the budget; None if all do.
+            The check that determines after which of these tokens an end fits in the budget; None if one fits after all.
 
         Raises:
-            GrammarFailure: as `fill_mask`.
+            GrammarFailure: see `fill_mask`.
         """
         if self._prepared is not None and self._prepared.remaining == remaining:
             row[:] = self._prepared.row
@@ -177,19 +180,20 @@ class Matcher:
         return check
 
     def is_slow(self, remaining: int) -> bool:
-        """Return whether the next mask is likely to take long, as earlier ones did: better to `prepare` it."""
+        """Return whether the next mask is likely to take long, because earlier ones did. Then call `prepare` for it."""
         return self._slow_searches if self._budget_close.must_search(remaining) else self._slow_masks
 
     def prepare(self, remaining: int | None) -> None:
-        """Fill the next mask ahead of time for `fill_mask`, which uses it if the tokens have not changed by then.
+        """Fill the next mask ahead of time. `fill_mask` uses it if the tokens have not changed by then.
 
-        `fill_mask` reports errors. No draft is proposed after such a mask, as the next mask would take as long.
+        `fill_mask` reports errors. No draft is proposed after such a mask, as the mask after the draft would take as
+        long.
         """
         row: Row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         try:
             check = self.fill_grammar_mask(row, remaining)
         except Exception:
-            return  # whatever a backend raises: `fill_mask` meets it again
+            return  # Any exception of a backend is ignored here, as `fill_mask` meets it again.
         self._prepared = _Prepared(remaining, row, check)
 
     def _fill(self, row: Row, remaining: int | None) -> BudgetCheck | None:
@@ -211,24 +215,24 @@ class Matcher:
 
     @property
     def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer, its end token excluded: the least budget that completes; None if unknown."""
+        """Number of tokens of the shortest answer without its end token, which is the least budget; None if unknown."""
         return self._budget_close.num_shortest
 
     def accept(self, token: int) -> bool:
-        """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it here."""
+        """Advance by a token. Returns False, and changes nothing, if the grammar does not allow the token here."""
         return self._accept(token, self._advance)
 
     def replay(self, token: int, remaining: int) -> bool:
-        """Advance by a token that was drawn elsewhere. Returns False, and nothing is accepted, if it is not allowed.
+        """Advance by a token that was drawn elsewhere. Returns False, and accepts nothing, if it is not allowed.
 
-        The effect is that of `fill_grammar_mask` and `accept`, in less time: the mask is known to have allowed the
+        This has the effect of `fill_grammar_mask` and `accept` in less time, as the mask is known to have allowed the
         token.
         """
         self.replan(remaining)
         return self.accept(token)
 
     def replan(self, remaining: int) -> None:
-        """Search an end within the budget, as `fill_grammar_mask` does."""
+        """Search an end within the budget, with the same effect as `fill_grammar_mask`."""
         if not self._ended and self._budget_close.must_search(remaining):
             self._fill(np.zeros(self._vocabulary.num_words, dtype=np.int32), remaining)
 
@@ -248,11 +252,11 @@ class Matcher:
         return True
 
     def _advance(self, token: int) -> bool:
-        """Advance the backend by a token that was drawn: where it refuses, a limit is ruled out as the reason."""
+        """Advance the backend by a drawn token. If the backend refuses it, find out whether a limit is the cause."""
         if self._state.accept(token):
             return True
         if self._state.failure() is None:
-            # A lexer that meets a limit between two masks refuses tokens, and says why with the next mask only.
+            # A lexer that meets a limit between two masks refuses tokens, and reports the reason only at the next mask.
             self._state.fill(np.zeros(self._vocabulary.num_words, dtype=np.int32))
             if self._state.failure() is None:
                 return False
@@ -260,10 +264,10 @@ class Matcher:
         return self._state.accept(token)
 
     def rollback(self, count: int) -> None:
-        """Undo the last tokens, the end token included.
+        """Undo the last ``count`` tokens, the end token included.
 
         Raises:
-            ValueError: there are fewer tokens.
+            ValueError: fewer tokens than ``count`` were accepted.
         """
         if not 0 <= count <= self.num_tokens:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
@@ -282,12 +286,13 @@ class Matcher:
             self._replay()
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of a text draft may come next; the state is left as it is."""
+        """Return how many leading tokens of a text draft may come next. The state is left unchanged."""
         if not self.may_draft:
             return 0
         start = self.num_tokens
         for token in tokens:
-            # Refused because of a limit, a draft is only shorter.
+            # A token may be refused because of a limit of the backend. Then the draft is shorter and nothing else
+            # changes.
             if token in self._vocabulary.eos or not self._accept(token, self._state.accept):
                 break
         admitted = self.num_tokens - start
@@ -304,7 +309,7 @@ class Matcher:
             self._state.accept(token)
 
     def copy(self) -> Matcher:
-        """Return an independent matcher at the same position."""
+        """Return an independent matcher at the same position of the answer."""
         close = self._budget_close.copy()
         other = Matcher(self._state, self._vocabulary, close, self._rebuild, open_ended=self._open_ended)
         other._tokens, other._ended, other._is_rebuilt = list(self._tokens), self._ended, self._is_rebuilt
@@ -312,15 +317,15 @@ class Matcher:
         return other
 
     def draft(self, limit: int) -> list[int]:
-        """Return a draft: at most `limit` tokens of the text that must come next; the state is left as it is.
+        """Return a draft: at most ``limit`` tokens of the text that must come next. The state is left unchanged.
 
-        The grammar forces the text only, and the tokenization is a guess. So the tokens must be verified under the mask
-        like any draft.
+        The grammar forces only the text, and the tokenization is a guess. So the tokens must be verified under the mask
+        like any other draft.
         """
         if not self.may_draft or limit < 1:
             return []
         forced = self._state.forced()
-        # The last token could be longer than the forced text: leave it open.
+        # The last token is left out, as the model may choose a longer token that begins with the same text.
         tokens = self._vocabulary.tokenize_forced(forced, bpe=True)[:-1] if forced else []
         return tokens[:limit]
 

@@ -1,14 +1,14 @@
 """Memory state: keeps the keys of an object and the items of an array distinct, which a grammar cannot express.
 
-A context-free grammar cannot say that a value was not written before. So this state reads the JSON along with the
-library. It remembers the keys of each object and the items of each array of distinct items. It removes from the masks
-the tokens that complete a repetition, or after which only repetitions are possible. A mask is the intersection of the
-library's mask and of this state's.
+A context-free grammar cannot require that a value differs from earlier ones. So this state reads the JSON along with
+the library. It remembers the keys of each object, and the items of each array whose items must be distinct. It removes
+from the masks the tokens that complete a repetition, and those after which only repetitions are possible. A mask is the
+intersection of the library's mask and the mask of this state.
 
 Keys are distinct in every object. Only the library knows which arrays have distinct items, and which objects have so
-few possible keys that they may be used up. For this the grammar has a second spelling of such a container, which no
+few possible keys that all may be used. To pass this on, the grammar has a second spelling of such a container that no
 text can contain: `ENTRIES` and the container's number. The numbers that the grammar admits before an opening bracket
-name the languages that the entries may have. Where other text may surround JSON, the parts that are JSON are found in
+name the languages that the entries may have. If other text may surround the JSON, the parts that are JSON are found in
 the same way.
 """
 
@@ -34,10 +34,10 @@ from .entry_sets import Entries, EntryCounter, Outlook, scalar_value
 from .json_chars import BACKSLASH, QUOTE
 from .partial_value import PartialValue, container_value
 
-# The deepest value in an array of distinct items.
+# Largest depth of a value in an array of distinct items.
 MAX_DEPTH = 200
-MAX_SEARCHED = 1_000  # beginnings of an item that are followed in search of a new end of it
-# The lexical state inside a marker of this state or of the string rules; the others are those of `closing_texts`.
+MAX_SEARCHED = 1_000  # Largest number of beginnings of an item that are followed in search of a new end of it.
+# The lexical state within a marker of this state or of the string rules. The other states are those of `closing_texts`.
 _MARKER = 3
 _BLANKS = b" \t\r\n"
 _OPENING, _CLOSING = b"[{", b"]}"
@@ -51,11 +51,11 @@ class _Frame(NamedTuple):
 
     Attributes:
         outer: the array or object around it.
-        is_object: whether it is an object, not an array.
-        counters: the languages that its entries may have; none for containers whose entries are not counted.
-        entries: its keys, or the items of an array of distinct items.
+        is_object: whether it is an object; otherwise it is an array.
+        counters: the languages that its entries may have; empty for containers whose entries are not counted.
+        entries: its keys, or its items if they must be distinct.
         is_before_entry: for an object, whether a key may come next; for an array, whether an item must come next.
-        begun: position in the answer at which an item that is an array or object has begun.
+        begun: position in the answer at which the present item has begun, if it is an array or object.
         is_watched: whether it, or a container around it, is an array of distinct items.
         depth: number of containers around it.
     """
@@ -75,31 +75,34 @@ class _Frame(NamedTuple):
 
 
 class _Rivals(NamedTuple):
-    """The items of an array that an item under way, an array or object of limited size, may become.
+    """The earlier items of an array with which the present item may become equal. It is an array or object.
+
+    Kept only for items whose language has a limited number of values.
 
     Attributes:
-        begun: position in the answer at which the item has begun.
-        values: values of the other items.
+        begun: position in the answer at which the present item has begun.
+        values: values of the earlier items.
     """
 
     begun: int
     values: tuple[Any, ...]
 
     def kept(self, text: bytes) -> _Rivals:
-        """Return those that the item may still become after its text so far."""
+        """Return the rivals with which the item may still become equal, given its text so far."""
         partial = PartialValue(text)
         return self._replace(values=tuple(filter(partial.may_become, self.values)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place in the answer.
+    """What the state knows at one place in the answer.
 
     Attributes:
-        lexical: outside or inside of a JSON string, after a backslash in one, or in a marker.
+        lexical: lexical state: outside or inside of a JSON string, after a backslash in one, or in a marker.
         frame: the innermost array or object that is open.
-        entry: the key, or the scalar item of an array of distinct ones, that has been begun; else empty.
-        rivals: rivals of the items under way, from the outermost item on, for items that have rivals.
+        entry: beginning of the present key, or of the present scalar item of an array of distinct items; empty
+            elsewhere.
+        rivals: rivals of the items that have begun, from the outermost item on. Items without rivals are left out.
     """
 
     lexical: int = OUTSIDE
@@ -109,7 +112,7 @@ class _Place:
 
     @property
     def must_be_searched(self) -> bool:
-        """Whether it takes a search to tell if something else than a repetition is possible."""
+        """Whether only a search can tell if anything but a repetition is possible here."""
         frame = self.frame
         if self.rivals or frame is None:
             return bool(self.rivals)
@@ -119,10 +122,10 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A place with the way to it: the link before, the text of the last token, and the number of bytes so far.
+    """A place in a linked list: the link before it, the text of the token between them, and the bytes so far.
 
-    `probed` has, for the texts tried from here, the containers that may begin after them; `searched` has, for some
-    texts, whether an item has a new end after them.
+    `probed` holds, for each text tried from here, the numbers of the containers that may begin after it; `searched`
+    holds, for each text searched, whether an item can have a new end after it.
     """
 
     place: _Place
@@ -134,11 +137,11 @@ class _Link:
 
 
 class MemoryState:
-    """A state of a grammar with a memory of the entries of its containers.
+    """A state of a grammar that remembers the entries of its containers.
 
     Args:
         inner: the library's state.
-        counters: the languages of containers by number, beginning with number 1.
+        counters: the languages of the containers by number; the first has number 1.
         has_parts: whether only parts of the text are JSON.
     """
 
@@ -155,7 +158,7 @@ class MemoryState:
         self._is_searching = False
 
     def fill(self, row: Row) -> None:
-        """Write the library's bitmask without the tokens that lead to repetitions only."""
+        """Write the library's bitmask without the tokens that lead only to repetitions."""
         self._inner.fill(row)
         if self._inner.failure() is not None:
             return
@@ -172,7 +175,7 @@ class MemoryState:
             self._ban_used_up(bits)
 
     def _suspects(self, bits: NDArray[np.uint32], place: _Place) -> NDArray[np.int64]:
-        """Return the allowed tokens that may complete an entry and go on, or begin one."""
+        """Return the allowed tokens that must be checked: they may complete an entry and go on, or begin one."""
         tokens, frame = self._tokens, place.frame
         lexical = place.lexical if place.lexical in (INSIDE, ESCAPED) else OUTSIDE
         if frame is None:
@@ -187,12 +190,13 @@ class MemoryState:
         return some
 
     def _has_plain_items(self, frame: _Frame) -> bool:
-        """Return whether a token repeats an item only if a whole string is in it, as a key."""
+        """Return whether the items are strings of an endless language. Then only tokens with a whole string repeat
+        one."""
         is_inner = frame.outer is not None and frame.outer.is_watched
         return frame.has_distinct_items and not is_inner and all(each.is_plain for each in frame.counters)
 
     def _check_each(self, bits: NDArray[np.uint32], place: _Place, suspects: NDArray[np.int64]) -> None:
-        """Clear the bits of those tokens that lead to repetitions only."""
+        """Clear the bits of those ``suspects`` that lead only to repetitions."""
         frame = place.frame
         is_endless = not self._has_limited and (frame is None or all(each.is_endless for each in frame.counters))
         lexical = place.lexical if place.lexical in (INSIDE, ESCAPED) else OUTSIDE
@@ -203,7 +207,7 @@ class MemoryState:
             _ban(bits, token)
 
     def _ban_seen(self, bits: NDArray[np.uint32], place: _Place) -> None:
-        """Clear the bits of the tokens with which a string that is under way becomes one of the entries."""
+        """Clear the bits of the tokens with which the string that has begun becomes equal to an earlier entry."""
         assert place.frame is not None
         rests = [rival[len(place.entry) :] for rival in place.frame.entries.rivals(place.entry)]
         for rest in rests:
@@ -211,14 +215,15 @@ class MemoryState:
                 _ban(bits, token)
         if all(each.is_endless for each in place.frame.counters):
             return
-        # What is not the beginning of an entry has an end that is none, or it would not have been allowed.
+        # Only beginnings of earlier entries are followed. Any other text has an end that differs from all of them, or
+        # the library would not have allowed it.
         for begun in {rest[:at] for rest in rests for at in range(1, len(rest))}:
             if self._vocabulary.token_of(begun) is not None and self._follow(begun) is None:
                 for token in self._tokens.spelled(begun):
                     _ban(bits, token)
 
     def _ban_used_up(self, bits: NDArray[np.uint32]) -> None:
-        """Clear the bits of the tokens of a string after which an item can only become one that was written."""
+        """Clear the bits of the tokens in a string after which an item can only become equal to an earlier one."""
         rests = set[bytes]()
         for each in self._link.place.rivals:
             rests |= PartialValue(self.written(each.begun, b"")).rests(each.values)
@@ -254,7 +259,7 @@ class MemoryState:
         return (self._has_parts or bool(self._counters)) and (b"[" in text or b"{" in text)
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Advance by the longest allowed prefix of some tokens. Returns its length."""
+        """Advance by the longest allowed prefix of ``tokens``. Returns its length."""
         if self._has_parts or self._counters:
             return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
         count = self._inner.advance(tokens)
@@ -268,7 +273,7 @@ class MemoryState:
         return count
 
     def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens. ValueError if there are fewer."""
+        """Undo the last ``count`` tokens. Raises ValueError if fewer were accepted."""
         link = self._link
         for _ in range(count):
             if link.before is None:
@@ -284,7 +289,7 @@ class MemoryState:
         return other
 
     def search_copy(self) -> MemoryState:
-        """Return a copy that takes repetitions for wrong once they are complete: it searches for no new ends."""
+        """Return a copy that refuses repetitions only once they are complete, as it does not search for new ends."""
         other = MemoryState(self._inner.search_copy(), self._counters, self._vocabulary, has_parts=self._has_parts)
         other._link, other._is_searching = self._link, True
         return other
@@ -299,9 +304,10 @@ class MemoryState:
         return self._inner.forced()
 
     def string_end(self) -> bytes:
-        """Return a short end of the entry under way, if its shortest ends may be repetitions.
+        """Return a short end of the present entry, if its shortest ends may be repetitions; else no bytes.
 
-        The end of a string includes its quote. After a comma in an array of distinct items, returns a whole short item.
+        The end of a string includes its quote. After a comma in an array of distinct items, the result is a whole short
+        item.
         """
         place = self._link.place
         if place.frame is None:
@@ -321,7 +327,7 @@ class MemoryState:
         return self._plain_end(place.entry, entries)
 
     def _plain_end(self, entry: bytes, entries: Entries) -> bytes:
-        """Return a short end that the library takes, of a string without a language of its own."""
+        """Return a short end, allowed by the library, of a string whose entries have no counted language."""
         ends = (b"", *(bytes((char,)) for char in _LIKELY), *(bytes((a, b)) for a in _LIKELY for b in _LIKELY))
         for end in ends:
             if entry + end + b'"' in entries.strings:
@@ -334,14 +340,14 @@ class MemoryState:
         return b""
 
     def _possible(self, text: bytes) -> _Place | None:
-        """Return the place after a token's text, or None if only repetitions would be possible."""
+        """Return the place after the text of a token; None if only repetitions would be possible there."""
         place = self._follow(text)
         if place is None or not place.must_be_searched:
             return place
         try:
             kept = [each.kept(self.written(each.begun, text)) for each in place.rivals]
         except ValueError:
-            return None  # as in `_follow`: bytes of a token that are no character end a string
+            return None  # Like in `_follow`: bytes of a token that are no character end a string.
         place = replace(place, rivals=tuple(each for each in kept if each.values))
         if not place.must_be_searched or self._is_searching:
             return place
@@ -351,7 +357,7 @@ class MemoryState:
         return place if known else None
 
     def _has_new_end(self, text: bytes) -> bool:
-        """Search, byte by byte, what the items under way may become after a text that no item was before."""
+        """Search, byte by byte, whether after ``text`` the present items can still differ from all earlier items."""
         begin, tokens = self.search_copy(), self._vocabulary.tokenize(text)
         if begin.advance(tokens) < len(tokens):
             return False
@@ -369,7 +375,7 @@ class MemoryState:
         return False
 
     def _next_bytes(self) -> list[int]:
-        """Return the allowed tokens of one byte, without white space between the parts of JSON."""
+        """Return the allowed tokens of one byte, without white space between JSON values."""
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self._inner.fill(row)
         bits, singles = row.view(np.uint32), self._tokens.singles
@@ -379,10 +385,10 @@ class MemoryState:
         return [token for token in some if self._vocabulary.tokens[token] not in _BLANKS]
 
     def _follow(self, text: bytes) -> _Place | None:
-        """Return the place after a token's text, or None if that text completes a repetition.
+        """Return the place after the text of a token; None if the text completes a repetition.
 
-        Also returns None if each end of a scalar is a repetition. For arrays and objects only a search can decide
-        (`_possible`).
+        The result is also None if every end of a scalar is a repetition. For arrays and objects, only a search can
+        decide that (`_possible`).
         """
         place = self._link.place
         lexical, frame, entry = place.lexical, place.frame, place.entry
@@ -392,10 +398,10 @@ class MemoryState:
         try:
             return reader.place() if reader.read() else None
         except ValueError:
-            return None  # not JSON, so the library does not take it either
+            return None  # The text is not JSON, so the library refuses it too.
 
     def containers(self, text: bytes) -> tuple[int, ...]:
-        """Return the numbers of the containers that may begin after a text."""
+        """Return the numbers of the containers that may begin after ``text``."""
         known = self._link.probed.get(text)
         if known is None:
             known = self._link.probed[text] = self._probe(text)
@@ -408,7 +414,7 @@ class MemoryState:
         if count == len(tokens) and self._inner.accept(self._tokens.marker):
             forced = self._inner.forced()
             if self._has_parts and self._inner.accept(self._tokens.marker):
-                self._inner.rollback(1)  # text in which any character may stand
+                self._inner.rollback(1)  # Free text may contain any character, also a marker.
             elif b";" in forced:
                 found.append(int(forced[: forced.index(b";")]))
             else:
@@ -423,7 +429,7 @@ class MemoryState:
         return tuple(found)
 
     def written(self, begun: int, text: bytes) -> bytes:
-        """Return what was written since a place in the answer, with the beginning of the next token."""
+        """Return the text written since byte ``begun`` of the answer, followed by ``text``, without markers."""
         parts, link = [text], self._link
         while link.size > begun and link.before is not None:
             parts.append(link.text)
@@ -450,9 +456,9 @@ _LIKELY = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _checked(lexical: int, frame: _Frame | None, entry: bytes, rivals: tuple[_Rivals, ...]) -> _Place | None:
-    """Return the place within an entry; None if each end of the entry is a repetition.
+    """Return the place within an entry; None if every end of the entry is a repetition.
 
-    A language that has no such entry is removed from the possible languages of an array.
+    If the entry does not belong to one of the possible languages of an array, that language is removed.
     """
     if not entry or frame is None or not frame.counters:
         return _Place(lexical, frame, entry, rivals)
@@ -466,16 +472,16 @@ def _checked(lexical: int, frame: _Frame | None, entry: bytes, rivals: tuple[_Ri
 
 
 def _kept(frame: _Frame, outlooks: Sequence[Outlook]) -> _Frame:
-    """Return a frame with the languages that it still may have."""
+    """Return a frame with the languages that it may still have."""
     if frame.is_object:
-        return frame  # keys that the language lacks are declared ones
+        return frame  # Keys that the language lacks are declared properties.
     kept = tuple(each for each, outlook in zip(frame.counters, outlooks, strict=True) if outlook is not Outlook.OTHER)
     is_watched = bool(kept) or (frame.outer is not None and frame.outer.is_watched)
     return frame._replace(counters=kept, is_watched=is_watched)
 
 
 class _Reader:
-    """Reads the text of one token."""
+    """Reads the text of one token from a place in the answer, and determines the place after it."""
 
     def __init__(self, state: MemoryState, text: bytes, place: _Place) -> None:
         self._state = state
@@ -486,7 +492,7 @@ class _Reader:
         return _checked(self._lexical, self._frame, self._entry, self._rivals)
 
     def read(self) -> bool:
-        """Read the text; False if it completes a repetition."""
+        """Read the text. Returns False if it completes a repetition."""
         for at, byte in enumerate(self._text):
             lexical = self._lexical
             if lexical == OUTSIDE:
@@ -555,7 +561,7 @@ class _Reader:
         self._frame = _Frame(frame, is_object, counters, is_before_entry=is_object, is_watched=is_watched, depth=depth)
 
     def _comma(self) -> bool:
-        """Go on to the next entry; False if there is none that is new."""
+        """Go on to the next entry. Returns False if no new entry is possible."""
         frame = self._frame
         assert frame is not None
         if frame.is_object:
@@ -578,7 +584,7 @@ class _Reader:
         return self._add(container_value(text))
 
     def _complete(self) -> bool:
-        """Complete a key or a scalar item; False if it is a repetition."""
+        """Complete a key or a scalar item. Returns False if it is a repetition."""
         entry, frame = self._entry, self._frame
         self._entry = b""
         assert frame is not None
@@ -604,12 +610,12 @@ def _ban(bits: NDArray[np.uint32], token: int) -> None:
 
 
 class _TokenKinds:
-    """Tokens grouped by what they mean to the memory: white space between the parts of JSON does not count.
+    """Tokens grouped by their effect on the memory state. White space between JSON values has no effect.
 
     Args:
-        lexical: the state before a token.
-        is_endless: whether all beginnings of a string are equivalent, so that strings that have only begun do not
-            count.
+        lexical: the lexical state before a token.
+        is_endless: whether every beginning of a string has endlessly many ends. Then strings that have only begun are
+            equivalent.
     """
 
     def __init__(self, vocabulary: Vocabulary, lexical: int, *, is_endless: bool) -> None:
@@ -620,7 +626,7 @@ class _TokenKinds:
         self._numbers = np.full(vocabulary.num_words * 32, -1, dtype=np.int32)
 
     def of(self, tokens: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the kinds of some tokens, as indices into `texts`."""
+        """Return the groups of ``tokens``, as indices into `texts`."""
         found = self._numbers[tokens]
         if (found < 0).any():
             with self._lock:
@@ -658,16 +664,16 @@ class _TokenKinds:
 
 
 class _EntryTokens:
-    """The tokens of a vocabulary that may complete entries of a container in their middle.
+    """The tokens of a vocabulary that may complete an entry of a container before the token's own end.
 
     Attributes:
         whole: for each lexical state, the tokens in which a string begins and ends, ascending.
         closing: for each lexical state, the tokens that go on after the end of a string.
         opening: tokens in which a container begins and an entry of it is repeated.
-        nested: tokens of `opening`, and tokens of `whole` outside of strings.
-        markers: tokens with a byte of a marker, which are never allowed.
+        nested: the tokens of `opening`, and the tokens of `whole` for places outside of strings.
+        markers: tokens with a byte of a marker; the state never allows them.
         no_marker: bitmask of all other tokens.
-        marker: the token of `ENTRIES`; -1 if there is none.
+        marker: the token of `ENTRIES`; -1 if the vocabulary has none.
         singles: the tokens of one byte.
     """
 
@@ -699,11 +705,11 @@ class _EntryTokens:
         return self._kinds.setdefault((lexical, is_endless), made)
 
     def beginning_with(self, text: bytes) -> list[int]:
-        """Return the tokens that begin with a text."""
+        """Return the tokens whose text starts with ``text``."""
         return self._run(text, lambda each: each.startswith(text))
 
     def spelled(self, text: bytes) -> list[int]:
-        """Return the tokens that are a text."""
+        """Return the tokens whose text is ``text``."""
         return self._run(text, lambda each: each == text)
 
     def _run(self, first: bytes, is_in: Callable[[bytes], bool]) -> list[int]:
@@ -717,7 +723,7 @@ def _array(tokens: Any) -> NDArray[np.int64]:
 
 
 def _quotes(lexical: int, text: bytes) -> list[int]:
-    """Return the offsets of the quotes at which strings begin or end."""
+    """Return the offsets of the quotes that begin or end a string."""
     found = []
     for at, byte in enumerate(text):
         if lexical == ESCAPED:
@@ -731,12 +737,12 @@ def _quotes(lexical: int, text: bytes) -> list[int]:
 
 
 def _ends_of_strings(lexical: int, text: bytes) -> list[int]:
-    """Return the offsets of the quotes at which strings end."""
+    """Return the offsets of the quotes that end a string."""
     return _quotes(lexical, text)[lexical == OUTSIDE :: 2]
 
 
 def _may_repeat(text: bytes) -> bool:
-    """Return whether an array or object may begin in a text and have an entry that begins as an earlier one does."""
+    """Return whether an array or object may begin in ``text`` with an entry that begins like an earlier one of it."""
     first = min((at for at in (text.find(b"["), text.find(b"{")) if at >= 0), default=-1)
     if first < 0 or b"," not in text:
         return False
@@ -757,7 +763,7 @@ def _entry_tokens(vocabulary: Vocabulary) -> _EntryTokens:
 
 
 def can_spell_entries(vocabulary: Vocabulary) -> bool:
-    """Return whether the vocabulary can spell what stands for the entries of a container: a token and digits."""
+    """Return whether the vocabulary has tokens for the marker `ENTRIES` and for the digits of a container's number."""
     return vocabulary.token_of(ENTRIES) is not None and all(
         vocabulary.token_of(bytes((byte,))) is not None for byte in b"0123456789;"
     )

@@ -1,4 +1,4 @@
-"""Partial value: what the beginning of a JSON value already says, and which whole values it may become."""
+"""Partial value: the beginning of a JSON value, and a test of which whole values it may still become."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any
 
 from ..regex.charset import json_string
 
-# A whole string; the rest of the text from an open string on; a number or word; a mark.
+# The groups match a whole string; a string that is still open, to the end of the text; a number or word; a mark.
 _LEXEMES = re.compile(rb'("(?:[^"\\]|\\.)*")|(".*)|([^\s"\][{},:]+)|([][{},:])', re.DOTALL)
 _WORDS = (b"true", b"false", b"null")
 _CUT_ESCAPE = re.compile(rb"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
 
 
 def container_value(text: bytes) -> Any:
-    """Return the contents of an array or object, as a value that is equal for equal ones and can be hashed."""
+    """Return the contents of an array or object as a hashable value. Equal JSON values give equal results."""
     return frozen(json.loads(text))
 
 
 def frozen(value: Any) -> Any:
-    """Return a JSON value as one that can be hashed: objects are sets of pairs, true and false are bytes."""
+    """Return a JSON value as a hashable one: objects become sets of pairs, true and false become bytes."""
     if isinstance(value, dict):
         return frozenset((key, frozen(item)) for key, item in value.items())
     if isinstance(value, list):
         return tuple(map(frozen, value))
-    return b"true" if value is True else b"false" if value is False else value  # for Python, True is 1
+    # Python's True equals 1, so true and false become bytes.
+    return b"true" if value is True else b"false" if value is False else value
 
 
 @dataclass
@@ -35,9 +36,9 @@ class _Level:
     """An array or object that is open.
 
     Attributes:
-        key: key of the member under way.
+        key: key of the present member.
         members: members that are complete.
-        items: the same of an array.
+        items: items that are complete, if it is an array.
     """
 
     is_object: bool
@@ -61,7 +62,7 @@ class PartialValue:
     """The beginning of an array or object.
 
     Args:
-        text: text of the beginning.
+        text: JSON text of the beginning.
 
     Raises:
         ValueError: the text is not the beginning of JSON.
@@ -89,7 +90,7 @@ class PartialValue:
             self._levels[-1].add(value)
 
     def rests(self, values: Iterable[Any]) -> set[bytes]:
-        """Return what is left, with the quote, of the string under way in each of the values."""
+        """Return, for each of the values, the rest of the string that is open, up to and with its closing quote."""
         if self._tail[:1] != b'"':
             return set()
         found = set[bytes]()
@@ -105,7 +106,7 @@ class PartialValue:
         return found
 
     def may_become(self, value: Any) -> bool:
-        """Return whether the value may still become this one (`frozen`); True where only more text would tell."""
+        """Return whether the beginning may become ``value`` (see `frozen`). True if only more text could decide it."""
         for level in self._levels:
             if level.is_object:
                 if not isinstance(value, frozenset):
@@ -132,7 +133,7 @@ class PartialValue:
 
 
 def _may_become(begun: bytes, value: Any) -> bool:
-    """Return whether a scalar that has been begun may become a value; of a number only its end tells."""
+    """Return whether a scalar that has begun may become ``value``. A number is compared only once it is complete."""
     if begun[:1] == b'"':
         return isinstance(value, str) and value.startswith(_decoded(begun[1:]))
     if begun[:1] in b"-0123456789":
@@ -142,7 +143,7 @@ def _may_become(begun: bytes, value: Any) -> bool:
 
 
 def _decoded(content: bytes) -> str:
-    """Return the characters of the beginning of a string that are complete."""
+    """Return the complete characters of the beginning of a string, decoded."""
     content = _CUT_ESCAPE.sub(rb"\1", content)
     text: str = json.loads(b'"' + content.decode("utf-8", "ignore").encode() + b'"', strict=False)
     return text[:-1] if text and "\ud800" <= text[-1] < "\udc00" else text

@@ -1,10 +1,10 @@
-"""Reasoning matcher: follows a thought before an answer. The grammar applies after the thought, however it ends.
+"""Reasoning matcher: follows a thought before an answer. The grammar applies to the answer, however the thought ends.
 
     BEGIN --start mark--> THOUGHT --end mark--> GAP --answer--> ANSWER
       '------------------------- answer ------------------------^
 
-A thought is free text. Its end mark is forced when the thought has used up its budget, and early enough for the
-shortest answer to fit in the tokens left.
+A thought is free text. Its end mark is forced when the thought has used up its token budget, or when the tokens left
+just suffice for the end mark and the shortest answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .budget_close import BudgetCheck, RowCheck
 from .matcher import Matcher
 from .thought_marks import thought_mark, thought_row
 
-# Tokens that are left for an answer whose shortest form is not known.
+# Number of tokens kept for an answer whose shortest form is not known.
 UNKNOWN_ANSWER = 200
 
 
@@ -35,12 +35,13 @@ class _Phase(Enum):
 
 
 class _Place(NamedTuple):
-    """The position after a token: in the start mark, the thought, the end mark or the answer.
+    """The place after a token: in the start mark, the thought, the end mark or the answer.
 
     Attributes:
-        at: bytes of the start mark (BEGIN) or end mark (THOUGHT) just drawn; newlines that may still come (GAP).
-        origin: position of the first token of the thought, or of the answer (BEGIN, ANSWER); -1 where BEGIN can only
-            become a thought.
+        at: number of bytes of the start mark (BEGIN) or end mark (THOUGHT) that the text ends with; in GAP, number of
+            newlines that may still come.
+        origin: position of the first token of the thought, or of the answer (BEGIN, ANSWER); -1 if the text in BEGIN
+            can only become a thought.
     """
 
     phase: _Phase
@@ -49,12 +50,12 @@ class _Place(NamedTuple):
 
 
 class _Answer:
-    """What follows the thought: forced tokens, then the answer of a grammar, or free text without one."""
+    """What follows the thought: forced tokens (the lead), then an answer under a grammar, or free text without one."""
 
     def __init__(self, lead: Sequence[int], matcher: Matcher | None) -> None:
         self._lead = lead
         self.matcher = matcher
-        self._num_own = 0  # tokens of the lead, or of free text
+        self._num_own = 0  # Number of tokens of the lead or of free text that were accepted.
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +63,7 @@ class _Answer:
 
     @property
     def follows_grammar(self) -> bool:
-        """Whether the lead is complete and a grammar follows."""
+        """Whether the lead is complete and the grammar applies to the next token."""
         return self.matcher is not None and self._num_own == len(self._lead)
 
     @property
@@ -107,11 +108,11 @@ class _Answer:
 
 
 class _WithOthers:
-    """The check of an answer where other tokens are allowed too: tokens of a mark, or newlines.
+    """The check of an answer in a place where other tokens are allowed too: tokens of a mark, or newlines.
 
     Args:
         others: the other tokens.
-        fit: whether the answer fits after the other tokens.
+        fit: whether the answer still fits after one of the other tokens.
     """
 
     def __init__(self, answer: BudgetCheck, others: frozenset[int], fit: bool) -> None:
@@ -120,20 +121,20 @@ class _WithOthers:
         self._fit = fit
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after a token, whichever way it is read."""
+        """Return whether an end fits after a token, read as part of the answer or as another token."""
         return (self._fit and token in self._others) or self._answer.fits(token)
 
     def alike(self, token: int) -> NDArray[np.int64]:
-        """Return the tokens that are alike one."""
+        """Return the tokens that are taken as equivalent to ``token``: see `BudgetCheck.alike`."""
         alike = self._answer.alike(token)
         return alike[~np.isin(alike, list(self._others))] if token not in self._others else np.array([token])
 
     def costs(self, token: int) -> dict[int, int]:
-        """Return the work of testing a token and some that may be alike it, by token."""
+        """Return the cost of testing a token and the tokens compared with it: see `BudgetCheck.costs`."""
         return {} if self._fit and token in self._others else self._answer.costs(token)
 
     def known(self) -> Row:
-        """Return a mask of allowed tokens that are known to fit."""
+        """Return a mask of allowed tokens that are known to fit without a search."""
         row = self._answer.known().copy()
         _allow(row, list(self._others) if self._fit else [])
         return row
@@ -146,10 +147,10 @@ class _WithOthers:
 
 
 class ReasoningMatcher:
-    """Follows a thought and the answer after it; used like a `Matcher`, and by the same threads.
+    """Follows a thought and the answer after it. Used like a `Matcher`, by the same threads.
 
     Args:
-        matcher: matcher of the answer, at the answer's beginning; None for free text.
+        matcher: matcher of the answer, at the beginning of the answer; None for free text.
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: ThoughtRules, matcher: Matcher | None) -> None:
@@ -166,7 +167,7 @@ class ReasoningMatcher:
 
     @property
     def num_tokens(self) -> int:
-        """Accepted tokens: those of the thought, its marks and the answer, with its end token."""
+        """Number of accepted tokens of the thought, its marks and the answer, the end token included."""
         return len(self._tokens)
 
     @property
@@ -176,50 +177,50 @@ class ReasoningMatcher:
 
     @property
     def is_whole(self) -> bool:
-        """Whether an answer cut off here is complete."""
+        """Whether an answer that is cut off here is complete."""
         is_answer = self._phase is not _Phase.THOUGHT and (self._phase is _Phase.GAP or self._place.origin >= 0)
         matcher = self._answer.matcher
         return is_answer and matcher is not None and self._answer.follows_grammar and matcher.is_whole
 
     @property
     def may_go_on(self) -> bool:
-        """Whether an answer that is complete may go on: see `Matcher.may_go_on`."""
+        """Whether text other than white space may follow: see `Matcher.may_go_on`."""
         return self._answer.matcher is not None and self._answer.matcher.may_go_on
 
     @property
     def may_draft(self) -> bool:
-        """Whether drafts may follow: see `Matcher.may_draft`. None may between a thought and the answer after it."""
+        """Whether drafts may follow: see `Matcher.may_draft`. No draft spans the end of the thought and the answer."""
         if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
             return self._answer.matcher.may_draft
         return self._phase not in (_Phase.BEGIN, _Phase.GAP)
 
     @property
     def failure(self) -> str | None:
-        """Why the grammar's backend can allow no further token, or None."""
+        """Why the grammar's backend can allow no further token; None if it has not failed."""
         return self._answer.matcher.failure if self._answer.matcher else None
 
     @property
     def num_shortest(self) -> int | None:
-        """Tokens of the shortest answer, with the end of a thought that the prompt has begun; None if unknown."""
+        """Number of tokens of the shortest answer, and of the end of a thought begun in the prompt; None if unknown."""
         shortest = self._answer.num_shortest
         return shortest if shortest is None or not self._is_open else shortest + len(self._end.tokens)
 
     def fill_mask(self, row: Row, remaining: int | None = None) -> None:
-        """Write the bitmask of the tokens that may come next: see `Matcher.fill_mask`. Raises GrammarFailure."""
+        """Write the bitmask of the tokens that may come next. Arguments and errors: see `Matcher.fill_mask`."""
         check = self.fill_grammar_mask(row, remaining)
         if check is not None:
             row[:] = check.limits()
 
     def parser_to_fill(self) -> Any | None:
-        """See `Matcher.parser_to_fill`; None before the answer, and of free text."""
+        """See `Matcher.parser_to_fill`. None before the answer begins, and if the answer is free text."""
         return self._answer.parser_to_fill() if self._place.phase is _Phase.ANSWER else None
 
     def take_as_filled(self) -> None:
-        """See `Matcher.take_as_filled`; only for a row whose parser was returned."""
+        """See `Matcher.take_as_filled`. To be called only for a row for which `parser_to_fill` returned a parser."""
         self._answer.take_as_filled()
 
     def fill_grammar_mask(self, row: Row, remaining: int | None = None) -> BudgetCheck | None:
-        """Write the mask that knows of no budget of the answer: see `Matcher.fill_grammar_mask`."""
+        """Write the mask without regard to the budget of the answer: see `Matcher.fill_grammar_mask`."""
         place = self._place
         match place.phase:
             case _Phase.BEGIN:
@@ -232,7 +233,7 @@ class ReasoningMatcher:
                 return self._answer.fill_grammar_mask(row, remaining)
 
     def _fill_thought(self, row: Row, remaining: int | None) -> BudgetCheck | None:
-        """Fill the mask inside of the thought: after each token its end and the shortest answer still fit."""
+        """Fill the mask within the thought. After each allowed token, the end mark and the shortest answer fit."""
         at = self._place.at
         closing = np.zeros_like(row)
         _allow(closing, self._end.closing(at)[:1])
@@ -246,7 +247,7 @@ class ReasoningMatcher:
         return RowCheck(closing) if self._must_close(remaining) else None
 
     def _fill_with(self, row: Row, remaining: int | None, count: int, tokens: Sequence[int]) -> BudgetCheck | None:
-        """Fill the mask of the answer and of other tokens, after which it fits in the tokens but `count`."""
+        """Fill the mask of the answer and of the other ``tokens``, after which ``count`` tokens fewer remain for it."""
         check = self._answer.fill_grammar_mask(row, remaining)
         if not tokens or (check is None and self._fits(remaining, count)):
             _allow(row, tokens)
@@ -276,7 +277,7 @@ class ReasoningMatcher:
     def accept(self, token: int) -> bool:
         """Advance by a token. Returns False, and changes nothing, if it is not allowed here.
 
-        Budgets are not checked here, but in `fill_mask`.
+        `fill_mask` checks the budgets; this method does not.
         """
         is_text = 0 <= token < len(self._vocabulary.tokens)
         if self.is_done or (self._is_bound and not is_text):
@@ -295,7 +296,7 @@ class ReasoningMatcher:
         return self.accept(token)
 
     def rollback(self, count: int) -> None:
-        """Undo the last tokens. ValueError if there are fewer."""
+        """Undo the last ``count`` tokens. Raises ValueError if fewer were accepted."""
         if not 0 <= count <= self.num_tokens:
             raise ValueError(f"cannot take back {count} of {self.num_tokens} tokens")
         if not count:
@@ -311,7 +312,7 @@ class ReasoningMatcher:
             self._answer.accept(token)
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of a text draft may come next; the state is left as it is.
+        """Return how many leading tokens of a text draft may come next. The state is left unchanged.
 
         A draft never goes beyond the end of the thought.
         """
@@ -344,7 +345,7 @@ class ReasoningMatcher:
 
     @property
     def _answer_origin(self) -> int:
-        """Position of the first token that the answer has accepted; -1 if it has none."""
+        """Position of the first token that the answer has accepted; -1 if it has accepted none."""
         place = self._place
         return place.origin if place.phase in (_Phase.BEGIN, _Phase.ANSWER) else -1
 
@@ -354,38 +355,38 @@ class ReasoningMatcher:
 
     @property
     def _hands_over(self) -> bool:
-        """Whether the thought has ended and the grammar's answer begins."""
+        """Whether the thought has ended and the answer under the grammar begins with the next token."""
         return self._phase is _Phase.GAP
 
     @property
     def _most_admitted(self) -> int | None:
-        """Most tokens of a draft that the thought's budget leaves room for; None for no limit."""
+        """Largest number of draft tokens for which the thought's budget has room; None for no limit."""
         if self._budget is None or self._phase is not _Phase.THOUGHT:
             return None
         return max(0, self._budget - self._num_thought) + self._end.most_closing
 
     @property
     def _asked_matcher(self) -> Matcher | None:
-        """The grammar's matcher if it takes part in the next mask."""
+        """The grammar's matcher if it determines the next mask, alone or with other tokens; else None."""
         place = self._place
         is_asked = place.phase in (_Phase.GAP, _Phase.ANSWER) or (place.phase is _Phase.BEGIN and place.origin >= 0)
         return self._answer.matcher if is_asked and self._answer.follows_grammar else None
 
     def _must_close(self, remaining: int | None) -> bool:
-        """Whether the end mark must come now, by the thought's budget or for the shortest answer to fit."""
+        """Whether the end mark must come now: the thought's budget is used up, or the shortest answer would not fit."""
         if self._budget is not None and self._num_thought >= self._budget:
             return True
         return not self._fits(remaining, self._end.most_closing + 1)
 
     def _fits(self, remaining: int | None, count: int) -> bool:
-        """Whether the shortest answer still fits after so many more tokens."""
+        """Whether the shortest answer still fits after ``count`` more tokens."""
         if remaining is None or not self._must_answer:
             return True
         shortest = self._answer.num_shortest
         return remaining >= count + (UNKNOWN_ANSWER if shortest is None else shortest)
 
     def _after(self, token: int, data: bytes) -> _Place | None:
-        """Return the place after a token, None if it is not allowed. Advances the answer."""
+        """Return the place after a token; None if the token is not allowed. Advances the answer."""
         place, end = self._place, self.num_tokens + 1
         match place.phase:
             case _Phase.BEGIN:
@@ -403,7 +404,7 @@ class ReasoningMatcher:
                 return place if self._answer.accept(token) else None
 
     def _begin(self, place: _Place, token: int, data: bytes) -> _Place | None:
-        """Return the place after one of the first tokens: the answer goes along until the start mark is complete."""
+        """Return the place after one of the first tokens. Until the start mark ends, the answer is followed too."""
         answers = place.origin >= 0 and self._answer.accept(token)
         text = data if place.at else data.lstrip()
         found = self._start.begin(place.at, text)
@@ -414,13 +415,13 @@ class ReasoningMatcher:
             return _Place(_Phase.BEGIN, at, place.origin)
         thought = _Place(_Phase.BEGIN, at) if rest is None else self._think(0, rest, self.num_tokens + 1)
         if thought is None:
-            # The token holds the whole thought and text behind it, which only the answer can have.
+            # The token contains the whole thought and text after it. Only the answer can allow such a token.
             return _Place(_Phase.ANSWER, origin=place.origin) if answers else None
         self._answer.rollback_to(0)
         return thought
 
     def _think(self, at: int, data: bytes, origin: int) -> _Place | None:
-        """Return the place after a token in the thought. What a grammar binds does not begin inside of a token."""
+        """Return the place after a token in the thought. An answer under a grammar must begin with a new token."""
         at, rest = self._end.follow(at, data)
         if rest is None:
             return _Place(_Phase.THOUGHT, at, origin)
@@ -429,7 +430,7 @@ class ReasoningMatcher:
         return None if rest else _Place(_Phase.GAP, self._newlines)
 
     def _newline_tokens(self, most: int) -> list[tuple[int, int]]:
-        """Return the tokens of at most so many newlines, with their number."""
+        """Return the tokens that consist of at most ``most`` newlines, each with its number of newlines."""
         found = ((count, self._vocabulary.token_of(b"\n" * count)) for count in range(1, most + 1))
         return [(count, token) for count, token in found if token is not None]
 

@@ -1,4 +1,4 @@
-"""String masks: which tokens a string automaton admits, from the groups of tokens and one pass over their classes."""
+"""String masks: the tokens that a string automaton allows, computed for groups of tokens in one pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ..vocabulary import Vocabulary
 from .json_chars import BACKSLASH, CLEAN, INVALID, NOTHING, json_chars
 from .token_classes import TokenClasses, token_classes
 
-_Position = tuple[int, int, int]  # the automaton's state, the characters so far, and the decoder's state
+_Position = tuple[int, int, int]  # State of the automaton, number of characters so far, and state of the decoder.
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """An automaton's transitions and ends as arrays, for all tokens of a mask at once.
+    """The transitions and ends of an automaton as arrays, to follow all tokens of a mask at once.
 
     Attributes:
-        width: cells in the row of a state: the classes of characters, the closing quote, and no character.
+        width: number of cells in the row of a state: one for each class of characters, one for the closing quote, and
+            one for the padding that stands for no character.
         targets: int32, the state after each cell, row by row.
-        offsets: int32, where the row of each target begins.
-        good: bool, for each state and count whether the string can end or, after the closing quote, has ended.
+        offsets: int32, the offset at which the row of each target begins.
+        good: bool, for each state and count: whether the string can still end or, after the closing quote, has ended.
     """
 
     width: int
@@ -34,10 +35,10 @@ class _Arrays:
 
 
 class StringRule:
-    """A string automaton over one vocabulary, shared by all answers on all threads.
+    """A string automaton with the tokens of one vocabulary, shared by all answers and all threads.
 
-    The results that it computes along answers are kept in the vocabulary's bounded cache, as the number of states and
-    lengths is unbounded.
+    The results that are computed while answers are generated are kept in the vocabulary's cache, which is bounded, as
+    the number of states and lengths is not.
     """
 
     def __init__(self, automaton: StringAutomaton, vocabulary: Vocabulary) -> None:
@@ -50,15 +51,15 @@ class StringRule:
         self._arrays = _arrays(automaton, self._rows)
         self._bytes = frozenset(byte for byte in range(256) if vocabulary.token_of(bytes((byte,))) is not None)
         self._completed: dict[int, dict[int, bytes]] = {}
-        # Computed here, where no stream waits for it: the groups at a character's beginning and after a backslash.
+        # Two groupings are computed here, where no stream waits: at the beginning of a character and after a backslash.
         decoders = CLEAN, int(self.chars.next[CLEAN, BACKSLASH])
         self._tokens = {each: token_classes(vocabulary, automaton.classes, each) for each in decoders}
         self._next, self._emits = self.chars.next_rows, self.chars.emits_rows
-        self._key = object()  # of what is this rule's in the cache
+        self._key = object()  # Key of the results of this rule in the vocabulary's cache.
 
     @property
     def shared(self) -> list[tuple[object, int]]:
-        """Return the parts that rules of the same classes of characters share, and their sizes in bytes."""
+        """Return the tables that other rules with the same character classes share, and their sizes in bytes."""
         groups = [(each, each.num_bytes) for each in self._tokens.values()]
         return [(self.chars, self.chars.num_bytes), *groups]
 
@@ -67,7 +68,7 @@ class StringRule:
         return START, 0, CLEAN
 
     def after(self, position: _Position, byte: int) -> _Position | None:
-        """Return the position after a byte other than the closing quote; None if there is none."""
+        """Return the position after a byte other than the closing quote; None if the byte cannot follow."""
         state, count, decoder = position
         emitted, decoder = self._emits[decoder][byte], self._next[decoder][byte]
         if decoder == INVALID:
@@ -82,7 +83,7 @@ class StringRule:
         return decoder == CLEAN and self.automaton.may_end(state, count)
 
     def can_finish(self, position: _Position) -> bool:
-        """Return whether a closing quote can still be reached."""
+        """Return whether the string can still be closed."""
         state, count, decoder = position
         if decoder == CLEAN:
             return bool(self._finish[state, count])
@@ -90,9 +91,9 @@ class StringRule:
         return any(self._finish[self._rows[state][number], count] for number in self.chars.reach[decoder])
 
     def allowed(self, position: _Position) -> NDArray[np.bool_]:
-        """Return the tokens with which the string goes on or closes, bool [vocabulary].
+        """Return the tokens that continue or close the string, bool [vocabulary].
 
-        Text of a token after the closing quote is ignored.
+        The text of a token after the closing quote is not checked.
         """
         state, count, decoder = position
         tokens = self._groups(decoder)
@@ -112,7 +113,7 @@ class StringRule:
         return self._tokens.get(decoder) or token_classes(self._vocabulary, self.automaton.classes, decoder)
 
     def _ends(self, state: int, decoder: int) -> NDArray[np.int32]:
-        """Return the automaton's state after each group of tokens."""
+        """Return the state of the automaton after each group of tokens."""
         key = self._key, state, decoder
         known: NDArray[np.int32] | None = self._vocabulary.cache.get(key)
         if known is not None:
@@ -129,11 +130,11 @@ class StringRule:
         return ends
 
     def rest(self, position: _Position) -> bytes | None:
-        """Return the bytes of a shortest end of the string, its quote included; None if it has no tokens. Cached."""
+        """Return the bytes of a shortest end of the string with its quote; None if no tokens spell it. Cached."""
         key = self._key, position
         known: bytes | None = self._vocabulary.cache.get(key)
         if known is None:
-            known = self._with_tokens(self._rest(position))  # empty where there is none
+            known = self._with_tokens(self._rest(position))  # Empty if no tokens spell an end.
             self._vocabulary.cache.put(key, known, len(known))
         return known or None
 
@@ -164,7 +165,7 @@ class StringRule:
 
 
 def _rows(automaton: StringAutomaton) -> list[tuple[int, ...]]:
-    """Return the targets of each state, and of the one after the closing quote, which is the last."""
+    """Return the target states of each state, then those of the state after the closing quote."""
     closed = len(automaton.accepting)
     ends = [closed if accepts else DEAD for accepts in automaton.accepting]
     rows = [(*row, end, state) for state, (row, end) in enumerate(zip(automaton.transitions, ends, strict=False))]

@@ -1,13 +1,13 @@
-"""String state: follows heavy strings of an answer by automata of our own, and all the rest in the grammar library.
+"""String state: follows strings with large automata by string rules of our own, all else in the grammar library.
 
-The library's lexer has a state for every pair of a place in a pattern and a length, and gives up after some 100,000
+The library's lexer has a state for each pair of a place in a pattern and a length, and fails beyond about 100,000
 states. So for a string of the schema with many places and lengths, the library's grammar admits any JSON string, and a
-`StringRule` determines which tokens are allowed. A mask is the intersection of both.
+`StringRule` determines which tokens are allowed. A mask is the intersection of the library's mask and the rule's.
 
-Only the library knows which rule applies to a string. For this the grammar has a second spelling of such a value, which
-no text can contain: `PROBE` and the rule's number. The numbers that the grammar admits before an opening quote are the
-rules that may begin there. If several rules may begin (``anyOf``), all are followed at once. If only some of them match
-in the end, a list of their numbers (`MATCHED`) after the closing quote tells the library which.
+Only the library knows which rule applies to a string. To pass this on, the grammar has a second spelling of such a
+value that no text can contain: `PROBE` and the rule's number. The numbers that the grammar admits before an opening
+quote name the rules that may begin there. If several rules may begin (``anyOf``), all are followed at once. If only
+some of them match at the closing quote, a list of their numbers (`MATCHED`) tells the library so.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from .closing_texts import ESCAPED, INSIDE, OUTSIDE
 from .json_chars import BACKSLASH, QUOTE
 from .string_masks import StringRule
 
-# What separates JSON values, and ends of values, which another one may follow in a sequence.
+# Characters after which a string may begin: those that separate JSON values, and last characters of values, as another
+# value may follow in a sequence.
 _BEFORE_STRINGS = frozenset(b':,[}]"0123456789el')
-_Thread = tuple[int, tuple[int, int, int]]  # the number of a rule, and the position in its string
+_Thread = tuple[int, tuple[int, int, int]]  # Number of a rule, and the position in its string.
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place in the answer.
+    """What the state knows at one place in the answer.
 
     Attributes:
-        lexical: outside or inside of a JSON string, or after a backslash in one.
-        opened: the rules that might have begun at the opening quote of the string; none for other strings.
-        threads: threads that still match.
+        lexical: lexical state: outside or inside of a JSON string, or after a backslash in one.
+        opened: the rules that may have begun at the opening quote of the string; empty for other strings.
+        threads: one entry for each rule that still matches the string.
     """
 
     lexical: int = OUTSIDE
@@ -48,9 +49,9 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A place with the way to it: the link before, and the tokens that the library took for the last one.
+    """A place in a linked list: the link before it, and the number of tokens that the library took for the last token.
 
-    `probed` has, for the texts tried from here, the rules that may begin after them.
+    `probed` holds, for each text tried from here, the rules that may begin after it.
     """
 
     place: _Place
@@ -59,15 +60,15 @@ class _Link:
     probed: dict[bytes, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
 
-_Cut = tuple[int, tuple[int, ...]]  # an offset in a token, and the rules that match the string that ends there
+_Cut = tuple[int, tuple[int, ...]]  # Offset in a token, and the rules that match the string that ends there.
 
 
 class StringState:
     """A state of a grammar with string rules.
 
     Args:
-        lead_ins: last characters of the texts outside of JSON; empty if all is JSON. A quote in such texts need not
-            begin a JSON string, so each quote that may begin one is probed.
+        lead_ins: last characters of the texts outside of JSON; empty if the answer is JSON only. A quote in such texts
+            need not begin a JSON string. So the library is asked about each quote that may begin one.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class StringState:
         self._link = _Link(_Place())
 
     def fill(self, row: Row) -> None:
-        """Write the intersection of the library's bitmask and that of the rules under way."""
+        """Write the intersection of the library's bitmask and the masks of the rules that the string follows."""
         self._inner.fill(row)
         if self._inner.failure() is not None:
             return
@@ -102,10 +103,10 @@ class StringState:
             self._check_each(bits, some.tolist())
 
     def _check_each(self, bits: NDArray[np.uint32], tokens: list[int]) -> None:
-        """Clear the bits of those tokens that open or close strings in a way that does not fit."""
+        """Clear the bits of those ``tokens`` that open or close a string where no rule or the library allows it."""
         probed: dict[bytes, tuple[int, ...]] = {}
         if not self._link.place.opened:
-            # There are hundreds of such tokens, but few texts before their quotes.
+            # There are hundreds of such tokens, but the texts before their quotes are few.
             before = _before_quotes(self._vocabulary, self._lead_ins)
             texts = {text for token in tokens for text in before[token]}
             begun = {text for text in texts if self._beginning(text, [], probed)}
@@ -117,7 +118,7 @@ class StringState:
             place = self._follow(text, cuts, probed)
             good = place is not None
             if good and cuts:
-                # What was in the string does not matter to the library.
+                # The contents of the string are left out of the key, as they do not matter to the library.
                 key = cuts[0][1], text[cuts[0][0] - 1 :] if self._link.place.opened else text
                 if len(cuts) > 1 or key not in tried:
                     num_taken = self._take(token, cuts)
@@ -132,7 +133,8 @@ class StringState:
         if token in self._tokens.markers or not 0 <= token < len(self._vocabulary.tokens):
             return False
         if not self._link.place.opened:
-            # Searches for an end try thousands of tokens, most of which the library refuses or no quote is in.
+            # A search of an end tries thousands of tokens. The library refuses most of them, and many have no quote. So
+            # the library is asked first.
             if not self._inner.accept(token):
                 return False
             if token in self._tokens.plain and self._link.place.lexical != ESCAPED:
@@ -154,7 +156,7 @@ class StringState:
         return next((count for count, token in enumerate(tokens) if not self.accept(token)), len(tokens))
 
     def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens. ValueError if there are fewer."""
+        """Undo the last ``count`` tokens. Raises ValueError if fewer were accepted."""
         taken = 0
         for _ in range(count):
             taken += self._link.num_taken
@@ -170,7 +172,7 @@ class StringState:
         return other
 
     def search_copy(self) -> StringState:
-        """Return a copy whose inner state is one for a search, see ``BackendState``."""
+        """Return a copy whose inner state is a copy for a search: see ``BackendState.search_copy``."""
         other = StringState(self._inner.search_copy(), self._rules, self._vocabulary, self._lead_ins)
         other._link = self._link
         return other
@@ -185,7 +187,7 @@ class StringState:
         return b"" if self._link.place.threads else self._inner.forced()
 
     def string_end(self) -> bytes:
-        """Return the shortest end of the string under way, its quote included; nothing elsewhere."""
+        """Return the shortest end of the string that has begun, with its quote; no bytes outside of strings."""
         end = self._inner.string_end()
         if end:
             return end
@@ -193,12 +195,12 @@ class StringState:
         return min((rest for rest in rests if rest is not None), key=len, default=b"")
 
     def _follow(self, text: bytes, cuts: list[_Cut], probed: dict[bytes, tuple[int, ...]]) -> _Place | None:
-        """Return the place after a token's text, or None if a string in it does not match.
+        """Return the place after the text of a token; None if a string in it matches no rule.
 
         Args:
             text: text of the token.
-            cuts: list to which the ends of strings are added that only some of their rules match.
-            probed: for each part of the text, the rules that may begin after it, as far as known; new ones are added.
+            cuts: list to which the end of a string is added if only some of its rules match the string.
+            probed: for each part of the text, the rules that may begin after it; parts asked here are added.
         """
         place = self._link.place
         lexical, opened, threads = place.lexical, place.opened, place.threads
@@ -241,7 +243,7 @@ class StringState:
         return tuple(found)
 
     def _beginning(self, text: bytes, cuts: list[_Cut], probed: dict[bytes, tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the rules that may begin after a text, cut where strings in it are matched by some rules only."""
+        """Return the rules that may begin after ``text``. For each cut, only some rules match the string there."""
         key = text if not cuts else text + b"\0" + repr(cuts).encode()
         known = probed.get(key)
         if known is None:
@@ -268,7 +270,7 @@ class StringState:
         return tuple(found)
 
     def _pieces(self, text: bytes, cuts: list[_Cut]) -> list[int]:
-        """Return a text as tokens for the library, with the rules that match at the cuts."""
+        """Return ``text`` as tokens for the library, with the list of the rules that match inserted at each cut."""
         tokens, before = [], 0
         for at, matched in cuts:
             tokens += self._vocabulary.tokenize(text[before:at] + matched_text(matched))
@@ -276,7 +278,7 @@ class StringState:
         return tokens + self._vocabulary.tokenize(text[before:])
 
     def _take(self, token: int, cuts: list[_Cut]) -> int:
-        """Advance the library by a token. Returns how many tokens it took, none if it refuses."""
+        """Advance the library by a token. Returns the number of tokens that it took; 0 if it refuses the token."""
         if not cuts:
             return int(self._inner.accept(token))
         tokens = self._pieces(self._vocabulary.tokens[token], cuts)
@@ -295,15 +297,15 @@ def _packed(allowed: NDArray[np.bool_], num_words: int) -> NDArray[np.uint32]:
 
 
 class _SpecialTokens:
-    """The tokens of a vocabulary that open or close strings in their middle, by lexical state; and the markers.
+    """The tokens of a vocabulary that open or close a string before the token's own end, by lexical state; the markers.
 
     Attributes:
-        openers: tokens with something after the opening quote of a string, ascending.
-        both: tokens of `openers`, and tokens with something after the closing quote of a string that has begun.
-        markers: tokens with a byte of a marker, which are never allowed.
+        openers: tokens with text after the opening quote of a string, ascending.
+        both: the tokens of `openers`, and those with text after the closing quote of a string that has begun.
+        markers: tokens with a byte of a marker; the state never allows them.
         no_marker: bitmask of all other tokens.
         probe: the token of `PROBE`.
-        plain: tokens that neither open nor close a string nor escape in one.
+        plain: tokens that contain no quote and no backslash.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -358,7 +360,7 @@ def _quotes(lexical: int, text: bytes) -> list[int]:
 
 
 def can_spell_markers(vocabulary: Vocabulary) -> bool:
-    """Return whether the markers of string rules can be written in tokens, one byte each."""
+    """Return whether the vocabulary can spell the markers of string rules in tokens of one byte each."""
     try:
         tokens = vocabulary.tokenize(probe_text(0)), vocabulary.tokenize(matched_text([1]))
     except ValueError:
@@ -367,14 +369,14 @@ def can_spell_markers(vocabulary: Vocabulary) -> bool:
 
 
 def may_precede(text: bytes, lead_ins: str) -> bool:
-    """Return whether a JSON string may begin after a text of a token, as far as the text tells."""
+    """Return whether a JSON string may begin after the text of a token, judged by that text alone."""
     text = text.rstrip(b" \t\r\n") if lead_ins else b""
     return not text or text[-1] in _BEFORE_STRINGS or text[-1] in lead_ins.encode()
 
 
 @lru_cache(maxsize=32)
 def _before_quotes(vocabulary: Vocabulary, lead_ins: str) -> dict[int, tuple[bytes, ...]]:
-    """Return the texts after which a string may begin in the middle of each token that has a quote there."""
+    """Return, for each token with a quote, the texts before the quotes at which a string may begin in its middle."""
     found = {}
     for token in _special_tokens(vocabulary).openers[OUTSIDE].tolist():
         text = vocabulary.tokens[token]

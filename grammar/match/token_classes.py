@@ -1,4 +1,4 @@
-"""Token classes: the vocabulary grouped by what each token does inside of a string, for masks of string automata.
+"""Token classes: the vocabulary grouped by the effect of each token in a string, for masks of string automata.
 
 In a string that an automaton follows, only the classes of a token's characters matter. Tokens with the same sequence of
 classes are equivalent, and there are far fewer sequences than tokens. For example, with the two classes letter and
@@ -17,18 +17,19 @@ from ..vocabulary import Vocabulary
 from .json_chars import CLEAN, INVALID, NOTHING, json_chars
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
-ARRAY_BYTES = 128  # of an array beside its numbers
+ARRAY_BYTES = 128  # Size in bytes of an array object without its numbers.
 
 
 class TokenClasses:
-    """The tokens grouped by their classes of characters, from one state of the decoder.
+    """The tokens grouped by the classes of their characters, from one state of the decoder.
 
     Attributes:
-        group: int32 [vocabulary], the group of each token; group 0 is of tokens that cannot be inside of a string.
-        sequences: uint8 [groups, longest], classes of characters, padded; the longest sequences come first, but for
-            group 0.
-        lengths: int32 [groups], characters of each sequence.
-        pending: for each set of classes that may complete a character, the groups that end in the middle of such a one.
+        group: int32 [vocabulary], the group of each token; group 0 holds the tokens that cannot be in a string.
+        sequences: uint8 [groups, longest], classes of characters, padded. After group 0, the longest sequences come
+            first.
+        lengths: int32 [groups], number of characters of each sequence.
+        pending: for each set of classes that may complete a character, the groups that end in the middle of such a
+            character.
         counts: for each column of `sequences`, the number of groups that reach as far as this column.
         num_bytes: size in memory.
     """
@@ -37,7 +38,7 @@ class TokenClasses:
         chars = json_chars(classes)
         data, starts, lengths, ids = text_bytes(vocabulary)
         num = len(starts)
-        # In the middle of a character few tokens go on.
+        # Within a character only few tokens can follow.
         active = np.flatnonzero(chars.next[state, data[starts]] != INVALID)
         states = np.full(num, INVALID, dtype=np.uint16)
         states[active] = state
@@ -87,7 +88,7 @@ class TokenClasses:
         inverse: NDArray[np.int64],
         stay: int,
     ) -> None:
-        """Write the sequences of the chosen tokens, one of each group, the longest first."""
+        """Write the sequences of the chosen tokens, one token for each group, the longest sequence first."""
         self._order = np.argsort(-sizes[chosen], kind="stable")
         self._rank = np.empty(len(chosen), dtype=np.int64)
         self._rank[self._order] = np.arange(len(chosen))
@@ -106,7 +107,7 @@ class TokenClasses:
 
 
 def token_classes(vocabulary: Vocabulary, classes: CharClasses, state: int = CLEAN) -> TokenClasses:
-    """Return the groups, in the vocabulary's cache: they take some ten milliseconds for 50,000 tokens."""
+    """Return the groups from the vocabulary's cache. Computing them takes some ten milliseconds for 50,000 tokens."""
     key = TokenClasses, classes, state
     known: TokenClasses | None = vocabulary.cache.get(key)
     if known is None:
@@ -119,7 +120,7 @@ _Bytes = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[
 
 
 def text_bytes(vocabulary: Vocabulary) -> _Bytes:
-    """Return the bytes of all tokens that are text, one after the other, their starts, lengths and ids."""
+    """Return the bytes of all text tokens in one array, and the start, length and id of each token."""
     return vocabulary.derived(_text_bytes)
 
 

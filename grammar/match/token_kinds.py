@@ -1,4 +1,4 @@
-"""Token kinds: groups of tokens that are mostly alike for the end of an answer, so that one is tested for all."""
+"""Token kinds: groups of tokens after which the answer mostly ends alike, so that one token is tested for a group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..vocabulary import Vocabulary
 
-# Groups from this number on hold one token each.
+# Group numbers from this one on belong to groups of one token.
 SINGLE = 1_000
 _BROKEN = 500
 _CLASSES = bytes.maketrans(
@@ -26,7 +26,7 @@ _CLASSES = bytes.maketrans(
 
 
 class TokenGroups:
-    """Tokens by the number of their group."""
+    """The tokens sorted by the number of their group."""
 
     def __init__(self, numbers: NDArray[np.int32]) -> None:
         self.numbers = numbers
@@ -40,12 +40,12 @@ class TokenGroups:
 
 
 class TokenKinds(NamedTuple):
-    """The groups of each token.
+    """The groups to which each token belongs, by two properties.
 
     Attributes:
-        lengths: the characters of tokens that neither end nor escape anything in a JSON string, apart from those that
-            break characters; all other tokens are groups of their own.
-        shapes: equal where the classes of all characters are: letters, digits, others.
+        lengths: groups by number of characters. Tokens that may end a JSON string, escape in it or break a character
+            are groups of one token.
+        shapes: groups by the sequence of classes of all characters: letters, digits, others.
     """
 
     lengths: TokenGroups
