@@ -1,1 +1,1 @@
-"""Sequences: state, stop check and guarded grammar matcher of one stream of tokens. No torch."""
+"""Sequences: the state, the stop check and the guarded grammar matcher of one stream of tokens. No torch."""

@@ -1,4 +1,4 @@
-"""Guarded matcher: the one owner of a sequence's grammar state, used by one thread at a time, that fails alone."""
+"""Guarded matcher: the only owner of a sequence's grammar state. Its errors end one sequence, not the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("rootgraft.grammar")
 
 
 class GuardedMatcher:
-    """A grammar matcher with one user at a time, as a ``Matcher`` is not thread-safe::
+    """A grammar matcher that one thread at a time uses, as a ``Matcher`` is not thread-safe::
 
         thread               when                                          through
         grammar-slow-masks   a slow mask is filled before its step,        ``fill_ahead``,
@@ -23,29 +23,32 @@ class GuardedMatcher:
         grammar-masks        the masks of a launched step are filled       ``lend``, ``lent``
         step                 otherwise: admission, drafting, stop check    all others
 
-    The step thread makes all calls but ``lent``, ``fail`` and ``explain``. While another thread has the matcher, they
-    raise RuntimeError, except ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
+    The step thread makes all calls except ``lent``, ``fail`` and ``explain``. While another thread uses the matcher,
+    these calls raise RuntimeError, except ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
 
-    A matcher that raises has failed for good, as its state may be half changed: it accepts no token and proposes none,
-    and the stop check ends its sequence, with ``failure`` as the reason.
+    A matcher that raises has failed for good, as its state may be half changed: it accepts no token and proposes none.
+    The stop check then ends the sequence, with ``failure`` as the reason.
     """
 
     def __init__(self, matcher: AnswerMatcher) -> None:
         self._matcher = matcher
         self._failure: str | None = None
-        self._no_token: str | None = None  # why the masks of the last step allow none, if they do not
-        self._ahead: Future[None] | None = None  # on grammar-slow-masks
-        self._step: Future[Any] | None = None  # on grammar-masks
+        self._no_token: str | None = None  # Why the masks of the last step allow no token; None if they allow some.
+        self._ahead: Future[None] | None = None  # Work on the thread grammar-slow-masks.
+        self._step: Future[Any] | None = None  # Work on the thread grammar-masks.
 
     def fill_ahead(self, thread: ThreadPoolExecutor, remaining: int) -> None:
-        """Begin to fill the next mask, with ``remaining`` tokens left to generate."""
+        """Start filling the next mask on ``thread``, with ``remaining`` tokens left to generate."""
         self._ahead = thread.submit(self._own().prepare, remaining)
 
     def replay_ahead(self, thread: ThreadPoolExecutor, tokens: Sequence[int], remaining: int) -> None:
-        """Begin to advance by tokens that another engine drew, ``remaining`` being left before the first of them.
+        """Start advancing, on ``thread``, by tokens that another engine drew.
 
-        The matcher fails if the grammar refuses one. The plan for an end within the budget is then as if all masks had
-        been filled, so later masks are the same.
+        The matcher fails if the grammar refuses one of them. Afterwards the plan for an end within the budget is the
+        same as if all masks had been filled, so later masks are the same too.
+
+        Args:
+            remaining: number of tokens left to generate before the first of ``tokens``.
         """
         self._ahead = thread.submit(self._replay, self._own(), tokens, remaining)
 
@@ -56,18 +59,18 @@ class GuardedMatcher:
                     self._failure = f"it refuses token {count} of those that another engine generated"
                     return
         except Exception as error:
-            # An error of a library, or a bug, ends this sequence alone.
+            # An error of a library, or a bug, ends only this sequence.
             self.fail(error)
 
     @property
     def is_filling_ahead(self) -> bool:
-        """Whether a mask is being filled ahead: the sequence sits out steps until it is there."""
+        """Whether `fill_ahead` or `replay_ahead` still works. Until its work is done, the sequence is in no step."""
         if self._ahead is not None and self._ahead.done():
             self._ahead = None
         return self._ahead is not None
 
     def cancel(self) -> None:
-        """End what is filled ahead, since the sequence has ended."""
+        """Cancel the work of ``fill_ahead`` or ``replay_ahead``, as the sequence has ended."""
         if self._ahead is not None:
             self._ahead.cancel()
 
@@ -79,16 +82,16 @@ class GuardedMatcher:
 
     @property
     def lent(self) -> AnswerMatcher:
-        """The matcher, for the thread that it is lent to."""
+        """The matcher, for the thread to which it is lent."""
         return self._matcher
 
     def fail(self, error: Exception) -> None:
-        """Log an error of a library, or a bug, and let the matcher fail for good. By the thread that uses it."""
+        """Log an error of a library, or a bug, and make the matcher fail for good. Called by the thread using it."""
         logger.error("A grammar raised an exception; its request ends", exc_info=error)
         self._failure = self._failure or type(error).__name__
 
     def explain(self, reason: str) -> None:
-        """Say why a mask of the step allows no token. That ends the sequence only if the step comes to draw there."""
+        """Record why a mask of the step allows no token. It ends the sequence only if the step draws there."""
         self._no_token = reason
 
     def is_slow(self, remaining: int) -> bool:
@@ -96,7 +99,7 @@ class GuardedMatcher:
         return self._ask(lambda matcher: matcher.is_slow(remaining), False)
 
     def may_draft(self, remaining: int) -> bool:
-        """Return whether a draft model may draw the next token: the grammar takes drafts, and its mask is not slow."""
+        """Return whether a draft model may draw the next token: the matcher takes drafts, and its mask is not slow."""
         return self._ask(lambda matcher: matcher.may_draft and not matcher.is_slow(remaining), False)
 
     def draft(self, limit: int) -> Sequence[int]:
@@ -104,15 +107,15 @@ class GuardedMatcher:
         return self._ask(lambda matcher: matcher.draft(limit), ())
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many of some tokens the grammar admits next, one after the other."""
+        """Return how many leading tokens of ``tokens`` the grammar admits next."""
         return self._ask(lambda matcher: matcher.admits(tokens), 0)
 
     def rollback_to(self, num_tokens: int) -> None:
-        """Take back all but the first ``num_tokens`` tokens. The matcher fails if there are fewer."""
+        """Undo all accepted tokens but the first ``num_tokens``. The matcher fails if it has accepted fewer."""
         self._ask(lambda matcher: matcher.rollback(matcher.num_tokens - num_tokens), None)
 
     def accept(self, token: int) -> bool:
-        """Advance by a token. False, and nothing changes, if the grammar does not allow it."""
+        """Advance by a token. Returns False, and changes nothing, if the grammar does not allow it."""
         return self._ask(lambda matcher: matcher.accept(token), False)
 
     @property
@@ -129,32 +132,32 @@ class GuardedMatcher:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the matcher has raised, or was told to ``fail``."""
+        """Whether the matcher has raised an exception, or `fail` was called."""
         return self._failure is not None
 
     @property
     def failure(self) -> str | None:
-        """Why the grammar cannot be followed any further, None if it can."""
+        """Why the grammar can allow no further token; None if it can."""
         return self._ask(lambda matcher: matcher.failure, None) or self._failure or self._no_token
 
     @property
     def num_shortest(self) -> int | None:
-        # It is a constant of the grammar, so that no thread has to be waited for.
+        # The value is a constant of the grammar, so no other thread has to be waited for.
         return self._matcher.num_shortest
 
     def _ask(self, question: Callable[[AnswerMatcher], T], otherwise: T) -> T:
-        """Return the matcher's answer, or another one if it has failed or fails now."""
+        """Return the result of ``question``; ``otherwise`` if the matcher has failed or fails in the call."""
         matcher = self._own()
         if self._failure is None:
             try:
                 return question(matcher)
             except Exception as error:
-                # An error of a library, or a bug, ends this sequence alone.
+                # An error of a library, or a bug, ends only this sequence.
                 self.fail(error)
         return otherwise
 
     def _own(self) -> AnswerMatcher:
-        """Return the matcher to the step thread. RuntimeError while another thread has it."""
+        """Return the matcher to the step thread. Raises RuntimeError while another thread uses it."""
         if self._step is not None and self._step.done():
             self._step = None
         if self._step is not None or self.is_filling_ahead:

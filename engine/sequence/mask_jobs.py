@@ -1,4 +1,4 @@
-"""Mask jobs of structured output: the token masks that the rows of a step need, the target's or its draft model's."""
+"""Mask jobs of structured output: the token masks that the rows of a step of the model or its draft model need."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """The masks to fill for a row of a step: one for each sampling position.
+    """The masks to fill for one row of a step: one for each sampling position.
 
     Attributes:
         line: the row's first sampling position in the batch.
-        matcher: filling advances it by the drafts.
-        drafts: the row's drafts.
-        remaining: tokens that the sequence may still generate.
-        num_early: number of next tokens that come before ``min_tokens``: the answer must not end at these unless the
-            grammar allows nothing else.
-        scored: logprobs are requested, so the model is run even where the mask allows a single token.
+        matcher: matcher of the row; filling the masks advances it by the drafts.
+        drafts: drafts of the row.
+        remaining: number of tokens that the sequence may still generate.
+        num_early: number of next tokens that come before ``min_tokens`` is reached. The answer must not end at these,
+            unless the grammar allows nothing else.
+        scored: whether logprobs are requested. The model then runs even if a mask allows only one token.
         vocabulary: vocabulary of the matcher, as in ``Submit``.
     """
 
@@ -36,12 +36,12 @@ class MaskJob:
 
 
 def mask_jobs(batch: Batch, owner: Callable[[Row], Sequence | None]) -> list[MaskJob]:
-    """Return the masks that a batch needs, by its rows that draw under a grammar, in their order.
+    """Return the masks that a batch needs: one job for each row that draws under a grammar, in the order of the rows.
 
     Args:
         batch: each matcher has accepted the ``num_generated`` tokens before its row; in a step of a draft model the
-            last of them are drafts.
-        owner: returns the sequence of a row, None if it has left the row.
+            last of these tokens are drafts.
+        owner: returns the sequence of a row, None if the sequence has left the row.
     """
     jobs, line = [], 0
     for row in batch.rows:

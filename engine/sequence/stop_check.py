@@ -1,4 +1,4 @@
-"""Stop check: how many tokens of a step a sequence keeps, and whether it ends: stop token, grammar or length."""
+"""Stop check: how many tokens of a step a sequence keeps, and whether it ends by stop token, grammar or length."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from .sequence import Sequence
 
 
 class StopCheck(NamedTuple):
-    """The outcome for one row, which the scheduler applies to its sequence.
+    """The result of the check of one row. The scheduler applies it to the row's sequence.
 
     Attributes:
-        num_tokens: how many of the row's tokens the sequence takes.
-        num_sent: how many of these tokens the client receives: a stop token, which ends the sequence, is left out.
-        num_accepted: accepted drafts.
-        failed: the step gave no valid token, or the grammar refused the one it gave.
+        num_tokens: number of the row's tokens that the sequence takes.
+        num_sent: number of these tokens that the client receives. A stop token, which ends the sequence, is left out.
+        num_accepted: number of accepted drafts.
+        failed: whether the step gave no valid token, or one that the grammar refused.
         reason: why the sequence ends; None if it goes on.
-        stop_token: the token that ended it.
-        is_limited: a structured output is complete as its tokens are used up, but could have gone on.
+        stop_token: the token that ended it; None if none did.
+        is_limited: whether the sequence ended at its token limit with a structured output that is complete but could
+            have gone on.
     """
 
     num_tokens: int
@@ -33,9 +34,9 @@ class StopCheck(NamedTuple):
 
 
 def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
-    """Check the tokens of a row one by one, and advance the sequence's grammar by them. Writes no sequence.
+    """Check the tokens of a row one by one, and advance the sequence's grammar by them. Changes no sequence.
 
-    Filling the masks has advanced the grammar by all drafts of the row: rejected ones are rolled back first.
+    Filling the masks has advanced the grammar by all drafts of the row, so rejected drafts are rolled back first.
     """
     num_accepted = len(result.tokens) - (row.draws and not result.failed)
     matcher = sequence.matcher
@@ -55,7 +56,7 @@ def check_stop(sequence: Sequence, row: Row, result: RowResult) -> StopCheck:
 def _end(sequence: Sequence, token: int, count: int) -> tuple[FinishReason, int | None, bool] | None:
     """Return ``reason``, ``stop_token`` and ``is_limited`` if ``token``, the ``count``-th of a step, ends its sequence.
 
-    A structured output that is complete when its tokens are used up was not cut: it ends with reason stop.
+    A structured output that is complete at the token limit was not cut off, so its reason is ``stop``.
     """
     matcher = sequence.matcher
     if token in sequence.spec.stop_ids and sequence.num_generated + count > sequence.params.min_tokens:
@@ -70,7 +71,7 @@ def _end(sequence: Sequence, token: int, count: int) -> tuple[FinishReason, int 
 
 
 def failure(sequence: Sequence) -> Failed:
-    """Return the error message for a sequence that cannot go on, because of its logits or of its grammar."""
+    """Return the error message for a sequence that cannot go on because of its logits or its grammar."""
     reason = sequence.matcher and sequence.matcher.failure
     if reason:
         return Failed(sequence.id, "ModelError", f"The grammar of this request could not be followed: {reason}.")

@@ -1,4 +1,4 @@
-"""Adapter vocabulary: the files of an adapter's own tokenizer, and whether its embedding suits them."""
+"""Adapter vocabulary: an adapter's own tokenizer files, and whether its embedding has the same number of tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..errors import ModelError
 from .tokenizer_files import DEFINITION, FURTHER_TEMPLATES
 
 MOST_BYTES = 64 << 20
-"""Of all tokenizer files of an adapter."""
+"""Limit of the size of all tokenizer files of an adapter, in bytes."""
 MOST_TOKEN_BYTES, MOST_TEXT_BYTES = 1024, 8 << 20
-"""Of the text of a token, and of all: tables for grammars follow them byte by byte."""
+"""Limits of the bytes of one token's text and of all texts together: grammars walk through them byte by byte."""
 
 _FILES = (
     *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
@@ -21,10 +21,10 @@ _FILES = (
 
 
 def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
-    """Return the SHA-256 of the files of an adapter's tokenizer; "" for a folder without one.
+    """Return the SHA-256 of the files of an adapter's tokenizer; "" for a folder without a tokenizer.
 
     Args:
-        root: folder of adapters; links below it must not lead outside of it. None for no such folder.
+        root: folder of adapters; links in it must not lead outside of it. None if there is no such folder.
 
     Raises:
         ModelError: a link leads outside of ``root``, or the files are too large.
@@ -53,18 +53,18 @@ def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
     """Return the identity of an adapter's tokenizer; "" if tokenizer and vocabulary are the model's.
 
     Args:
-        files: digest of its files, "" without any.
-        vocab_size: tokens of the adapter's vocabulary.
-        base_size: tokens of the base model.
+        files: digest of the adapter's tokenizer files, "" if it has none.
+        vocab_size: number of tokens of the adapter's vocabulary.
+        base_size: number of tokens of the base model.
     """
     return f"{files}@{vocab_size}" if files or vocab_size != base_size else ""
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """Raise ModelError where the texts of an adapter's tokens are longer than grammars follow them byte by byte.
+    """Raise ModelError if the texts of an adapter's tokens exceed the limits on bytes for grammars.
 
     Args:
-        lengths: bytes of each token.
+        lengths: number of bytes of each token.
     """
     longest, total = max(lengths, default=0), sum(lengths)
     if longest > MOST_TOKEN_BYTES:
@@ -74,13 +74,13 @@ def check_lengths(lengths: Sequence[int]) -> None:
 
 
 def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download: bool) -> str | None:
-    """Return what is wrong with an adapter's vocabulary, in words for its owner; None if nothing is.
+    """Return a message on what is wrong with an adapter's vocabulary; None if it is valid.
 
     Args:
-        rows: tokens of its own embedding, 0 without one.
-        num_tokens: tokens of the tokenizer in its folder, 0 without one.
-        base_size: tokens of the base model.
-        is_download: whether it was downloaded, in which case no tokenizer of its own is read.
+        rows: number of tokens of the adapter's own embedding, 0 without one.
+        num_tokens: number of tokens of the tokenizer in its folder, 0 without one.
+        base_size: number of tokens of the base model.
+        is_download: whether the adapter was downloaded. Then no tokenizer of its own is read.
     """
     if rows and num_tokens > rows:
         return (

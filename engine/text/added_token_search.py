@@ -1,8 +1,8 @@
-"""Added-token search: where a text names added tokens, leftmost longest, by a regular expression in a trie's shape.
+"""Added-token search: finds added tokens in a text, leftmost and longest first, by a regular expression from a trie.
 
-Python's ``re`` tries the branches of an alternation one by one, so a plain list of tokens costs each position of a text
-as many steps as there are tokens. In a trie's shape the branches of a node begin with different characters, and a
-position costs at most (length of a token) x (different characters), however many tokens there are.
+Python's ``re`` tries the branches of an alternation one by one. So with a plain list of tokens, each position of a text
+costs as many steps as there are tokens. In an expression with the shape of a trie, the branches of a node begin with
+different characters, so a position costs at most (length of a token) x (different characters) steps.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-_WINDOW: Final = 1 << 14  # characters of one search, which holds the interpreter's lock
-_LONGEST: Final = 512  # characters of a token that is searched for
-_MOST_LISTED: Final = 32  # tokens that branch deeper than that
-_DEEPEST: Final = 64  # nested groups, of which ``re`` takes some hundreds; tokens that branch deeper are listed there
+_WINDOW: Final = 1 << 14  # Number of characters that one search covers, during which it holds the interpreter's lock.
+_LONGEST: Final = 512  # Largest number of characters of a token that is searched for.
+_MOST_LISTED: Final = 32  # Largest number of tokens that branch deeper than the limit below.
+# Limit of nested groups, as ``re`` allows some hundreds. Tokens that branch deeper are listed at that depth.
+_DEEPEST: Final = 64
 
 
 class _TooDeep(Exception):
-    """Too many tokens branch deeper than the trie."""
+    """More tokens than allowed branch deeper than the trie's limit."""
 
 
 class AddedTokenSearch:
-    """Finds the starts of tokens in a text.
+    """Finds where tokens start in a text.
 
     Args:
-        texts: texts of the tokens: at least one text, none of them empty.
+        texts: texts of the tokens: at least one, none of them empty.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -34,12 +35,12 @@ class AddedTokenSearch:
         self._overlap = max(map(len, texts)) - 1
 
     def starts(self, text: str) -> Iterator[int]:
-        """Yield the rising starts of tokens, none of which overlap. Other threads run between two windows."""
+        """Yield, in ascending order, where tokens start; no two overlap. Other threads can run between two searches."""
         at = 0
         while at < len(text):
             end = at + _WINDOW
             found = self._pattern.search(text, at, end + self._overlap)
-            # Beyond ``end`` a token could be cut off.
+            # A token that starts at ``end`` or later could be cut off.
             if found is None or found.start() >= end:
                 at = end
             else:
@@ -48,17 +49,18 @@ class AddedTokenSearch:
 
 
 def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
-    """Return the search for the tokens that the library finds before normalization.
+    """Return the search for the tokens that the library finds before normalization; None if it cannot be exact or fast.
 
-    None if there are none, or if one swallows spaces around it or matches whole words only, so that what it takes
-    depends on more than the token; and if a search would take long, as tokens are very long or alike.
+    That is so if there are no such tokens; if one takes the spaces around it or matches whole words only, so that its
+    extent depends on the text around it; or if a search would take long, as tokens are very long or much alike.
 
     Args:
         added: the added tokens, as in ``tokenizer.json``.
     """
     tokens = [token for token in added if not token.get("normalized") and token["content"]]
     texts = [token["content"] for token in tokens]
-    # A position costs at most a token's length and what is listed beyond the trie: tokens are a publisher's data.
+    # The cost of a position is at most a token's length plus the tokens listed beyond the trie. Both are limited, as
+    # the tokens come from a model's publisher.
     if max(map(len, texts), default=0) > _LONGEST:
         return None
     if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
@@ -70,7 +72,7 @@ def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
 
 
 def _common_prefix(first: str, last: str) -> str:
-    """Return what all texts of a sorted list begin with."""
+    """Return the longest prefix that all texts of a sorted list share, given its first and last text."""
     for length, (a, b) in enumerate(zip(first, last, strict=False)):
         if a != b:
             return first[:length]
@@ -78,7 +80,7 @@ def _common_prefix(first: str, last: str) -> str:
 
 
 def _alternation(texts: list[str], depth: int) -> str:
-    """Return a pattern of the longest of ``texts`` (sorted, distinct) that fits; an empty text is one that fits."""
+    """Return a pattern that matches the longest of ``texts`` (sorted, distinct) at a position. A text may be empty."""
     if depth == _DEEPEST:
         if len(texts) > _MOST_LISTED:
             raise _TooDeep

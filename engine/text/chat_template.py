@@ -2,8 +2,8 @@
 
 Templates have the environment of Hugging Face's: ``messages``, ``tools``, ``documents``, ``add_generation_prompt``, the
 special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes, ``break`` and ``continue``,
-and the ``generation`` tag, which matters in training alone. One that names ``functions`` gets the tools as text there,
-and the day as ``datetime``, as FireFunction 2 wants them.
+and the ``generation`` tag, which only matters in training. A template that uses ``functions``, such as that of
+FireFunction 2, gets the tools as text in that variable, and the date in ``datetime``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..errors import ModelError, RequestError
 from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
 from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
 
-MAX_TEXT = 1 << 24  # characters; more than any model's context
+MAX_TEXT = 1 << 24  # Limit of the characters of a rendered prompt; more than any model's context.
 MOST_SOURCE = 1 << 20
-"""Characters of a template."""
+"""Limit of the characters of a template."""
 _JOB = "engine.text.chat_template:render_job"
 _FUNCTIONS = "functions"
-_MARK = "<<CONTINUE-HERE>> "  # its space tells whether the template trims the message
+_MARK = "<<CONTINUE-HERE>> "  # The space shows whether the template strips white space from the message.
 
 Message = Mapping[str, Any]
 
@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 
 class TemplateStopped(RequestError):
-    """A chat template was ended at a limit on its time or memory."""
+    """The rendering of a chat template was stopped at a limit of its time or memory."""
 
 
 class _Thread(local):
-    """Whether this thread may wait for another process."""
+    """Whether this thread may wait for another process while it renders."""
 
     may_wait = True
 
@@ -60,7 +60,7 @@ _thread = _Thread()
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Let renders of this thread raise TemplateDeferred where they would wait for another process: on event loops."""
+    """Make renders in this thread raise TemplateDeferred instead of waiting for a process. Used on event loops."""
     _thread.may_wait = False
     try:
         yield
@@ -69,7 +69,7 @@ def no_waiting() -> Iterator[None]:
 
 
 async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
-    """Await a call that renders, on the event loop's thread if ``at_once`` and the work is in the budget."""
+    """Await a call that renders. With ``at_once`` it runs on the event loop's thread, if the work is in the budget."""
     if at_once:
         try:
             with no_waiting():
@@ -82,15 +82,15 @@ async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
 class ChatTemplates:
     """A model's chat templates.
 
-    A template is a program, so its work is counted (``template_environment``). A render that takes more than a budget
-    is made in a process that can be killed, as are all later ones of a template that takes so much of a short text.
+    A template is a program, so its work is counted (``template_environment``). A render beyond a budget of work runs in
+    a process that can be killed. So do all later renders of a template that exceeded the budget on a short text.
 
     Args:
         sources: Jinja templates by name: ``default`` and, optionally, ``tool_use`` for requests with tools.
-        special: special tokens by role, variables of the templates.
+        special: special tokens by role, which are variables of the templates.
 
     Attributes:
-        named_roles: roles that the templates compare a message's role with.
+        named_roles: roles with which the templates compare the role of a message.
 
     Raises:
         ModelError: a template is not valid Jinja.
@@ -125,11 +125,11 @@ class ChatTemplates:
         return self._default
 
     def mention(self, text: str) -> bool:
-        """Whether a template's source holds a text."""
+        """Return whether the source of a template contains ``text``."""
         return any(text in source for source in self._sources)
 
     def renders_role(self, role: str) -> bool:
-        """Whether messages of this role are in the text, under its name or in a form of their own."""
+        """Return whether the prompt contains messages of this role, under its name or in another form."""
         return self._renders_role(role)
 
     def _probe_role(self, role: str) -> bool:
@@ -155,21 +155,21 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text of a conversation.
+        """Return the prompt text of a conversation.
 
         Args:
             messages: messages in Hugging Face's form: ``role``, ``content`` and further fields of the template; the
                 arguments of tool calls as objects.
-            add_generation_prompt: end with the header of the answer.
-            continue_final_message: end inside the last message, so that the model continues it. As in transformers,
-                white space at its end is dropped where the template trims messages.
+            add_generation_prompt: whether the text ends with the header of the answer.
+            continue_final_message: whether the text ends within the last message, so that the model continues it. As in
+                transformers, white space at its end is dropped if the template strips messages.
             tools: functions in OpenAI's form.
-            kwargs: further variables of the template, before special tokens of the same name.
+            kwargs: further variables of the template; they take precedence over special tokens of the same name.
 
         Raises:
-            RequestError: no template, or the template refuses these messages or fails on them.
-            TemplateStopped: it takes too long.
-            TemplateDeferred: it has to be made in another process, and this thread must not wait (``no_waiting``).
+            RequestError: the model has no template, or the template refuses these messages or fails on them.
+            TemplateStopped: rendering takes too long.
+            TemplateDeferred: another process has to render, and this thread must not wait for it (``no_waiting``).
         """
         if add_generation_prompt and continue_final_message:
             raise RequestError(
@@ -227,26 +227,26 @@ def render_job(arguments: Any, _data: bytes) -> bytes:
     return _rendered(_compiled(arguments["source"]), arguments["variables"]).encode("utf-8", "surrogatepass")
 
 
-# The code of a template takes some twenty times its source.
+# A compiled template takes about twenty times the memory of its source.
 @sized_cache(64 << 20, lambda _, source: 20 * len(source))
 def _compiled(source: str) -> Template:
     return ChatEnvironment().from_string(source)
 
 
 def _rendered(template: Template, variables: dict[str, Any]) -> str:
-    """Return a template's text. Raises RequestError, and TemplateDeferred within ``counted_work``."""
+    """Return the text that a template renders. Raises RequestError, and TemplateDeferred within ``counted_work``."""
     try:
         return _bounded(template.generate(variables))
     except (RequestError, TemplateDeferred, MemoryError):
         raise
     except TemplateError as error:
         raise _refusal(f"The chat template refuses the messages: {error.message}") from error
-    except Exception as error:  # a template is a program and may raise anything
+    except Exception as error:  # A template is a program and may raise any exception.
         raise _refusal(f"The chat template fails on the messages: {error}") from error
 
 
 def _is_longer(value: Any, size: int) -> bool:
-    """Whether the texts of a value of JSON's types have more characters."""
+    """Return whether the texts in a JSON value have more than ``size`` characters in all."""
     todo, left = [value], size
     while todo and left >= 0:
         each = todo.pop()
@@ -256,7 +256,7 @@ def _is_longer(value: Any, size: int) -> bool:
 
 
 def _roles_in(template: nodes.Template) -> Iterator[str]:
-    """Yield the texts that a template compares a role with."""
+    """Yield the texts with which a template compares a role."""
     for compare in template.find_all(nodes.Compare):
         sides = [compare.expr, *(operand.expr for operand in compare.ops)]
         if any(_is_role(side) for side in sides):
@@ -270,7 +270,7 @@ def _variables_in(template: nodes.Template) -> set[str]:
 
 
 def _as_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return tools as variables of templates older than ``tools``: functions as text, and the day that they name."""
+    """Return the variables of templates that are older than ``tools``: ``functions`` as text, and the date."""
     functions = [tool.get("function", tool) for tool in tools]
     return {_FUNCTIONS: json.dumps(functions, indent=4, ensure_ascii=False), "datetime": f"{date.today()}"}
 
@@ -283,7 +283,7 @@ def _is_role(side: nodes.Node) -> bool:
 
 
 def _without_nulls(message: Message) -> dict[str, Any]:
-    """Return the message without null values, as transformers does: templates print None or fail on it."""
+    """Return the message without null values, as in transformers: templates would print None or fail on it."""
     return {key: value for key, value in message.items() if value is not None}
 
 
@@ -292,7 +292,7 @@ def _refusal(text: str) -> RequestError:
 
 
 def _bounded(pieces: Any) -> str:
-    """Join the pieces. Raises RequestError as soon as they exceed ``MAX_TEXT``."""
+    """Join the pieces of a text. Raises RequestError as soon as they exceed ``MAX_TEXT`` characters."""
     collected, size = [], 0
     for piece in pieces:
         collected.append(piece)
@@ -303,7 +303,7 @@ def _bounded(pieces: Any) -> str:
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
-    """Return a copy of the messages with a mark at the end of the last one's text."""
+    """Return a copy of the messages with a mark after the text of the last one."""
     if not messages:
         raise RequestError("continue_final_message needs a message to continue.", param="messages")
     last = dict(messages[-1])
@@ -322,7 +322,7 @@ def _text_parts(content: Any) -> list[Any]:
 
 
 def _cut_at_mark(text: str, last: Message) -> str:
-    """Return the text before the mark. Raises RequestError if not all of the last message's text is in it."""
+    """Return the text before the mark. Raises RequestError if the last message's text is not whole in it."""
     content = last["content"]
     continued = content if isinstance(content, str) else _text_parts(content)[-1]["text"]
     at = text.rfind(_MARK.rstrip())

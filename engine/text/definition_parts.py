@@ -1,4 +1,4 @@
-"""Parts of a ``tokenizer.json`` that are made of the files of other formats."""
+"""Parts of a ``tokenizer.json`` that are built from the files of other formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ModelError, quoted
 
-SPACE = "\u2581"  # stands for a space in the pieces of SentencePiece
+SPACE = "\u2581"  # Stands for a space in the pieces of SentencePiece.
 TO_TEXT: tuple[dict[str, Any], ...] = (
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
     {"type": "ByteFallback"},
@@ -16,7 +16,7 @@ TO_TEXT: tuple[dict[str, Any], ...] = (
 
 
 def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
-    """Return an entry of a definition's ``added_tokens``, found in a text before normalization."""
+    """Return an entry of a definition's ``added_tokens`` that is found in a text before normalization."""
     return {
         "id": token,
         "content": text,
@@ -37,13 +37,14 @@ def sentencepiece_definition(
     prefix: bool,
     is_prefixed_once: bool = False,
 ) -> dict[str, Any]:
-    """Return the definition of a SentencePiece BPE, whose merges follow from the scores of its pieces.
+    """Return the definition of a SentencePiece BPE. Its merges follow from the scores of its pieces.
 
     Args:
         added: tokens that are found in a text before normalization.
-        unknown: the piece for what has no piece and no bytes.
-        prefix: a text gets a space in front.
-        is_prefixed_once: only in front of the text, not behind each added token too (``legacy: false``).
+        unknown: the piece for text that neither pieces nor byte pieces can spell.
+        prefix: whether a space is added before a text.
+        is_prefixed_once: whether that space is added only before the whole text, not after each added token too
+            (``legacy: false``).
 
     Raises:
         ModelError: two tokens have the same text.
@@ -70,7 +71,7 @@ def sentencepiece_definition(
 
 
 def bpe_model(tokens: list[str], merges: list[list[str]], **options: Any) -> dict[str, Any]:
-    """Return the model of a vocabulary. Raises ModelError if two tokens have the same text."""
+    """Return a BPE model with this vocabulary. Raises ModelError if two tokens have the same text."""
     vocabulary = {text: token for token, text in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ModelError("The tokenizer has two tokens of the same text.")
@@ -78,7 +79,7 @@ def bpe_model(tokens: list[str], merges: list[list[str]], **options: Any) -> dic
 
 
 def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """Return all merges of two pieces to a third, best piece first."""
+    """Return all merges of two pieces to a third one, those of the best piece first."""
     known = set(tokens)
     found = [
         (score, cut, text)
@@ -91,7 +92,7 @@ def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
 
 
 def add_ends(definition: dict[str, Any], first: Sequence[str | None], last: Sequence[str | None]) -> None:
-    """Add the tokens ``first`` and ``last``, but None, around texts encoded with special tokens. Raises ModelError."""
+    """Make encoding add the tokens ``first`` and ``last`` around a text, without Nones. Raises ModelError."""
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
     around = [text for text in (*first, *last) if text is not None]
     before, behind = (

@@ -11,16 +11,16 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Text of one sequence of tokens that continues a prompt.
+    """Converts the tokens of one sequence, which continues a prompt, to text.
 
-    The results of ``push`` and ``finish``, joined, are the UTF-8 text of the tokens' bytes, for any split of the tokens
-    over calls. Bytes that no later token can complete to a character become U+FFFD, one for each maximal ill-formed
-    part; bytes that may still be completed are held back. Time is linear in the bytes.
+    The results of ``push`` and ``finish``, joined, are the UTF-8 text of the tokens' bytes, however the tokens are
+    split over calls. Bytes that no later token can complete to a character become U+FFFD, one for each maximal
+    ill-formed part; bytes that may still be completed are held back. The time is linear in the number of bytes.
 
     A leading space is kept, unlike in ``Tokenizer.decode``, as it separates the answer from the prompt.
 
     Args:
-        skip_special_tokens: special tokens have no text.
+        skip_special_tokens: whether special tokens have no text.
         shown: special tokens that have text nevertheless.
     """
 
@@ -33,13 +33,13 @@ class Detokenizer:
         self._decoder = _DECODER("replace")
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Return the text that is complete with ``tokens``."""
+        """Add ``tokens``, and return the text that they complete."""
         if self._dropped:
             tokens = [token for token in tokens if token not in self._dropped]
         return self._decoder.decode(self._join(tokens, self._skip))
 
     def finish(self) -> str:
-        """Return the text held back, an incomplete character as U+FFFD, and reset."""
+        """Return the text held back, an incomplete character as U+FFFD, and reset the state."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

@@ -1,4 +1,4 @@
-"""The tokens that end an answer: the tokenizer's own end token and those that the model's files name."""
+"""The tokens that end an answer: the tokenizer's own end token and the tokens named by the model's files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .tokenizer_files import has_definition, read_folder, refusing_malformed
 def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer, the tokenizer's own end token first.
 
-    Its end token counts whatever the model's files say, as in vLLM: fine-tunes for chat often change it alone. What
-    ``config.json`` names counts beside ``generation_config.json`` if it is a special token: the id of another model's
-    end token, left over in a config, may be an ordinary word.
+    As in vLLM, the tokenizer's end token counts whatever the model's files say: chat fine-tunes often change only that
+    one. A token named by ``config.json`` counts beside those of ``generation_config.json`` only if it is a special
+    token: an id left over from another model may be an ordinary word.
 
     Args:
-        config: the model's, with the end tokens that its files name.
+        config: the model's configuration, with the end tokens that its files name.
         model: the model's folder or GGUF file.
-        tokenizer: another folder or GGUF file with the tokenizer.
+        tokenizer: another folder or GGUF file that holds the tokenizer.
 
     Raises:
         ModelError: the files are malformed.
     """
     if tokenizer is None and not model.is_dir():
-        # The configuration was read from the same GGUF file.
+        # The configuration was read from the same GGUF file, so it has the end tokens of the tokenizer.
         return config.eos_token_ids
     with refusing_malformed():
         own, special = _tokenizer_ends(tokenizer or model)
@@ -38,7 +38,7 @@ def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = No
 
 
 def _tokenizer_ends(source: Path) -> tuple[list[int], frozenset[int]]:
-    """Return the end tokens of a tokenizer and its special tokens; nothing for a folder without one."""
+    """Return the end tokens and the special tokens of a tokenizer; both empty for a folder without one."""
     if not source.is_dir():
         return [int(token) for token in gguf_end_tokens(GgufFile.open(source).metadata)], frozenset()
     if not has_definition(source):

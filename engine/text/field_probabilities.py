@@ -1,10 +1,10 @@
-"""Field probabilities: of what a model chose in each place of a JSON answer, of all that the schema allowed there.
+"""Field probabilities: the probability of each value that a model chose in a JSON answer, among all allowed values.
 
 The text of the answer is read byte by byte. Consider the allowed tokens that agree with the drawn text up to a byte and
 do not end before it. The probability of the byte is the share of these tokens that agree with it too. The probability
 of a field is the product over its bytes. So a token that closes one value and begins the next is divided between them,
-and tokens that spell the same text otherwise count for it. Where a text is spelled in one way only, this is the product
-of the tokens' probabilities. Spaces between fields are no choice and count nowhere.
+and other tokens that spell the same text count for it. If a text can be spelled in one way only, this is the product of
+the tokens' probabilities. Spaces between fields are not a choice and do not count.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _BEFORE_VALUE = _BLANKS | frozenset(b"]")
 _NEXT = frozenset(b",}")
 _FIRST = frozenset(b'"}')
 _END = b"\xff"
-"""Stands for the text of an end token: a byte that no text has."""
+"""Stands for the text of an end token: a byte that no UTF-8 text contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProbability:
-    """The probability of the value drawn at one place of a JSON answer, among all values that the schema allowed there.
+    """The probability of the value drawn at one place of a JSON answer, among all values that the schema allows there.
 
     Attributes:
         path: JSON Pointer into the answer.
         kind: ``value``, or ``presence`` of an optional property.
-        value: the value, or whether the property is there.
+        value: the value; for ``presence``, whether the property is there.
     """
 
     path: str
@@ -49,7 +49,7 @@ class FieldProbability:
 
 
 class _Step:
-    """The allowed tokens at one position, by the number of leading bytes that they share with the drawn token.
+    """The allowed tokens at one position, by the number of leading bytes that each shares with the drawn token.
 
     Args:
         drawn: bytes of the drawn token.
@@ -57,8 +57,9 @@ class _Step:
     """
 
     def __init__(self, drawn: bytes, allowed: Sequence[tuple[bytes, float]]) -> None:
-        self._agreeing = [0.0] * (len(drawn) + 2)  # probability of the tokens that agree in more than so many bytes
-        # Probability of those that differ there, by their next byte.
+        # By offset: probability of the tokens that agree with the drawn one up to and with that byte.
+        self._agreeing = [0.0] * (len(drawn) + 2)
+        # By offset: probability of the tokens that first differ at that byte, by their byte there.
         self._differing: defaultdict[int, dict[int, float]] = defaultdict(dict)
         for text, probability in allowed:
             length, other = _difference(drawn, text)
@@ -71,13 +72,13 @@ class _Step:
         self._agreeing.pop(0)
 
     def share(self, at: int, is_other: Callable[[int], bool]) -> float:
-        """Return the probability of the drawn byte ``at``, of it and of those other bytes that count."""
+        """Return the probability of the drawn byte ``at``, among it and the bytes for which ``is_other`` is true."""
         agreeing = self._agreeing[at]
         others = sum(mass for byte, mass in self._differing.get(at, {}).items() if is_other(byte))
         return agreeing / (agreeing + others) if agreeing else 0.0
 
     def share_of_end(self, at: int) -> float:
-        """Return the probability that a number ends before the drawn byte ``at``, which is none of a number."""
+        """Return the probability that a number ends before the drawn byte ``at``, which does not belong to a number."""
         masses = self._differing.get(at, {})
         longer = sum(mass for byte, mass in masses.items() if byte in _OF_NUMBERS)
         ended = self._agreeing[at] + sum(masses.values()) - longer
@@ -85,7 +86,7 @@ class _Step:
 
 
 def _difference(drawn: bytes, text: bytes) -> tuple[int, int | None]:
-    """Return in how many bytes two tokens agree, and the next byte of ``text``; None where either ends there."""
+    """Return in how many bytes two tokens agree, and the next byte of ``text``; None if one of the tokens ends."""
     most = min(len(drawn), len(text))
     if drawn[:most] == text[:most]:
         return most, None
@@ -108,11 +109,11 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Container:
-    """An object or array whose end has not come.
+    """An object or array that has not ended yet.
 
     Attributes:
         properties: properties of an object, in the order of the answer.
-        optional: optional properties that have neither come nor been passed over.
+        optional: optional properties that are neither written nor known to be left out.
     """
 
     is_object: bool
@@ -124,7 +125,7 @@ class _Container:
 
 
 class FieldReader:
-    """Reads one answer as its tokens come.
+    """Reads one answer token by token.
 
     Args:
         token_bytes: returns the bytes of a token.
@@ -145,7 +146,7 @@ class FieldReader:
         self._found: list[FieldProbability] = []
 
     def push(self, drawn: AllowedLogprobs) -> list[FieldProbability]:
-        """Return the fields that a token completes."""
+        """Return the fields that ``drawn``, the next token, completes."""
         data = self._text_of(drawn.token)
         if data == _END and self._state is not _State.NUMBER:
             return []
@@ -189,7 +190,7 @@ class FieldReader:
             case _State.COLON:
                 self._state = _State.VALUE
 
-    # These read values.
+    # The following methods read values.
 
     def _begin_value(self, byte: int, at: int, step: Callable[[], _Step]) -> None:
         if byte in b"{[":
@@ -236,7 +237,7 @@ class FieldReader:
     def _leave_value(self) -> None:
         self._state = _State.AFTER if self._containers else _State.WHOLE
 
-    # These read objects and arrays.
+    # The following methods read objects and arrays.
 
     def _begin_container(self, byte: int) -> None:
         new = _Container(byte == ord("{"), self._place, self._path)
@@ -261,7 +262,7 @@ class FieldReader:
         self._leave_value()
 
     def _read_next(self, byte: int, at: int, step: Callable[[], _Step]) -> None:
-        """Read what follows ``{`` or a value: the beginning of a key, a comma, or the end of the container."""
+        """Read the byte after ``{`` or a value: the beginning of a key, a comma, or the end of the container."""
         at_hand = self._containers[-1]
         if not at_hand.is_object:
             self._begin_item(at_hand) if byte == ord(",") else self._end_container()
@@ -294,7 +295,7 @@ class FieldReader:
         self._state = _State.COLON
 
     def _pass_over(self, at_hand: _Container, names: Sequence[str]) -> None:
-        """Tell that optional properties are left out: with the probability of what came in their place."""
+        """Report that optional properties are left out, with the probability of the text written in their place."""
         for name in names:
             self._tell_presence(at_hand, name, is_present=False)
         at_hand.optional = [each for each in at_hand.optional if each not in names]

@@ -1,7 +1,7 @@
 """Pre-tokenizers of byte-level vocabularies in GGUF files, by their names in ``tokenizer.ggml.pre``.
 
-The names are llama.cpp's, one for each way to cut a text into words before merging. Where its expressions only come
-near those of a model's ``tokenizer.json``, the originals stand here, and so do their normalizers.
+The names are llama.cpp's, one for each way to cut a text into words before merging. If llama.cpp's expressions are only
+close to those of a model's ``tokenizer.json``, the expressions and normalizers of ``tokenizer.json`` are used here.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How texts are cut and merged under a name.
+    """How texts are cut and merged under one name.
 
     Attributes:
-        expressions: regular expressions (Oniguruma) that cut one after another; what does not match stays a word.
-        compose: texts are composed first (Unicode's NFC).
-        whole_words: a word that is a piece is not merged from smaller ones (``ignore_merges``).
-        begin: texts begin with the bos token where the file does not say.
-        spaced: pieces are plain text with U+2581 for a space, and bytes are spelled ``<0x0A>``.
+        expressions: regular expressions (Oniguruma) that cut the text one after another; text that does not match stays
+            a word.
+        compose: whether texts are composed first (Unicode's NFC).
+        whole_words: whether a word that is itself a piece is not merged from smaller ones (``ignore_merges``).
+        begin: whether texts begin with the bos token if the file does not say.
+        spaced: whether pieces are plain text with U+2581 for a space, and bytes are spelled ``<0x0A>``.
     """
 
     expressions: tuple[str, ...]
@@ -40,12 +41,12 @@ _THREE_DIGITS = r"\p{N}{1,3}"
 
 
 def _words(numbers: str, *, word: str = _WORD, others: str = _OTHERS, spaces: str = _SPACES) -> str:
-    """Return the expression of contractions, words, numbers, other characters and white space."""
+    """Return the expression for contractions, words, numbers, other characters and white space."""
     return f"{_SUFFIX}|{word}|{numbers}{others}{spaces}"
 
 
 def _cased(numbers: str, suffix: str, *, but: str = "", others: str = _SLASHED) -> str:
-    """Return the expression that cuts words where capitals begin; ``but`` takes characters out of the letters."""
+    """Return the expression that cuts words where capitals begin. The letters exclude the characters of ``but``."""
     capitals = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     small = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -55,8 +56,8 @@ def _cased(numbers: str, suffix: str, *, but: str = "", others: str = _SLASHED) 
 _LLAMA3 = _words(_THREE_DIGITS)
 _QWEN2 = _words(DIGIT)
 _GPT4O = _cased(_THREE_DIGITS, f"{_SUFFIX}?")
-# Groups of three digits, counted from the right. In Oniguruma, which the original tokenizers use too, the fractions and
-# superscripts of Latin-1 belong to words: no word ends between 1 and ½, and one does between 1 and ⅓.
+# These match groups of three digits, counted from the right. In Oniguruma, which the original tokenizers use too, the
+# fractions and superscripts of Latin-1 belong to words: no word ends between 1 and ½, and one does between 1 and ⅓.
 _TO_THE_LEFT = r"\d{1,3}(?=(?:\d{3})*\b)"
 _TO_THE_LEFT_OF_ALL = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"

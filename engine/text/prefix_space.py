@@ -1,7 +1,7 @@
-"""``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is spelled like one behind a space.
+"""``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is spelled like a word after a space.
 
-Tokenizer classes of transformers that build their own steps from the configuration prefer this key to
-``tokenizer.json``; for other classes it has no effect. Without the key, ``tokenizer.json`` decides.
+Some tokenizer classes of transformers build their own steps from the configuration; these prefer this key to
+``tokenizer.json``. For other classes it has no effect. Without the key, ``tokenizer.json`` decides.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _BYTE_LEVEL = frozenset(
 )
 _METASPACE = "LlamaTokenizer"
 _PARTS = {"pre_tokenizer": "pretokenizers", "normalizer": "normalizers", "decoder": "decoders"}
-"""Where a sequence of each kind has its steps."""
+"""For each kind of part, the key under which a sequence of parts lists its steps."""
 _MARK = "\u2581"
 
 Step = dict[str, Any]
 
 
 def set_prefix_space(definition: dict[str, Any], config: dict[str, Any]) -> None:
-    """Change a definition to what its configuration says of the space before the first word, if it says so."""
+    """Change a tokenizer definition to treat the space before the first word as its configuration says, if it does."""
     wanted, name = config.get("add_prefix_space"), str(config.get("tokenizer_class")).removesuffix("Fast")
     if not isinstance(wanted, bool):
         return
@@ -34,7 +34,7 @@ def set_prefix_space(definition: dict[str, Any], config: dict[str, Any]) -> None
 
 
 def _change_mark(definition: dict[str, Any], *, wanted: bool) -> None:
-    """Add the mark before the first word and its removal from answers, or take both away."""
+    """Add the mark before the first word and its removal from decoded text, or remove both."""
     is_metaspace = False
     for part in ("pre_tokenizer", "decoder"):
         for step in _steps(definition, part):
@@ -70,14 +70,14 @@ def _is_strip(step: Step) -> bool:
 def _replace(
     definition: dict[str, Any], part: str, is_old: Any, first: list[Step], last: list[Step] | None = None
 ) -> None:
-    """Put steps at the beginning and at the end of a sequence, without the old ones of their kind."""
+    """Replace the steps of the same kinds as the new ones: put ``first`` at the beginning and ``last`` at the end."""
     kept = [step for step in _steps(definition, part) if not is_old(step)]
     steps = [*first, *kept, *(last or ())]
     definition[part] = {"type": "Sequence", _PARTS[part]: steps} if steps else None
 
 
 def _steps(definition: dict[str, Any], part: str) -> Iterator[Step]:
-    """Yield the steps of a part, those of sequences one by one."""
+    """Yield the steps of a part. The steps of a sequence are yielded one by one."""
     left = [definition.get(part)]
     while left:
         step = left.pop(0)

@@ -1,4 +1,4 @@
-"""Tokenization cache: encodes prompts to token ids, with shared parts encoded once."""
+"""Tokenization cache: encodes prompts to token ids. A part that several prompts share is encoded only once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import Final, NamedTuple
 
 from .tokenizer import Tokenizer
 
-_PART: Final = 256  # least characters of a cached part; encoding it takes about twenty times as long as a lookup
-_MOST_CHARACTERS: Final = 1 << 23  # characters of all cached parts; their token ids take about as much memory again
+# Fewest characters of a cached part. Encoding such a part takes about twenty times as long as finding it.
+_PART: Final = 256
+# Limit of the characters of all cached parts. Their token ids take about as much memory again.
+_MOST_CHARACTERS: Final = 1 << 23
 
 
 class Owner(NamedTuple):
-    """Scope of cached texts. As with KV, no other tenant or salt can tell from timing that a text is cached."""
+    """Scope of cached texts. As with KV, no other tenant or salt can tell from response times that a text is cached."""
 
     tenant: str = ""
     salt: str = ""
 
 
 class _Key(NamedTuple):
-    """A part of a text, by tokenizer and owner."""
+    """Key of a cached part of a text: tokenizer, owner and text."""
 
     tokenizer: str
     owner: Owner
@@ -31,10 +33,10 @@ class _Key(NamedTuple):
 
 
 class PromptCache:
-    """LRU cache of the tokens of text parts, of all tokenizers together. Thread-safe.
+    """LRU cache of the token ids of parts of texts, shared by all tokenizers. Thread-safe.
 
     Args:
-        most: characters of all cached parts.
+        most: largest number of characters of all cached parts.
     """
 
     def __init__(self, most: int = _MOST_CHARACTERS) -> None:
@@ -44,13 +46,13 @@ class PromptCache:
         self._lock = Lock()
 
     def num_new(self, keys: Iterable[_Key]) -> int:
-        """Return the characters of the parts whose tokens are not known, or not yet."""
+        """Return the number of characters of the parts whose tokens are not in the cache yet."""
         with self._lock:
             known = [(key, self._parts.get(key)) for key in keys]
         return sum(len(key.part) for key, tokens in known if tokens is None or not tokens.done())
 
     def tokens(self, key: _Key, encode: Callable[[str], array[int]]) -> array[int]:
-        """Return the tokens of a part, which is encoded if need be. Waits where another thread is encoding it."""
+        """Return the token ids of a part. Encodes it if it is not cached; waits if another thread is encoding it."""
         with self._lock:
             tokens = self._parts.get(key)
             if is_new := tokens is None:
@@ -68,7 +70,7 @@ class PromptCache:
         return tokens.result()
 
     def _forget(self, key: _Key, tokens: Future[array[int]]) -> None:
-        """Remove a part whose encoding failed, unless it was evicted already."""
+        """Remove a part whose encoding failed, unless it has left the cache already."""
         with self._lock:
             if self._parts.get(key) is tokens:
                 del self._parts[key]
@@ -81,13 +83,13 @@ class PromptCache:
 
 
 class PromptEncoder:
-    """Encodes texts with one tokenizer, their shared parts once.
+    """Encodes texts with one tokenizer. Parts that several texts share are encoded only once.
 
-    A text is cut before special tokens only, where tokenizers cut it too, so its tokens are those of its parts, joined.
-    Cuts depend on the text before them alone, so a conversation that grows at its end keeps its parts.
+    A text is cut only before special tokens, where tokenizers cut it too. So its tokens are those of its parts, joined.
+    Where it is cut depends only on the text before that place. So a conversation that grows at its end keeps its parts.
 
     Args:
-        cache: cache of the parts; None for a cache of the encoder's own.
+        cache: cache of the parts; None for a cache that only this encoder uses.
         name: name of the tokenizer in the cache.
     """
 
@@ -97,7 +99,7 @@ class PromptEncoder:
         self._name = name
 
     def cut(self, text: str) -> list[str]:
-        """Return the parts of a text, each but the last long enough for the cache."""
+        """Return the parts of a text. All parts except the last are long enough to be cached."""
         parts, begin = [], 0
         for at in self._tokenizer.cuts(text):
             if at - begin >= _PART:
@@ -106,11 +108,11 @@ class PromptEncoder:
         return [*parts, text[begin:]]
 
     def num_new(self, parts: Sequence[str], owner: Owner) -> int:
-        """Return the characters of the parts whose tokens are not known, or not yet."""
+        """Return the number of characters of the parts whose tokens are not in the cache yet."""
         return self._cache.num_new(_Key(self._name, owner, part) for part in parts)
 
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
-        """Return the token ids of a text's parts, without special tokens around it.
+        """Return the token ids of the parts of a text, joined, without special tokens around them.
 
         Waits for parts that another thread is encoding. Raises RequestError for a lone surrogate.
         """

@@ -1,6 +1,6 @@
-"""Typed questions about an input: the text in which a model reads them, and the labels that may answer them.
+"""Typed questions about an input: the text of a question in the prompt, and the labels that may answer it.
 
-A question is the end of the user's last turn::
+A question is appended to the user's last turn::
 
     <input>
 
@@ -9,9 +9,9 @@ A question is the end of the user's last turn::
     B: support
     Answer with the letter of one option only.
 
-Options get letters, or two letters each if there are more than 26; levels get digits. So no label is the beginning of
-another one. With ``Labels.VALUES`` the options' own texts are the labels, as for an adapter that was trained to answer
-so.
+Options get one letter each, or two if there are more than 26; levels get digits. So no label is the beginning of
+another. With ``Labels.VALUES`` the texts of the options are the labels, for example for an adapter that was trained to
+answer with them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QuestionKind(StrEnum):
 
 
 class Labels(StrEnum):
-    """What the model answers with: a short label for each option, or the option's own text."""
+    """What the model answers with: a short label for each option, or the text of the option."""
 
     LETTERS = "letters"
     VALUES = "values"
@@ -48,7 +48,7 @@ class Labels(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An answer that may be given; ``description`` is empty for none."""
+    """A possible answer. ``description`` is empty if there is none."""
 
     text: str
     description: str = ""
@@ -56,10 +56,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class TypedQuestion:
-    """A question with its options, those of a predicate being ``YES_NO``.
+    """A question with its options. The options of a predicate are ``YES_NO``.
 
     Attributes:
-        field: position of the question in the request, for errors.
+        field: name of the question's field in the request, for error messages.
     """
 
     kind: QuestionKind
@@ -70,7 +70,7 @@ class TypedQuestion:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The texts that the model may answer with, one for each option."""
+        """The texts with which the model may answer, one for each option."""
         if self.labels_by is Labels.VALUES or self.kind is QuestionKind.PREDICATE:
             return tuple(option.text for option in self.options)
         alphabet = string.digits if self.kind is QuestionKind.SCORE else string.ascii_uppercase
@@ -78,7 +78,7 @@ class TypedQuestion:
 
     @property
     def text(self) -> str:
-        """The question as the model reads it. It begins with "Question:" and ends with a line that tells the form."""
+        """The question as the model reads it, from "Question:" to a line on the form of the answer."""
         lines = [f"Question: {self.instructions.strip()}"]
         is_code = self.labels_by is Labels.LETTERS
         if self.kind is QuestionKind.PREDICATE:
@@ -99,7 +99,7 @@ class TypedQuestion:
 
 
 def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[dict[str, Any]]:
-    """Return a conversation with a question at the end of its last user turn, or as a turn of its own."""
+    """Return a conversation with a question at the end of its last message if that is the user's, else as a new one."""
     *before, last = messages
     if last["role"] == "user":
         return [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
@@ -108,7 +108,7 @@ def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[
 
 @lru_cache(maxsize=1024)
 def _codes(alphabet: str, count: int) -> tuple[str, ...]:
-    """Return ``count`` codes of one length, in order."""
+    """Return ``count`` codes of equal length over the alphabet, in order."""
     width = 1
     while len(alphabet) ** width < count:
         width += 1
@@ -117,13 +117,13 @@ def _codes(alphabet: str, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTokens:
-    """A question in tokens.
+    """A question as tokens.
 
     Attributes:
-        prompt: tokens up to the beginning of the answer.
-        endings: token lists that may follow, label by label. If the ends of labels count, a label has one ending for
-            each token that may end it.
-        num_ends: endings of each label: 1 where the label's end does not count.
+        prompt: tokens of the prompt, up to the beginning of the answer.
+        endings: token lists that may follow the prompt, label by label. If a label must be ended by a further token, it
+            has one ending for each such token.
+        num_ends: number of endings of each label; 1 if labels need no further token.
     """
 
     prompt: array[int]
@@ -134,8 +134,8 @@ class QuestionTokens:
 class QuestionEncoder:
     """Encodes the prompts and labels of questions about one input.
 
-    The common beginning of all prompts is encoded once, if the tokens of the first whole prompt equal the tokens of its
-    two parts. The parts meet before the word "Question:" in all prompts.
+    The common beginning of all prompts is encoded once. This is done only if the first prompt, encoded as a whole, has
+    the same tokens as its two parts. In all prompts the second part begins with the word "Question:".
 
     Args:
         end_tokens: tokens that end an answer.
@@ -152,7 +152,7 @@ class QuestionEncoder:
         """Return the tokens of a question.
 
         Args:
-            text: the whole prompt as the chat template renders it, in which the question's text stands.
+            text: the whole prompt as the chat template renders it; it contains the text of the question.
 
         Raises:
             RequestError: a label adds no token, or two labels have the same tokens.
@@ -183,7 +183,7 @@ class QuestionEncoder:
         return self._encode(text)
 
     def _label(self, question: TypedQuestion, label: str, behind: str) -> tuple[int, ...]:
-        """Return a label's tokens as the text after the prompt, or by itself where it would change the prompt's."""
+        """Return a label's tokens after the end of the prompt; encoded alone if it would change the prompt's tokens."""
         context = question.text.rpartition("\n")[2] + behind
         if cuts := list(self._tokenizer.cuts(context)):
             context = context[cuts[-1] :]
@@ -203,6 +203,6 @@ class QuestionEncoder:
 
 
 def _is_begun_by_another(labels: dict[tuple[int, ...], int]) -> bool:
-    """Return whether one of the labels begins with another one."""
+    """Return whether the tokens of one label begin with those of another."""
     lengths = {len(label) for label in labels}
     return any(label[:length] in labels for label in labels for length in lengths if length < len(label))

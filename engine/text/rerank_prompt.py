@@ -1,4 +1,4 @@
-"""The conversation that Qwen3-Reranker was trained on: whether a document meets a query, answered by yes or no."""
+"""The conversation on which Qwen3-Reranker was trained: does a document meet a query? The answer is yes or no."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _SYSTEM = (
 
 
 def rerank_messages(query: str, document: str, instruction: str) -> list[dict[str, Any]]:
-    """Return the conversation; ``instruction`` says what makes a document relevant."""
+    """Return the conversation. ``instruction`` describes which documents count as relevant."""
     asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]

@@ -1,4 +1,4 @@
-"""Shared vocabulary: whether a draft model has the tokens of the model that it drafts for, id by id."""
+"""Shared vocabulary: whether a draft model and its target model have the same token for each id."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .tokenizer_files import DEFINITION, has_definition
 
 
 def vocabulary_difference(model: Path, draft: Path) -> str | None:
-    """Compare the bytes of all tokens of two models.
+    """Compare the bytes of each token of two models.
 
     Args:
-        model, draft: folders in Hugging Face format or GGUF files, of a model or of its tokenizer alone.
+        model, draft: folders in Hugging Face format or GGUF files, with a model or only its tokenizer.
 
     Returns:
-        The first difference in words; None if there is none, or if neither has a tokenizer.
+        A description of the first difference; None if there is none, or if neither has a tokenizer.
 
     Raises:
-        ModelError: a tokenizer that is not supported exactly.
+        ModelError: a tokenizer is not supported exactly.
     """
     if not (has_tokenizer(model) and has_tokenizer(draft)):
         lacking = model if has_tokenizer(draft) else draft
@@ -41,7 +41,7 @@ def has_tokenizer(source: Path) -> bool:
 
 
 def _same_definition(model: Path, draft: Path) -> bool:
-    """Whether both are folders with the same file, as different sizes of a model are."""
+    """Return whether both are folders with equal tokenizer files, as is usual for sizes of one model."""
     if not all((folder / DEFINITION).is_file() for folder in (model, draft)):
         return False
     return (model / DEFINITION).read_bytes() == (draft / DEFINITION).read_bytes()

@@ -1,10 +1,11 @@
 """Stop check: finds stop strings in streamed text in one pass with an Aho-Corasick automaton.
 
-The automaton (Aho and Corasick, 1975) searches all stop strings at once. Its state is the text's longest suffix that is
-a prefix of a stop string, so the state's depth is the number of characters to hold back: they may belong to a match.
+The automaton (Aho and Corasick, 1975) searches all stop strings at once. Its state stands for the longest suffix of the
+text that is a prefix of a stop string. The depth of the state is the number of characters to hold back, as they may
+belong to a match.
 
-Of several matches the one that ends first wins, and of those with the same end the longest. The result does not depend
-on how the text was cut into pieces or tokens.
+Of several matches, the one that ends first counts, and of those with the same end the longest. The result does not
+depend on how the text was cut into pieces or tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
-        self._match = [0]  # length of the longest stop string that ends in this state, 0 for none
+        self._match = [0]  # For each state, length of the longest stop string that ends in it; 0 for none.
         for stop in stops:
             self._match[self._insert(stop)] = len(stop)
         self._fallback = [0] * len(self._next)
@@ -36,11 +37,11 @@ class StopStrings:
         return self._next[state].get(character, 0)
 
     def match(self, state: int) -> int:
-        """Return the length of the longest stop string that ends in ``state``, 0 if none does."""
+        """Return the length of the longest stop string that ends in ``state``; 0 if none does."""
         return self._match[state]
 
     def depth(self, state: int) -> int:
-        """Return the number of last characters that may belong to an unfinished match."""
+        """Return the number of characters at the end of the text that may belong to a match that is not complete."""
         return self._depth[state]
 
     def _insert(self, stop: str) -> int:
@@ -55,7 +56,7 @@ class StopStrings:
         return state
 
     def _link(self) -> None:
-        """Set each state's fallback, the state of its longest proper suffix, parents before children."""
+        """Set the fallback of each state: the state of its longest proper suffix. Parents come before children."""
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -66,7 +67,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Search in one text."""
+    """The search for stop strings in one text."""
 
     __slots__ = ("_automaton", "_held", "_state")
 
@@ -76,14 +77,14 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Search in more text.
+        """Continue the search in ``text``.
 
         Args:
             armed: whether a stop string that ends in ``text`` counts.
 
         Returns:
-            The text that lies before any match, and the stop string if one was found. Text after it is dropped, and the
-            matcher must not be used again.
+            The text that can be sent, which ends before a match, and the stop string that was found, or None. After a
+            match the remaining text is dropped, and the matcher must not be used again.
         """
         automaton, state = self._automaton, self._state
         whole = self._held + text
@@ -98,6 +99,6 @@ class StopMatcher:
         return whole[:certain], None
 
     def finish(self) -> str:
-        """Return the text held back, at the end of the text."""
+        """Return the text held back. To be called at the end of the text."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,9 +1,9 @@
-"""Jinja environment of chat templates: a sandbox that counts the work of a template, and folds no constants.
+"""Jinja environment of chat templates: a sandbox that counts the work of a template and computes no constants early.
 
-A template is a program of the model's or an adapter's publisher. In this environment each loop, call, operator and
-output is charged to a budget before it runs. An operation without a known cost raises ``TemplateDeferred``: such a
-render must run in a process that can be killed. So a render within the budget takes milliseconds, whatever its template
-is.
+A template is a program by the publisher of a model or an adapter. In this environment each loop, call, operator and
+output is charged to a budget before it runs. An operation without a known cost raises ``TemplateDeferred``. Such a
+render must run in a process that can be killed. So a render within the budget takes milliseconds, whatever the template
+does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 UNITS = 400_000
-"""Of work in the calling thread: about characters. A render of that much takes some milliseconds."""
+"""Budget of work in the calling thread, in units of about one character. Using it up takes some milliseconds."""
 _CALL = 20
 _ITERATION = 10
-_VISIT = 5  # cost of each value in a list or an object
-_MOST_BITS = 4096  # bits of the largest integer
+_VISIT = 5  # Cost of each value in a list or an object.
+_MOST_BITS = 4096  # Largest number of bits of an integer.
 _MOST_INDENT = 16
 
 _STR_METHODS = frozenset(
@@ -46,11 +46,11 @@ _PICKING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
 
 
 class TemplateDeferred(Exception):
-    """A render takes more work than the budget, or work that cannot be told ahead."""
+    """A render needs more work than the budget, or an operation whose work is not known in advance."""
 
 
 class _Budget(threading.local):
-    """What is left of a render's budget, in the thread that renders. Infinite outside of ``counted_work``."""
+    """The rest of the budget of the render in this thread. It is infinite outside of ``counted_work``."""
 
     left = float("inf")
     is_limited = False
@@ -61,7 +61,7 @@ _budget = _Budget()
 
 @contextmanager
 def counted_work() -> Iterator[None]:
-    """Let renders of this thread raise TemplateDeferred within the block beyond a budget, one for all of them."""
+    """Give the renders of this thread in the block one budget of work. Beyond it they raise TemplateDeferred."""
     before = _budget.left, _budget.is_limited
     _budget.left, _budget.is_limited = UNITS, True
     try:
@@ -78,13 +78,13 @@ def _charge(units: float) -> None:
 
 
 def _defer() -> None:
-    """Refuse work of unknown cost where work is counted."""
+    """Raise TemplateDeferred for an operation of unknown cost, if the work is counted."""
     if _budget.is_limited:
         raise TemplateDeferred
 
 
 def _weigh(value: Any) -> None:
-    """Charge what it takes to walk over a value, whose parts may be shared."""
+    """Charge the cost of visiting all parts of a value. A part that occurs several times is charged each time."""
     if isinstance(value, str):
         _charge(_VISIT + len(value))
     elif isinstance(value, dict):
@@ -103,7 +103,7 @@ def _weigh(value: Any) -> None:
 
 
 def _written(value: Any) -> Any:
-    """Charge for a value that is written to the text, or compared."""
+    """Charge for a value that is written to the text or compared; return the value."""
     if type(value) is str:
         _charge(_VISIT + len(value))
     elif _budget.is_limited:
@@ -112,10 +112,10 @@ def _written(value: Any) -> Any:
 
 
 def _iterated(value: Any, size: int) -> Any:
-    """Charge for a loop over a value.
+    """Charge for a loop over a value; return the value.
 
     Args:
-        size: characters of plain text in the loop's body.
+        size: number of characters of plain text in the body of the loop.
     """
     try:
         count = len(value)
@@ -132,7 +132,7 @@ def _each(values: Iterable[Any], size: int) -> Iterator[Any]:
 
 
 class _CountedCode(CodeGenerator):
-    """Compiles without computing what is constant, which would be work at load, and charges for tuples."""
+    """Compiles templates without computing constant expressions, as that would be uncounted work, and counts tuples."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData | nodes.Const):
@@ -140,7 +140,7 @@ class _CountedCode(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:
-        """Charge for a tuple, whose hash is that of all its parts."""
+        """Charge for a tuple, because hashing it hashes all its parts."""
         if node.ctx != "load":
             super().visit_Tuple(node, frame)
             return
@@ -150,7 +150,7 @@ class _CountedCode(CodeGenerator):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Environment of Hugging Face's templates: ``raise_exception``, ``strftime_now`` and ``tojson`` without escapes."""
+    """Environment like that of Hugging Face: ``raise_exception``, ``strftime_now`` and ``tojson`` without escapes."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
     code_generator_class = _CountedCode
@@ -171,7 +171,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self._functions = (self.globals["range"], self.globals["dict"], Namespace, _raise_exception, _strftime_now)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse, with charges for loops, for operands of ``~`` and for comparisons."""
+        """Parse a template, and insert charges for loops, for operands of ``~`` and for comparisons."""
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             size = sum(len(data.data) for each in loop.body for data in _texts(each))
@@ -192,7 +192,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno, environment=self)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator whose result may be large."""
+        """Compute an operator whose result may be large, and charge for it."""
         if operator == "+":
             _charge(len(left) + len(right) if type(left) is type(right) is str else _size(left) + _size(right))
             return left + right
@@ -210,7 +210,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a macro, a function or a method of a value."""
+        """Call a macro, a function or a method of a value, and charge for it."""
         _charge(_CALL)
         if _budget.is_limited:
             __self._charge_call(__obj, args)
@@ -242,7 +242,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _is_constant(node: nodes.Expr) -> bool:
-    """Whether an expression is a constant, or a list of some: comparing with it is cheap."""
+    """Return whether an expression is a constant or a list of constants. Comparing with it costs little."""
     items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
     return all(isinstance(each, nodes.Const) for each in items)
 
@@ -282,7 +282,7 @@ def _charge_json(value: Any, *arguments: Any, **named: Any) -> None:
 
 
 def _charge_picking(value: Any, *arguments: Any, **named: Any) -> None:
-    """Charge for a filter that looks at each element; its arguments name attributes, filters and tests."""
+    """Charge for a filter that visits each element. Its arguments name attributes, filters and tests."""
     if not all(isinstance(each, str | int | None) for each in (*arguments, *named.values())):
         _defer()
     _charge(_size(value) * _ITERATION)
@@ -298,7 +298,7 @@ def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(filters: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return the filters whose cost is known, each of which charges it."""
+    """Return the filters of known cost, each wrapped so that it charges its cost."""
     charges: dict[str, Callable[..., None]] = {
         **dict.fromkeys(_FREE_FILTERS, lambda *_, **__: _charge(1)),
         **dict.fromkeys(_PLAIN_FILTERS, lambda value=None, *_, **__: _charge(_size(value))),
@@ -312,7 +312,7 @@ def _counted(filters: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., 
 
 
 def _charging(function: Callable[..., Any], charge: Callable[..., None]) -> Callable[..., Any]:
-    # Jinja passes some filters the environment or context, before the value.
+    # Jinja passes the environment or the context to some filters, before the value.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -343,7 +343,7 @@ def _tojson(
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return what a filter such as ``map`` yields as a list, as other engines of templates have it."""
+    """Return the result of a filter such as ``map`` as a list, as other template engines do."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -358,11 +358,11 @@ def _strftime_now(form: str) -> str:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training; its body is rendered unchanged."""
+    """``{% generation %}`` marks the assistant's text for training. Its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Parse to the body, in a scope of its own as in transformers."""
+        """Parse the tag to its body, in a scope of its own as in transformers."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

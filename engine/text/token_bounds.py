@@ -1,7 +1,7 @@
-"""Lower bounds on a text's number of tokens without encoding it, to refuse texts that are far too long at once.
+"""Lower bounds on the number of tokens of a text, without encoding it. Far too long texts are refused by them.
 
-One token has at most a certain number of bytes, and of letters and digits. The second bound is much the smaller, as the
-longest tokens are runs of spaces and dashes.
+A token has at most a certain number of bytes, and at most a certain number of letters and digits. The second number is
+much smaller, as the longest tokens are runs of spaces and dashes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STEPS = frozenset({"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Most bytes of one token, without those in ``ignored``."""
+    """Largest number of bytes of one token, without the bytes in ``ignored``."""
 
     most: int
     ignored: bytes
@@ -24,13 +24,13 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """Bounds of a tokenizer's tokens. ``ascii_only``: they hold for ASCII texts alone."""
+    """Bounds of the tokens of a tokenizer. With ``ascii_only`` they are valid only for ASCII texts."""
 
     bounds: tuple[_Bound, ...]
     ascii_only: bool
 
     def fewest_tokens(self, text: str) -> int:
-        """Return the fewest tokens that a text can have; 0 where nothing is known."""
+        """Return a lower bound of the number of tokens of a text; 0 if no bound is valid for it."""
         if self.ascii_only and not text.isascii():
             return 0
         data = text.encode(errors="ignore")
@@ -41,7 +41,7 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     """Return the bounds of a tokenizer; None if it may drop parts of a text.
 
     Args:
-        definition: the tokenizer, as in ``tokenizer.json``.
+        definition: the tokenizer in the form of ``tokenizer.json``.
         pieces: the bytes of each token.
     """
     pieces = set(pieces)
@@ -51,12 +51,12 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     swallows = any(added.get("lstrip") or added.get("rstrip") for added in definition.get("added_tokens", ()))
     if swallows or model.get("type", "BPE") != "BPE" or not by_bytes or not all(map(_keeps_all, steps)):
         return None
-    # A byte without a token of its own may be dropped.
+    # A byte without a token of its own may be dropped in encoding.
     missing = frozenset(byte for byte in range(256) if bytes([byte]) not in pieces)
     others = frozenset(range(256)) - _ALPHANUMERIC
     return TokenBounds(
         tuple(_bound(pieces, bytes(ignored)) for ignored in (missing, others | missing)),
-        # NFC joins characters to shorter ones.
+        # NFC normalization may make texts shorter, but not ASCII texts.
         ascii_only=any(step["type"] == "NFC" for step in steps),
     )
 
@@ -74,7 +74,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _keeps_all(step: dict[str, Any]) -> bool:
-    """Whether a step keeps every letter and digit and the number of bytes."""
+    """Return whether a step of the tokenizer keeps every letter and digit and the number of bytes."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "\u2581")
     return step["type"] in _STEPS and step.get("behavior") != "Removed"

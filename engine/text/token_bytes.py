@@ -1,6 +1,6 @@
-"""Exact bytes of each token, from the decoder of a ``tokenizer.json``.
+"""The exact bytes of each token, from the decoder of a ``tokenizer.json``.
 
-Three decoders cover generating models. Each joins the texts of single tokens and may then drop a space that encoding
+Generating models use three decoders. Each joins the texts of single tokens, and may then drop a space that encoding has
 put before the text:
 
     ByteLevel    a piece spells bytes in GPT-2's alphabet
@@ -19,18 +19,18 @@ from typing import Any
 from ..errors import ModelError, quoted
 
 _MOST_GROWTH = 64
-"""Of a piece's characters by all replacements; SentencePiece's replace one by one."""
+"""Limit of the factor by which all replacements may lengthen a piece. SentencePiece replaces one character by one."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderRules:
-    """Rules that turn pieces into bytes.
+    """Rules that convert pieces of the vocabulary to bytes.
 
     Attributes:
-        byte_level: pieces spell bytes in GPT-2's alphabet.
-        byte_fallback: ``<0x0A>`` is one byte.
-        replacements: (old, new) in each piece, in order.
+        byte_level: whether pieces spell bytes in GPT-2's alphabet.
+        byte_fallback: whether ``<0x0A>`` is one byte.
+        replacements: (old, new) texts that are replaced in each piece, in this order.
         strip: number of leading spaces that are dropped from a whole text.
         strip_mark: a character that is dropped from the first token of a text.
     """
@@ -53,7 +53,7 @@ class DecoderRules:
 
 
 def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
-    """Return the rules of a definition's ``decoder``. Raises ModelError for steps that are not supported exactly."""
+    """Return the rules of a definition's ``decoder``. Raises ModelError if a step is not supported exactly."""
     values: dict[str, Any] = {"replacements": ()}
     for step in _steps(decoder):
         kind = step["type"]
@@ -82,12 +82,12 @@ def read_rules(decoder: dict[str, Any] | None) -> DecoderRules:
 
 
 def _growth(old: str, new: str) -> int:
-    """Return how many times as long a text may be with ``new`` in place of ``old``."""
+    """Return the largest factor by which replacing ``old`` by ``new`` may lengthen a text."""
     return max(1, -(-len(new) // len(old)) if old else len(new) + 1)
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield the decoder's steps, those of sequences one by one."""
+    """Yield the steps of a decoder. The steps of a sequence are yielded one by one."""
     if decoder is None:
         return
     if decoder["type"] != "Sequence":
@@ -98,7 +98,7 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 characters are themselves, other bytes those from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 characters stand for their own byte, U+0100 and on for the others."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -109,12 +109,12 @@ _CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
 
 
 def spell(data: bytes) -> str:
-    """Return bytes spelled in GPT-2's alphabet."""
+    """Return bytes as text in GPT-2's alphabet."""
     return "".join(map(_CHARACTERS.__getitem__, data))
 
 
 def _spelled(piece: str) -> bytes:
-    """Return the bytes spelled by ``piece``; with a character outside of the alphabet it is plain text."""
+    """Return the bytes that ``piece`` spells. If it has a character outside of the alphabet, it is plain text."""
     try:
         return bytes([_ALPHABET[character] for character in piece])
     except KeyError:

@@ -1,4 +1,4 @@
-"""The model's tokenizer: text to token ids and back. The only importer of the ``tokenizers`` library."""
+"""The model's tokenizer: text to token ids and back. The only module that imports the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .tokenizer_files import TokenizerFiles, read_folder, refusing_malformed
 from .tokenizer_gguf import read_gguf
 
 MOST_IDS = 1 << 22
-"""Token ids are below this."""
+"""Limit of token ids: all ids are smaller."""
 _JOB = "engine.text.tokenizer:encode_job"
 _JOB_BYTES = 1 << 30
-_MOST_BUILT = 4  # tokenizers that a worker process keeps
-_UNKNOWN = b"?"  # the answer of a worker process that has not built a tokenizer yet
+_MOST_BUILT = 4  # Number of tokenizers that a worker process keeps.
+_UNKNOWN = b"?"  # Answer of a worker process that does not have the tokenizer yet.
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _PROBE = f"{string.printable} aaaa"
 
@@ -36,30 +36,30 @@ _PROBE = f"{string.printable} aaaa"
 class Tokenizer:
     """A model's tokenizer and chat templates. Immutable: threads may share it.
 
-    Texts of special tokens inside an encoded text become those tokens, as chat templates need it and as transformers
-    does; untrusted text has to be filtered before.
+    The names of special tokens in a text are encoded as those tokens. Chat templates need this, and transformers does
+    the same. So untrusted text has to be filtered first.
 
-    The steps of an adapter's tokenizer are a program of its publisher. Unless they are the base model's, texts are
-    encoded in a process that can be killed.
+    The steps of an adapter's tokenizer are a program by its publisher. Unless they equal the base model's steps, texts
+    are encoded in a process that can be killed.
 
     Attributes:
-        steps: digest of what a text goes through, vocabulary and merges left out.
-        vocab_size: number of ids with a token, which may be less than the model's rows of logits.
+        steps: digest of the steps of encoding a text, without vocabulary and merges.
+        vocab_size: number of ids that have a token. The model may have more rows of logits.
         bos_id: the token that begins a text, None if the model has none.
         eos_ids: the tokens that end an answer, from the tokenizer's files.
         special_ids: tokens without text of their own (``skip_special_tokens``).
-        special_tokens: their texts by the names that tokenizer_config.json gives them (``bos_token``, ...).
+        special_tokens: texts of the special tokens, by their names in tokenizer_config.json (``bos_token``, ...).
         chat_templates: sources of the chat templates by name.
     """
 
     def __init__(self, files: TokenizerFiles, trusted_steps: str | None = None) -> None:
-        """Build the tokenizer of ``files``; see ``load``.
+        """Build the tokenizer from ``files``; see ``load``.
 
         Args:
-            trusted_steps: tokenizer steps that may run in this process; None allows any.
+            trusted_steps: digest of the tokenizer steps that may run in this process; None allows any steps.
 
         Raises:
-            ModelError: it is not supported exactly, or its steps fail or take too long.
+            ModelError: the tokenizer is not supported exactly, or its steps fail or take too long.
         """
         self.steps = _digest_of_steps(files.definition)
         self._remote = None if trusted_steps in (None, self.steps) else _RemoteEncoder(files.definition)
@@ -86,11 +86,11 @@ class Tokenizer:
 
         Args:
             path: the model: a folder in Hugging Face format or a GGUF file.
-            tokenizer_path: another folder or GGUF file with the tokenizer.
+            tokenizer_path: another folder or GGUF file that holds the tokenizer.
             chat_template: a file with a Jinja template, or the template itself, in place of the model's own.
 
         Raises:
-            ModelError: no tokenizer, or one that is not supported exactly.
+            ModelError: there is no tokenizer, or it is not supported exactly.
             ConfigError: the other tokenizer or the chat template cannot be read.
         """
         if tokenizer_path is None:
@@ -115,42 +115,42 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template, None if the model has none."""
+        """The source of the chat template; None if the model has none."""
         return self._templates.source
 
     def template_mentions(self, text: str) -> bool:
-        """Whether the source of a chat template holds a text."""
+        """Return whether the source of a chat template contains ``text``."""
         return self._templates.mention(text)
 
     @property
     def named_roles(self) -> frozenset[str]:
-        """Roles that the chat templates treat by name."""
+        """The roles that the chat templates mention by name."""
         return self._templates.named_roles
 
     def renders_role(self, role: str) -> bool:
-        """Whether a chat template writes messages of this role, under its name or in a form of their own."""
+        """Return whether a chat template writes messages of this role, under its name or in another form."""
         return self._templates.renders_role(role)
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """Return the token ids of ``text``. Releases the interpreter's lock. May wait for another process: ``waits``.
+        """Return the token ids of ``text``. Releases the interpreter's lock. May wait for another process (``waits``).
 
         Args:
-            add_special_tokens: add the model's special tokens around the text (often a bos token). False for texts of
-                ``render_chat``, whose template has written them.
+            add_special_tokens: whether to add the model's special tokens around the text (often a bos token). False for
+                texts of ``render_chat``, as the template has written these tokens.
 
         Raises:
-            RequestError: the text has lone surrogates, which are no characters and have no UTF-8 form; or an adapter's
-                tokenizer takes too long with it.
+            RequestError: the text has lone surrogates, which are not characters and have no UTF-8 form; or an adapter's
+                tokenizer takes too long.
         """
         check_unicode(text)
         if self._remote is not None:
             return self._remote.encode(text, add_special_tokens)
-        # encode() would hold the interpreter's lock all along; the batch form releases it and computes no offsets.
+        # encode() holds the interpreter's lock all the time. The batch form releases it, and computes no offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
     def encode_pair(self, first: str, second: str) -> array[int]:
-        """Return the token ids of two texts in one prompt, joined as the tokenizer's file says.
+        """Return the token ids of two texts in one prompt, joined as the tokenizer's file specifies.
 
         Raises:
             RequestError: a text has lone surrogates, or the tokenizer is an adapter's own.
@@ -163,20 +163,21 @@ class Tokenizer:
         return array("i", encoding.ids)
 
     def cuts(self, text: str) -> Iterator[int]:
-        """Yield rising positions to cut a text. Without ``add_special_tokens`` its tokens are those of its parts.
+        """Yield, in ascending order, positions at which the text may be cut without changing its tokens.
 
-        These are the starts of special tokens, where the library cuts first: the tokens after one do not depend on the
-        text before it, nor are they treated as the beginning of a text.
+        The positions are the starts of special tokens, where the library cuts first. The tokens after such a position
+        do not depend on the text before it, and the library does not treat them as the beginning of a text. Valid only
+        without ``add_special_tokens``.
         """
         if self._search is not None:
             yield from self._search.starts(text)
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a lower bound on a text's tokens, much faster than ``encode``; 0 if none is known."""
+        """Return a lower bound on the number of tokens of a text, much faster than ``encode``; 0 if none is known."""
         return 0 if self._bounds is None else self._bounds.fewest_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of a whole sequence of tokens; ill-formed bytes become U+FFFD, unknown ids nothing.
+        """Return the text of a whole sequence of tokens. Ill-formed bytes become U+FFFD; unknown ids have no text.
 
         The space that encoding puts before every text is dropped.
         """
@@ -189,20 +190,20 @@ class Tokenizer:
         return text[min(spaces, self._rules.strip) :]
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the exact bytes of a token in a text; a special token's are its name, an unknown id has none."""
+        """Return the exact bytes of a token in a text: its name for a special token, none for an unknown id."""
         return self._bytes.get(token, b"")
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """Return the vocabulary's strings of tokens (``convert_ids_to_tokens``); an unknown id has an empty one."""
+        """Return the vocabulary's strings of tokens (``convert_ids_to_tokens``). An unknown id has an empty string."""
         return [self._backend.id_to_token(token) or "" for token in tokens]
 
     def texts(self) -> TokenTexts:
-        """Return the bytes of all tokens, for the engine's grammars. An id without a token has none."""
+        """Return the bytes of all tokens, for the engine's grammars. An id without a token has no bytes."""
         data = [self._bytes.get(token, b"") for token in range(self.vocab_size)]
         return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
-        """Join the bytes of tokens."""
+        """Return the bytes of a whole sequence of tokens, joined."""
         known = self._bytes.get
         if skip_special_tokens:
             special = self.special_ids
@@ -222,7 +223,7 @@ class Tokenizer:
         """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``.
 
         Args:
-            template: a Jinja template in place of the model's. RequestError if it is not valid.
+            template: a Jinja template in place of the model's. Raises RequestError if it is not valid.
         """
         templates = self._templates if template is None else self._own_templates(template)
         return templates.render(
@@ -244,10 +245,10 @@ class Tokenizer:
 
 
 class _RemoteEncoder:
-    """Encodes texts in worker processes, each of which is sent the definition when it lacks it.
+    """Encodes texts in worker processes. A process that does not have the tokenizer definition yet is sent it.
 
     Raises:
-        ModelError: the tokenizer cannot be built, or a text of all printable characters of ASCII takes too long.
+        ModelError: the tokenizer cannot be built, or it takes too long for a text of all printable ASCII characters.
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
@@ -261,7 +262,7 @@ class _RemoteEncoder:
             raise ModelError(f"The tokenizer {error} with {len(_PROBE)} characters.") from None
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """As ``Tokenizer.encode``, for a text without lone surrogates."""
+        """Return the token ids, as ``Tokenizer.encode`` does. The text has no lone surrogates."""
         try:
             return self._run(text, add_special_tokens)
         except ProgramRefused as error:
@@ -281,7 +282,7 @@ _built: dict[str, tokenizers.Tokenizer] = {}
 
 
 def encode_job(arguments: list[Any], data: bytes) -> bytes:
-    """Encode a text in a worker process: the definition, which may be left out, and the text."""
+    """Encode a text in a worker process. ``data`` holds the definition, which may be left out, and the text."""
     key, add_special_tokens, size = arguments
     backend = _built.pop(key, None)
     if backend is None:
@@ -296,17 +297,17 @@ def encode_job(arguments: list[Any], data: bytes) -> bytes:
 
 
 def _digest_of_steps(definition: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a definition does with a text, whatever its vocabulary and merges are."""
+    """Return the SHA-256 of the steps of a definition, without vocabulary and merges."""
     model = {name: value for name, value in definition["model"].items() if name not in ("vocab", "merges")}
     steps = [definition.get(name) for name in _STEPS]
     return hashlib.sha256(json.dumps([model, steps], sort_keys=True).encode()).hexdigest()
 
 
 def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer, without the truncation and padding that some files ask for."""
+    """Return the library's tokenizer, without the truncation and padding that some files set."""
     try:
         backend = tokenizers.Tokenizer.from_str(json.dumps(definition | {"truncation": None, "padding": None}))
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # The library raises no more specific exception.
         raise ModelError(f"The tokenizer's definition is not valid: {shortened(str(error), 200)}.") from error
     for token in definition["added_tokens"]:
         if backend.token_to_id(token["content"]) != token["id"]:
@@ -317,7 +318,7 @@ def _build(definition: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def check_unicode(text: str) -> None:
-    """Raise RequestError for lone surrogates, which are no characters and have no UTF-8 form."""
+    """Raise RequestError for lone surrogates, which are not characters and have no UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -328,7 +329,7 @@ def check_unicode(text: str) -> None:
 
 
 def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dict[int, bytes], frozenset[int]]:
-    """Return bytes by id, and the ids of special tokens. An added token's bytes are its text, never spelled."""
+    """Return the bytes of each id, and the ids of special tokens. The bytes of an added token are its plain text."""
     added = backend.get_added_tokens_decoder()
     pieces = backend.get_vocab(with_added_tokens=True).items()
     table = {token: rules.bytes_of(piece) for piece, token in pieces if token not in added}
@@ -337,7 +338,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dic
 
 
 def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> dict[int, bytes]:
-    """Return the bytes of tokens at the beginning of a text, where they differ (see ``DecoderRules.strip_mark``)."""
+    """Return the bytes of tokens whose bytes differ at the beginning of a text (see ``DecoderRules.strip_mark``)."""
     if (mark := rules.strip_mark) is None:
         return {}
     pieces = backend.get_vocab(with_added_tokens=True).items()
@@ -351,7 +352,7 @@ def _read_files(source: Path) -> TokenizerFiles:
 
 
 def _read_template(chat_template: str) -> str:
-    """Return a template given as text, known by its braces, or read the file of that name."""
+    """Return the template itself if the text has a template's braces; else the content of the file of that name."""
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     try:

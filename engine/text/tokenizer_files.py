@@ -1,15 +1,15 @@
-"""Reads the tokenizer files of a folder in Hugging Face's format to plain data.
+"""Reads the tokenizer files of a folder in Hugging Face's format as plain data.
 
 tokenizer.json              the tokenizer itself
-tokenizer.model             or else a SentencePiece model, see ``tokenizer_sentencepiece``
-tiktoken.model              or else a vocabulary of tiktoken's, see ``tokenizer_tiktoken``; ``qwen.tiktoken`` and
-                            GLM-4's ``tokenizer.model`` are such too; all else is Python code, which is never run
+tokenizer.model             otherwise a SentencePiece model, see ``tokenizer_sentencepiece``
+tiktoken.model              otherwise a vocabulary of tiktoken's, see ``tokenizer_tiktoken``. ``qwen.tiktoken`` and
+                            GLM-4's ``tokenizer.model`` are such vocabularies too. Python code is never run.
 added_tokens.json           ids of further tokens, beside ``tokenizer.model``
 tokenizer_config.json       names of special tokens, further added tokens, flags of all added tokens, and whether a text
-                            begins like a word behind a space, see ``prefix_space``
+                            begins like a word after a space, see ``prefix_space``
 special_tokens_map.json     names of special tokens, in older folders
 generation_config.json      further end tokens
-chat_template.jinja         chat templates, the first of these three that exists
+chat_template.jinja         chat templates: the first of these three files that exists counts
 chat_template.json
 tokenizer_config.json
 """
@@ -40,7 +40,7 @@ class TokenizerFiles:
 
     Attributes:
         definition: content of ``tokenizer.json``.
-        special: texts of the special tokens by role (``bos_token``, ...), only those that the model has.
+        special: texts of the special tokens by role (``bos_token``, ...); roles that the model lacks are left out.
         eos_ids: tokens that end an answer, besides ``special["eos_token"]``.
         chat_templates: Jinja templates by name, see ``ChatTemplates``.
     """
@@ -53,7 +53,7 @@ class TokenizerFiles:
 
 @contextmanager
 def refusing_malformed() -> Iterator[None]:
-    """Within the block, an entry of a tokenizer's files that is missing or of another type raises ModelError."""
+    """Raise ModelError if, in the block, an entry of a tokenizer's files is missing or of a wrong type."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of a model folder.
 
     Raises:
-        ModelError: no ``tokenizer.json``, a tokenizer that is Python code, or malformed files.
+        ModelError: there is no ``tokenizer.json``, the tokenizer is Python code, or files are malformed.
     """
     config = _read_json(folder / "tokenizer_config.json") or {}
     definition = _definition(folder, config)
@@ -78,12 +78,12 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 
 def has_definition(folder: Path) -> bool:
-    """Return whether a folder has a tokenizer that is data."""
+    """Return whether a folder has a tokenizer in the form of data files."""
     return any((folder / name).is_file() for name in (DEFINITION, SENTENCEPIECE, *TIKTOKEN))
 
 
 def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the content of ``tokenizer.json``, else that of another vocabulary in its form."""
+    """Return the content of ``tokenizer.json``; without it, another vocabulary in the same form."""
     if (folder / DEFINITION).is_file():
         definition = _read_json(folder / DEFINITION)
         if definition is not None:
@@ -98,7 +98,7 @@ def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition of a SentencePiece model; ``config`` gets its special tokens where it names none."""
+    """Return the definition of a SentencePiece model. Adds to ``config`` the special tokens that it does not name."""
     found = read_sentencepiece(folder / SENTENCEPIECE, config)
     for role, text in found.special.items():
         config.setdefault(role, text)
@@ -113,8 +113,8 @@ def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file, None if there is no such file."""
-    # Reading a pipe would never end.
+    """Return the object in a JSON file; None if there is no such file."""
+    # Only files are read, as reading from a pipe may never end.
     if path.exists() and not path.is_file():
         raise ModelError(f"{path.name} is not a file.")
     try:
@@ -129,7 +129,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
-    """Raise ModelError for a tokenizer that needs Python code: the folder's own or a class of another library."""
+    """Raise ModelError for a tokenizer that needs Python code: code in the folder, or a class of another library."""
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
@@ -141,7 +141,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _text(token: Any) -> str | None:
-    """Return a special token's text, given as a string or as an object with its ``content``."""
+    """Return the text of a special token, given as a string or as an object with ``content``."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) and value else None
 
@@ -149,10 +149,10 @@ def _text(token: Any) -> str | None:
 def _complete_added_tokens(
     definition: dict[str, Any], config: dict[str, Any], special: dict[str, str], named: dict[str, Any]
 ) -> None:
-    """Add the tokens that only the configuration names, apply its flags, and mark those that it calls special.
+    """Add the tokens that only the configuration names, apply its flags, and mark its special tokens.
 
-    As in transformers a token is known by its text, the flags of ``added_tokens_decoder`` replace those of
-    ``tokenizer.json``, and what one of the two calls special is special.
+    As in transformers, a token is identified by its text, the flags of ``added_tokens_decoder`` replace those of
+    ``tokenizer.json``, and a token that either of the two calls special is special.
     """
     added: list[dict[str, Any]] = definition.setdefault("added_tokens", [])
     known = {token["content"]: token for token in added}
@@ -175,13 +175,13 @@ def _complete_added_tokens(
 
 
 def _further_special(named: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of special tokens without a role, under the name of transformers 5 or else the older one."""
+    """Yield the texts of special tokens without a role, from the key of transformers 5 or else from the older one."""
     tokens = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
     yield from filter(None, map(_text, tokens.values() if isinstance(tokens, dict) else tokens))
 
 
 def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict[str, Any]:
-    """Return the entry of a token in ``added_tokens_decoder``; it is found in normalized text unless it is special."""
+    """Return the entry of a token in ``added_tokens_decoder``. Unless special, it is found in normalized text."""
     special = bool(token.get("special")) or has_role
     entry = added_token(token_id, token["content"], special=special) | {"normalized": not special}
     flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in token}
@@ -189,7 +189,7 @@ def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict
 
 
 def _model_ids(model: dict[str, Any]) -> dict[str, int]:
-    """Return ids by piece: BPE has an object, Unigram a list of (piece, score)."""
+    """Return ids by piece. BPE has an object of ids, Unigram a list of (piece, score)."""
     vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -197,7 +197,7 @@ def _model_ids(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Return the ids in ``eos_token_id``: a number, a list, or absent."""
+    """Return the ids in ``eos_token_id``, which is a number, a list, or absent."""
     return (value,) if isinstance(value, int) else tuple(value or ())
 
 

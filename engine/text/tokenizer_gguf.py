@@ -6,9 +6,10 @@ A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``).
              words before merging
     llama    SentencePiece BPE: a space is written as U+2581, unknown characters fall back to byte pieces, and the order
              of merges follows from the scores of the pieces
-    gemma4   SentencePiece BPE with merges of its own; ``gpt2`` with a pre-tokenizer of that kind is the same
+    gemma4   SentencePiece BPE with its own list of merges; ``gpt2`` with a pre-tokenizer of that kind is the same
 
-Where llama.cpp and the model's original tokenizer differ, the original is followed (Qwen2 composes Unicode first).
+If llama.cpp and the model's original tokenizer differ, the original is followed. For example, Qwen2 composes Unicode
+characters first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .definition_parts import SPACE, TO_TEXT, add_ends, added_token, bpe_model, 
 from .gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS, PreTokenizer
 from .tokenizer_files import TokenizerFiles
 
-# tokenizer.ggml.token_type
+# Values of tokenizer.ggml.token_type.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 _ROLES = {
@@ -44,7 +45,7 @@ _OTHER_KINDS = {
 
 
 def _byte_level(*, words: bool) -> dict[str, Any]:
-    """Spell bytes in GPT-2's alphabet; with ``words``, first cut by GPT-2's own expression."""
+    """Return the step that spells bytes in GPT-2's alphabet; with ``words``, it first cuts by GPT-2's expression."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
@@ -65,7 +66,7 @@ def read_gguf(path: Path) -> TokenizerFiles:
     """Read the tokenizer in a GGUF file.
 
     Raises:
-        ModelError: not a GGUF file, no tokenizer in it, or one of a kind that is not supported exactly.
+        ModelError: it is not a GGUF file, it has no tokenizer, or its kind of tokenizer is not supported exactly.
     """
     metadata = GgufFile.open(path).metadata
     kind = _get(metadata, "model")
@@ -93,7 +94,7 @@ def _has(metadata: dict[str, Any], key: str) -> bool:
 
 
 def _get(metadata: dict[str, Any], key: str, default: Any = None) -> Any:
-    """Return a value of the tokenizer. Raises ModelError if it is missing without a default."""
+    """Return a value of the tokenizer. Raises ModelError if it is missing and there is no default."""
     value = metadata.get(f"tokenizer.ggml.{key}", default)
     if value is None:
         raise ModelError(f"The GGUF file has no tokenizer.ggml.{key}.")
@@ -117,7 +118,7 @@ def _templates(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
-    """Return the pre-tokenizer that a file names. Raises ModelError."""
+    """Return the pre-tokenizer that a file names. Raises ModelError if it is not known."""
     name = _get(metadata, "pre", "default")
     if (kind := PRE_TOKENIZERS.get(name)) is not None:
         return kind
@@ -133,7 +134,7 @@ def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
 
 
 def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str, Any], bool]:
-    """Return the definition of a BPE with merges; and whether its texts begin with bos, if the file does not say."""
+    """Return the definition of a BPE with merges, and whether texts begin with bos if the file does not say."""
     if _get(metadata, "add_space_prefix", False):
         raise ModelError("The GGUF file asks for a space before each text (add_space_prefix): not supported for gpt2.")
     tokens = _get(metadata, "tokens")
@@ -152,13 +153,13 @@ def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str
 
 
 def _merge(text: str) -> list[str]:
-    """Return the two parts of a merge, which a space separates; neither is empty."""
+    """Return the two parts of a merge, which are separated by a space. Neither part is empty."""
     cut = text.find(" ", 1)
     return [text[:cut], text[cut + 1 :]]
 
 
 def _spaced(metadata: dict[str, Any], tokens: list[str], merges: list[list[str]]) -> dict[str, Any]:
-    """Return the definition of a SentencePiece BPE whose merges are listed: without words, without a space before."""
+    """Return the definition of a SentencePiece BPE with a list of merges, without word cuts and prefix space."""
     unknown = tokens[int(_get(metadata, "unknown_token_id"))] if _has(metadata, "unknown_token_id") else None
     return {
         "version": "1.0",
@@ -186,14 +187,14 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-# Phi-3 drops white space after its control tokens except these.
+# Phi-3 drops white space after its control tokens, except after these.
 _KEEPSPACE_AFTER = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _added_tokens(
     metadata: dict[str, Any], tokens: list[str], special: tuple[int, ...], *, rstrip: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the tokens that are found in a text before normalization: control and user-defined tokens."""
+    """Return the control and user-defined tokens, which are found in a text before normalization."""
     types = [int(kind) for kind in _get(metadata, "token_type")]
     if len(types) != len(tokens):
         raise ModelError(f"The GGUF file has {len(tokens)} tokens, but types for {len(types)}.")

@@ -1,8 +1,8 @@
 """Reads a SentencePiece model, ``tokenizer.model``, in the form of a ``tokenizer.json``.
 
-The file is a message of Protocol Buffers, read here as data: pieces with scores and types, the kind of model, and how
-text is normalized. Supported is the kind BPE of Llama 2, Mistral, Yi and InternLM 2, which merges as GGUF files of the
-kind ``llama`` do. Unigram is refused by name.
+The file is a Protocol Buffers message and is read as data: pieces with scores and types, the kind of model, and the
+normalization of text. The kind BPE is supported, as in Llama 2, Mistral, Yi and InternLM 2. It merges like GGUF files
+of the kind ``llama``. The kind Unigram is refused with an error that names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .definition_parts import added_token, sentencepiece_definition
 
 SENTENCEPIECE = "tokenizer.model"
 
-# Field numbers of sentencepiece_model.proto, which never change.
+# Field numbers of sentencepiece_model.proto. They never change.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _SUFFIX, _BYTE_FALLBACK, _UNKNOWN_ID, _BOS_ID, _EOS_ID = 3, 24, 35, 40, 41, 42
@@ -25,12 +25,12 @@ _CHARACTER_MAP, _DUMMY_PREFIX, _EXTRA_SPACES = 2, 3, 4
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KINDS = {1: "Unigram", 2: "BPE", 3: "words", 4: "characters"}
 _BPE = 2
-# Classes that encode as the file says and add nothing but begin and end tokens.
+# Tokenizer classes that encode exactly as the file says, and add only begin and end tokens.
 _CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "InternLM2Tokenizer", "InternLMTokenizer", "YiTokenizer", "")
 
 
 class SentencePieceModel(NamedTuple):
-    """What is read of the file.
+    """The part of the file that is used.
 
     Attributes:
         definition: content of a ``tokenizer.json``, without begin and end tokens.
@@ -49,7 +49,7 @@ def read_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceModel
         config: content of ``tokenizer_config.json``: ``tokenizer_class``, ``legacy``, ``add_prefix_space``.
 
     Raises:
-        ModelError: it is malformed, or of a kind or class that is not computed exactly.
+        ModelError: the file is malformed, or its kind or tokenizer class is not supported exactly.
     """
     name = config.get("tokenizer_class") or ""
     if name not in _CLASSES:
@@ -85,7 +85,7 @@ def read_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceModel
 
 
 def _check(path: Path, model: _Model) -> None:
-    """Refuse what would be computed in another way. Raises ModelError."""
+    """Raise ModelError for settings with which the result would not be exact."""
     wrong = None
     if model.kind != _BPE:
         wrong = f"is of the kind {_KINDS.get(model.kind, model.kind)}; BPE is supported"
@@ -102,7 +102,7 @@ def _check(path: Path, model: _Model) -> None:
 
 
 class _Model(NamedTuple):
-    """Pieces as (text, score, type), and settings; the defaults are those of the format."""
+    """Pieces as (text, score, type), and the settings. The defaults are those of the file format."""
 
     pieces: list[tuple[str, float, int]]
     kind: int
@@ -148,12 +148,12 @@ def _message(value: int | bytes) -> bytes:
 
 
 def _signed(value: int) -> int:
-    """Return a number of 64 bits with its sign."""
+    """Return an unsigned 64-bit number as a signed one."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: numbers as int, and all else as bytes. Raises ValueError."""
+    """Yield the fields of a message as (number, value): numbers as int, all else as bytes. Raises ValueError."""
     at = 0
     while at < len(data):
         key, at = _number(data, at)
@@ -172,7 +172,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, the lowest first, and where it ends."""
+    """Return a number coded with seven bits in each byte, lowest first, and the position after it."""
     value = shift = 0
     while shift < 70:
         byte = data[at]

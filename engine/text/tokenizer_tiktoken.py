@@ -1,8 +1,8 @@
 """Reads a tiktoken vocabulary of Kimi K2, Moonlight, Qwen 1 or GLM-4 in the form of a ``tokenizer.json``.
 
-Each line has a token's bytes in base64 and its rank, which is its id. Any two neighbours that together are a token
-merge, those of the lowest rank first; a word that is a token is not merged from smaller ones. How text is cut into
-words is not in the file but in the model's Python code, which is never run: it is known by the names of its classes.
+Each line has a token's bytes in base64 and its rank, which is its id. Any two neighbouring tokens that together are a
+token are merged, lowest rank first; a word that is a token is not merged from smaller ones. The file does not say how
+text is cut into words. The model's Python code does, but it is never run: it is recognized by its class names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .token_bytes import spell
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What the code of a tokenizer's class says.
+    """What the Python code of a tokenizer class specifies.
 
     Attributes:
-        file: the vocabulary.
-        words: the name in ``PRE_TOKENIZERS`` of how it cuts text.
-        special: names of the special tokens behind the vocabulary, which the files of others name.
-        reserved: the number of special tokens behind the vocabulary, whether they have names or not.
-        prefix: tokens in front of texts.
+        file: name of the vocabulary file.
+        words: name in ``PRE_TOKENIZERS`` of the way in which it cuts text.
+        special: names of the special tokens after the vocabulary, if the files do not name them.
+        reserved: number of special tokens after the vocabulary, with or without names.
+        prefix: tokens that are put before texts.
     """
 
     file: str
@@ -48,11 +48,11 @@ _CLASSES = {
     "ChatGLM4Tokenizer": _Code("tokenizer.model", "glm4", prefix=("[gMASK]", "<sop>")),
 }
 TIKTOKEN = ("tiktoken.model", "qwen.tiktoken")
-"""Names of files that are such vocabularies whatever the class."""
+"""Names of files that are tiktoken vocabularies, whatever the tokenizer class is."""
 
 
 def tiktoken_file(folder: Path, config: dict[str, Any]) -> Path | None:
-    """Return a folder's tiktoken vocabulary, None without one; ``config`` is its ``tokenizer_config.json``."""
+    """Return a folder's tiktoken vocabulary, None if it has none. ``config`` is its ``tokenizer_config.json``."""
     code = _CLASSES.get(str(config.get("tokenizer_class")))
     names = TIKTOKEN if code is None else (code.file, *TIKTOKEN)
     return next((folder / name for name in names if (folder / name).is_file()), None)
@@ -66,7 +66,7 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         config: content of ``tokenizer_config.json``.
 
     Raises:
-        ModelError: it is malformed, or of a class that is not known.
+        ModelError: the file is malformed, or the tokenizer class is not known.
     """
     code = _CLASSES.get(str(config.get("tokenizer_class")))
     if code is None:
@@ -109,7 +109,7 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _special_tokens(code: _Code, first: int, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the special tokens that the class itself knows, and those in front of texts by the files' ids."""
+    """Return the special tokens that the class itself names, and those before texts, with the ids of the files."""
     named = {int(token): entry["content"] for token, entry in (config.get("added_tokens_decoder") or {}).items()}
     texts = {token: text for token, text in named.items() if text in code.prefix}
     texts |= dict(enumerate(code.special, first))
@@ -132,7 +132,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[list[str]]:
-    """Return all pairs of tokens that together are one, by its rank."""
+    """Return all pairs of tokens that together are a token, ordered by the rank of that token."""
     found: list[list[str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
