@@ -1,7 +1,7 @@
-"""Tokenizers of adapters: an adapter whose folder has a tokenizer is served with it and its chat template.
+"""Tokenizers of adapters: an adapter whose folder has a tokenizer is served with that tokenizer and chat template.
 
-TRL and PEFT save the tokenizer beside the adapter, with the tokens that were added in training. Requests that name the
-adapter are encoded, rendered and detokenized by it. Equal files of several adapters are loaded once.
+TRL and PEFT save the tokenizer with the adapter, including the tokens that were added in training. The requests that
+name the adapter are rendered, encoded and detokenized with it. Equal files of several adapters are loaded once.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..text.tokenizer_files import read_folder, refusing_malformed
 from ..types import AdapterInfo
 
 MOST_TOKENIZERS = 16
-"""Tokenizers of adapters in memory; those that requests use stay beyond that."""
+"""Number of adapters' tokenizers kept in memory. Those that requests use are kept beyond this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTokenizer:
-    """A tokenizer with the vocabulary of the weights that it is used with.
+    """A tokenizer, with the vocabulary of the weights with which it is used.
 
     Attributes:
-        tokenizer: the model's, or an adapter's own.
-        vocab_size: token ids are below this.
-        key: name of the tokens and end tokens for the engine; "" for the model's own.
-        identity: identity that an adapter must have if sequences are made with this tokenizer: see
+        tokenizer: the model's tokenizer, or an adapter's own.
+        vocab_size: exclusive upper bound of the token ids.
+        key: name of this vocabulary and its end tokens in messages to the engine; "" for the model's own.
+        identity: the identity that an adapter must have for sequences that were encoded with this tokenizer: see
             ``tokenizer_identity``.
     """
 
@@ -49,7 +49,7 @@ class ServedTokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end an answer, beside the model's."""
+        """The tokens that end an answer in addition to the model's end tokens."""
         return tuple(token for token in self.tokenizer.eos_ids if token < self.vocab_size) if self.key else ()
 
     def texts(self) -> TokenTexts:
@@ -64,7 +64,7 @@ class ServedTokenizer:
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
-    """A tokenizer that was read from files, their digest, and when a request last asked for it: monotonic seconds."""
+    """A tokenizer read from files, the digest of the files, and the monotonic time in seconds of its last use."""
 
     tokenizer: Tokenizer
     digest: str
@@ -73,7 +73,7 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was found for a version of an adapter; ``loaded`` is None if it is not an own tokenizer."""
+    """The result for one version of an adapter. ``loaded`` is None if the adapter has no tokenizer of its own."""
 
     version: tuple[str, float]
     served: ServedTokenizer
@@ -85,8 +85,8 @@ class AdapterTokenizers:
 
     Args:
         base: tokenizer of requests without an adapter, and of adapters without a tokenizer.
-        config: names the folder of adapters and the folder of downloads. A path below the former must not leave it by a
-            link.
+        config: names the folder of adapters and the folder of downloads. A path in the folder of adapters must not lead
+            out of it by a link.
     """
 
     def __init__(self, base: ServedTokenizer, config: EngineConfig) -> None:
@@ -95,17 +95,17 @@ class AdapterTokenizers:
         self._downloads = adapter_cache_folder(config.adapter_cache_dir).resolve()
         self._lock = Lock()
         self._most_names = config.max_adapters
-        self._of_adapters: dict[str, _Found] = {}  # by the adapter's name; the most recently found one is last
-        self._loaded: dict[str, _Loaded] = {}  # by digest of the files
-        self._loading: dict[str, Lock] = {}  # locks by the same digest, held while the files are loaded
+        self._of_adapters: dict[str, _Found] = {}  # By the name of the adapter, the most recently found one last.
+        self._loaded: dict[str, _Loaded] = {}  # By the digest of the files.
+        self._loading: dict[str, Lock] = {}  # Locks by the digest of the files, held while the files are loaded.
 
     @property
     def has_folder(self) -> bool:
-        """Whether there is a folder of adapters."""
+        """Whether the server has a folder of adapters."""
         return self._root is not None
 
     def known(self, name: str | None, info: AdapterInfo | None) -> ServedTokenizer | None:
-        """Return the tokenizer of an adapter's version if it was found before, that of the base model for no name."""
+        """Return the tokenizer of an adapter's version, None if not found yet; the base model's if ``name`` is None."""
         if name is None:
             return self._base
         found = self._of_adapters.get(name)
@@ -119,14 +119,14 @@ class AdapterTokenizers:
         """Read the tokenizer of an adapter that is to be loaded. Must not be called on the event loop.
 
         Args:
-            path: below the folder of adapters, if there is one.
+            path: path of the adapter, relative to the folder of adapters if there is one.
 
         Returns:
-            Number of the tokenizer's tokens. 0 without a tokenizer, and without the folder: the load reports a missing
-            folder.
+            Number of tokens of the tokenizer; 0 if the adapter has none, or if its folder is missing (the load of the
+            adapter then reports that).
 
         Raises:
-            RequestError: it is malformed.
+            RequestError: the tokenizer is malformed.
         """
         try:
             loaded = self._own(name, find_folder(path, self._root))
@@ -135,29 +135,29 @@ class AdapterTokenizers:
         return 0 if loaded is None else loaded.tokenizer.vocab_size
 
     def find(self, name: str, info: AdapterInfo) -> ServedTokenizer:
-        """Return the tokenizer of a loaded adapter, and read it if need be. Must not be called on the event loop.
+        """Return the tokenizer of a loaded adapter, reading it if necessary. Must not be called on the event loop.
 
         Raises:
-            RequestError: its tokenizer is malformed, or has more tokens than its embedding.
+            RequestError: the tokenizer is malformed, or has more tokens than the adapter's embedding.
         """
         try:
             folder = find_folder(str((self._root or Path()) / info.path), None)
             served, loaded = self._find(name, folder, info.vocab_size)
-        except AdapterError:  # the folder is gone
+        except AdapterError:  # The folder was deleted.
             served, loaded = self._base, None
         self._keep(name, _Found(_version(info), served, loaded))
         return served
 
     async def read_own_off_loop(self, name: str, path: str) -> int:
-        """Call ``read_own`` on another thread, so that the event loop goes on meanwhile."""
+        """Call ``read_own`` on another thread, so that the event loop is not blocked."""
         return await POOL.off_loop(partial(self.read_own, name, path))
 
     async def find_off_loop(self, name: str, info: AdapterInfo) -> ServedTokenizer:
-        """Call ``find`` on another thread, so that the event loop goes on meanwhile."""
+        """Call ``find`` on another thread, so that the event loop is not blocked."""
         return await POOL.off_loop(partial(self.find, name, info))
 
     def _keep(self, name: str, found: _Found) -> None:
-        """Remember what was found, unless its tokenizer had to make room for others meanwhile."""
+        """Remember the result for an adapter, unless its tokenizer has been dropped from memory meanwhile."""
         with self._lock:
             self._of_adapters.pop(name, None)
             if found.loaded is None or found.loaded in self._loaded.values():
@@ -179,7 +179,7 @@ class AdapterTokenizers:
         own = loaded.tokenizer
         key = _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
-            # The adapter may bring a chat template of its own.
+            # The tokens are the model's, but the adapter may have its own chat template.
             return ServedTokenizer(own, size, "", identity), loaded
         return ServedTokenizer(own, size, f"{key}@{size}", identity), loaded
 
@@ -188,7 +188,7 @@ class AdapterTokenizers:
         return _vocabulary_key(self._base.tokenizer)
 
     def _own(self, name: str, folder: Path) -> _Loaded | None:
-        """Return the tokenizer in an adapter's folder, None without one. RequestError if it is malformed."""
+        """Return the tokenizer in an adapter's folder; None if it has none. Raises RequestError if it is malformed."""
         try:
             return self._read(folder)
         except (ModelError, OSError) as error:
@@ -198,7 +198,7 @@ class AdapterTokenizers:
             ) from None
 
     def _read(self, folder: Path) -> _Loaded | None:
-        """Return an adapter's tokenizer; None for a folder without one."""
+        """Return the tokenizer in an adapter's folder; None if it has none."""
         if not (key := digest_tokenizer_files(folder, self._root)):
             return None
         with self._lock:
@@ -206,7 +206,7 @@ class AdapterTokenizers:
             loading = self._loading.setdefault(key, Lock()) if found is None else None
         if loading is not None:
             try:
-                # Equal files are loaded once, and others beside them.
+                # The lock is per digest: equal files are loaded once, and different files at the same time.
                 with loading:
                     found = self._loaded.get(key) or self._keep_loaded(_Loaded(self._load(folder), key, 0.0))
             finally:
@@ -217,7 +217,7 @@ class AdapterTokenizers:
         return found
 
     def _keep_loaded(self, loaded: _Loaded) -> _Loaded:
-        """Remember a tokenizer, in place of the one that was used least recently where there are too many."""
+        """Keep a tokenizer in memory. If there are too many, drop the one that was used least recently."""
         with self._lock:
             if len(self._loaded) >= MOST_TOKENIZERS:
                 self._drop(min(self._loaded, key=lambda each: self._loaded[each].used))
@@ -226,7 +226,7 @@ class AdapterTokenizers:
         return loaded
 
     def _drop(self, key: str) -> None:
-        """Forget a tokenizer, and for which adapters it was found. With the lock held."""
+        """Drop a tokenizer and the results that name it. Called with the lock held."""
         dropped = self._loaded.pop(key)
         kept = {name: found for name, found in self._of_adapters.items() if found.loaded is not dropped}
         self._of_adapters = kept
@@ -242,7 +242,7 @@ class AdapterTokenizers:
 
 
 def _vocabulary_key(tokenizer: Tokenizer) -> str:
-    """SHA-256 of a tokenizer's tokens, special ones and end tokens."""
+    """Return the SHA-256 of a tokenizer's tokens, special tokens and end tokens."""
     texts = tokenizer.texts()
     digest = hashlib.sha256(repr((texts.special, tokenizer.eos_ids)).encode())
     digest.update(texts.lengths.tobytes() + texts.data)
@@ -250,5 +250,5 @@ def _vocabulary_key(tokenizer: Tokenizer) -> str:
 
 
 def _version(info: AdapterInfo) -> tuple[str, float]:
-    """Return what tells one load from another: the tokenizer may differ where the weights do not."""
+    """Return the identity of a load. It is more than the digest of the weights, as only the tokenizer may differ."""
     return info.digest, info.loaded

@@ -1,4 +1,4 @@
-"""The asynchronous engine of the API process: takes requests in tokens and streams text deltas."""
+"""The asynchronous engine of the API process: takes requests as tokens and streams text deltas."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from .request_threads import on_request_thread
 from .sequence_table import SequenceTable
 
 _NEUTRAL = SamplingDefaults()
-_LONG_TEXT = 2048  # characters; encoding fewer takes less time than handing them to a thread
-_LONGEST_CUT = 1 << 14  # characters; cutting a longer text takes longer than handing it to a thread
+_LONG_TEXT = 2048  # Number of characters. Encoding a shorter text takes less time than handing it to a thread.
+_LONGEST_CUT = 1 << 14  # Number of characters. Cutting a longer text takes longer than handing it to a thread.
 
 
 class AsyncEngine:
-    """Turns requests into sequences of the engine and their tokens into text. Belongs to one event loop.
+    """Turns requests into sequences of the engine, and their tokens into text. Belongs to one event loop.
 
-    The engine's frames arrive through ``client.on_frame``. A stream yields all deltas since its last item, so a slow
-    reader costs one list and no task.
+    The engine's frames arrive through ``client.on_frame``. A stream yields all deltas since its last item. So a slow
+    reader only makes a list longer; no task waits for it.
 
     Attributes:
-        tokenizer: the model's.
-        defaults: sampling parameters of requests that name none.
+        tokenizer: the model's tokenizer, or an adapter's own.
+        defaults: sampling parameters of requests that set none.
         limits: bounds of requests; every request must pass ``limits.check`` before ``stream``.
-        max_model_len: most tokens in prompt and answer together.
-        pooler: values other than tokens that the model gives.
-        vocab_size: token ids are below this.
-        served: ``tokenizer`` and ``vocab_size`` as the engine knows them.
+        max_model_len: largest number of tokens in prompt and answer together.
+        pooler: the pooled values, such as embeddings, that the model offers.
+        vocab_size: exclusive upper bound of the token ids.
+        served: ``tokenizer`` and ``vocab_size`` in the form that the engine uses.
     """
 
     def __init__(
@@ -62,36 +62,37 @@ class AsyncEngine:
         self._prompts = PromptEncoder(served.tokenizer, self._cache, served.identity)
 
     def with_tokenizer(self, served: ServedTokenizer) -> AsyncEngine:
-        """Return the same engine, with the same sequences, for requests of an adapter with its own tokenizer."""
+        """Return an engine with the same sequences for requests of an adapter that has its own tokenizer."""
         other = copy(self)
         other._take(served)
         return other
 
     @property
     def num_running(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return len(self._sequences)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextTooLong for a text that cannot fit the model's length, found without encoding it."""
+        """Raise ContextTooLong for a text that cannot fit in the model's length. The text is not encoded for this."""
         fewest = self.tokenizer.fewest_tokens(text) if len(text) > self.max_model_len else 0
         if fewest > self.max_model_len:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
 
     async def render(self, call: Callable[[], str], *, at_once: bool) -> str:
-        """Return the text that a call renders with the chat template.
+        """Return the text that ``call`` renders with the chat template.
 
         Args:
-            at_once: render in this thread, unless the template needs so much work that another process must do it.
+            at_once: whether to render in this thread, unless the template needs so much work that another process must
+                do it.
         """
         return await rendered(call, at_once=at_once)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
-        """Return the token ids of ``text``. Another thread encodes long texts, and encodes very long texts in parts.
+        """Return the token ids of ``text``. Long texts are encoded on another thread, and very long ones in parts.
 
         The texts of requests that arrive together are encoded one after another, without other work in between, while
-        the tokenizer's data is in the processor's caches. With 32 requests, each text then takes two thirds of the
-        time.
+        the tokenizer's data is in the processor's caches. With 32 requests, this takes two thirds of the time for each
+        text.
 
         Args:
             add_special_tokens: see ``Tokenizer.encode``. If False, parts that the owner has encoded before are reused.
@@ -113,7 +114,7 @@ class AsyncEngine:
         return tokens
 
     def _encoding(self, text: str, add_special_tokens: bool, owner: Owner) -> tuple[Callable[[], array[int]], int]:
-        """Return what encodes a text, and how many of its characters were not encoded before."""
+        """Return a function that encodes a text, and the number of characters that were not encoded before."""
         check_unicode(text)
         if add_special_tokens:
             return partial(self.tokenizer.encode, text, True), len(text)
@@ -121,22 +122,22 @@ class AsyncEngine:
         return partial(self._prompts.encode, parts, owner), self._prompts.num_new(parts, owner)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Run checked requests together. The engine gets them when the first item is asked for.
+        """Run checked requests together. They are sent to the engine when the first item is requested.
 
-        Leaving the iterator early, in any way, aborts the sequences that still run. An iterator that is left inside a
+        Leaving the iterator early, in any way, aborts the sequences that still run. An iterator that is left within a
         loop must be closed (``contextlib.aclosing``); otherwise the abort waits for the garbage collector.
 
         Args:
             requests: requests of one client; the timeout of the first one applies to all.
 
         Yields:
-            The deltas of a frame, or of several if the reader was slower than the engine; in order for each sequence.
+            The deltas of one frame, or of several if the reader was slower than the engine; in order for each sequence.
 
         Raises:
             RequestError, CapacityError: the engine refuses one of the sequences.
-            DeadlineExceeded: the timeout has passed before the first token of a prompt. If all prompts have a token by
-                then, the running sequences end with reason ``TIMEOUT`` instead.
-            EngineDead: the engine is gone, before or during the stream.
+            DeadlineExceeded: the timeout has passed before each prompt had its first token. If each has one by then,
+                the running sequences end with reason ``TIMEOUT`` instead.
+            EngineDead: the engine has ended or hangs, before or during the stream.
         """
         stream = _Stream()
         self._sequences.start(requests, stream, self.served)
@@ -152,7 +153,7 @@ class AsyncEngine:
             self._sequences.stop(stream)
 
     def _expire(self, stream: _Stream, timeout: float) -> None:
-        """End a stream whose time is up."""
+        """End a stream whose timeout has passed."""
         if any(processor.prompt not in stream.begun for processor in stream.running.values()):
             stream.fail(DeadlineExceeded(f"The request had no token after the {timeout:g} seconds that it was given."))
         else:
@@ -166,7 +167,7 @@ class _Stream:
         running: output processors of the sequences that have not ended, by id.
         deltas: deltas that the reader has not taken yet.
         error: error that ends the stream after the deltas.
-        begun: indices of the prompts that have a token.
+        begun: indices of the prompts that have a first token.
     """
 
     def __init__(self) -> None:
@@ -175,7 +176,7 @@ class _Stream:
         self.error: Exception | None = None
         self.begun: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self._arrival: asyncio.Future[None] | None = None  # set while a reader that found no delta waits
+        self._arrival: asyncio.Future[None] | None = None  # Set while a reader that found no delta waits.
 
     def add(self, delta: TextDelta) -> None:
         """Append a delta and wake the reader."""
@@ -185,12 +186,12 @@ class _Stream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with ``error``, the first one if there are several."""
+        """End the stream with ``error``. If this is called several times, the first error counts."""
         self.error = self.error or error
         self._wake()
 
     async def take(self) -> list[TextDelta]:
-        """Return the deltas since the last call, at least one. Raises ``error`` after the last of them."""
+        """Return the deltas since the last call, at least one. Raises ``error`` once all deltas were taken."""
         if not self.deltas and self.error is None:
             self._arrival = self._loop.create_future()
             await self._arrival

@@ -1,4 +1,4 @@
-"""Background tasks: asyncio tasks that nobody awaits while they run, held so that they are not collected."""
+"""Background tasks: asyncio tasks that are not awaited. References to them keep them from being garbage-collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Tasks that run; one that ends is forgotten. Belongs to one event loop."""
+    """The background tasks that run. A task that ends is removed. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -20,16 +20,16 @@ class BackgroundTasks:
         return len(self._tasks)
 
     def begin(self, job: Coroutine[Any, Any, None]) -> None:
-        """Let a job run as a task."""
+        """Run ``job`` as a task."""
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """Cancel all of them."""
+        """Cancel all tasks."""
         for task in self:
             task.cancel()
 
     async def wait(self) -> None:
-        """Wait for all of them, whatever they end in."""
+        """Wait until all tasks have ended, with or without an exception."""
         await asyncio.gather(*self, return_exceptions=True)

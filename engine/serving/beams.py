@@ -1,7 +1,7 @@
-"""Beam search over the scores of next tokens, with vLLM's rules. It needs no engine and no tokenizer.
+"""Beam search over the scores of next tokens, by vLLM's rules. Needs no engine and no tokenizer.
 
-At equal lengths the beams have the same order as in transformers for any length penalty, as all sums have the same
-divisor.
+Beams of equal length have the same order as in transformers, whatever the length penalty is, because all sums of
+log-probabilities are divided by the same number.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class BeamRules(Protocol):
     """Parameters of a search.
 
     Attributes:
-        beam_width: beams that are kept.
-        ignore_eos: whether beams go on after an end token.
-        length_penalty: exponent of a beam's length, by which its sum of log-probabilities is divided. The length
-            includes the prompt and excludes an end token.
+        beam_width: number of beams that are kept.
+        ignore_eos: whether beams continue after an end token.
+        length_penalty: a beam's sum of log-probabilities is divided by its length to the power of this number. The
+            length includes the prompt and excludes an end token.
     """
 
     @property
@@ -41,9 +41,9 @@ class BeamSearchSequence:
     """One sequence of the search.
 
     Attributes:
-        tokens: tokens of prompt and answer, including the end token of a sequence that has ended.
+        tokens: tokens of prompt and answer, including the end token if the sequence has ended.
         cum_logprob: sum of the log-probabilities of the answer's tokens.
-        text: text of all tokens, once the search has ended.
+        text: text of all tokens; set when the search has ended.
     """
 
     tokens: list[int]
@@ -62,8 +62,8 @@ class _Beams:
 class BeamSearch:
     """The beams of several prompts.
 
-    At each step a beam is continued by the ``num_candidates`` likeliest tokens, and the best ``beam_width`` of a
-    prompt's new beams are kept. A beam whose last token is the end token is complete.
+    In each step a beam is continued by each of the ``num_candidates`` likeliest tokens, and the best ``beam_width`` of
+    a prompt's new beams are kept. A beam whose last token is the end token is complete.
 
     Args:
         prompts: tokens of each prompt.
@@ -87,11 +87,11 @@ class BeamSearch:
         self._beams = [_Beams([BeamSearchSequence(list(tokens))]) for tokens in prompts]
 
     def live(self) -> list[tuple[int, BeamSearchSequence]]:
-        """Return the beams to be continued, with the place of their prompt."""
+        """Return the beams that are to be continued, each with the index of its prompt."""
         return [(place, beam) for place, beams in enumerate(self._beams) for beam in beams.live]
 
     def advance(self, scores: Sequence[Mapping[int, float]]) -> None:
-        """Continue the beams of ``live`` by tokens with these log-probabilities."""
+        """Continue the beams of ``live``. ``scores`` holds the log-probabilities of next tokens of each beam."""
         given = iter(scores)
         for place, beams in enumerate(self._beams):
             found: list[BeamSearchSequence] = []
@@ -105,7 +105,7 @@ class BeamSearch:
             beams.live = self._best(found)
 
     def best(self) -> list[list[BeamSearchSequence]]:
-        """Return the best beams of each prompt, best first."""
+        """Return the best beams of each prompt, the best one first."""
         return [self._best([*beams.ended, *beams.live]) for beams in self._beams]
 
     def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:

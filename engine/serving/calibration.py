@@ -1,7 +1,7 @@
-"""Calibration of a question's probabilities: temperature scaling, with a bias for each label where it was fitted.
+"""Calibration of a question's probabilities: temperature scaling, optionally with a bias for each label.
 
-Guo et al., On Calibration of Modern Neural Networks (2017). A calibration applies to one model and one question, which
-digests of their contents identify.
+See Guo et al., On Calibration of Modern Neural Networks (2017). A calibration applies to one model and one question,
+which are identified by a digest of their contents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Calibration:
     bias: tuple[float, ...] = ()
 
     def apply(self, found: LabelShares) -> LabelShares:
-        """Return the calibrated shares. The labels' mass is the model's."""
+        """Return the calibrated shares. The total probability of the labels (``mass``) stays the model's."""
         bias = self.bias or (0.0,) * len(found.shares)
         logits = [
             math.log(share) / self.temperature + each if share > 0 else -math.inf
@@ -46,10 +46,10 @@ class Calibration:
 def content_digest(base: str, adapter: str | None, digest_of: Callable[[str], str]) -> str | None:
     """Return the digest of the content of an adapter, or of the base model; None if it is not known.
 
-    The digest of a combination covers the contents and weights of its parts.
+    The digest of a combination of adapters covers the contents and weights of its parts.
 
     Args:
-        base: digest of the base model, "" if not known.
+        base: digest of the base model, "" if it is not known.
         digest_of: returns the digest of a loaded adapter, "" if it is not known.
     """
     if adapter is None or not base:
@@ -61,7 +61,7 @@ def content_digest(base: str, adapter: str | None, digest_of: Callable[[str], st
 
 
 def question_digest(model: str, question: TypedQuestion) -> str:
-    """Return the identity of a question to a model, which is told by the digest of its content."""
+    """Return the digest of a question to a model. ``model`` is the digest of the model's content."""
     options = [(option.text, option.description) for option in question.options]
     parts = (model, question.kind.value, question.instructions, options, question.labels_by.value)
     return hashlib.sha256(repr(("rootgraft question", *parts)).encode("utf-8", "surrogatepass")).hexdigest()

@@ -30,9 +30,10 @@ class CalibrationFile:
 
     Attributes:
         digest: digest of model and question.
-        temperature, bias: as in ``Calibration``.
-        model, question: the model and question that it applies to. examples, brier, ece: results of the fit, before and
-            after it. These fields are only for people.
+        temperature, bias: see ``Calibration``.
+        model, question: the model and question to which it applies. These and the following fields only inform readers
+            of the file.
+        examples, brier, ece: number of examples, and the scores before and after the fit.
     """
 
     digest: str
@@ -45,12 +46,12 @@ class CalibrationFile:
     ece: list[float] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the content of the file as JSON values."""
         return asdict(self)
 
 
 def write_calibration(folder: Path, name: str, content: CalibrationFile) -> Path:
-    """Write a calibration, in the place of an earlier one of its name. Returns its file. Raises ConfigError."""
+    """Write a calibration, replacing an earlier one of the same name. Returns its file. Raises ConfigError."""
     target = folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,8 +65,8 @@ class CalibrationFolder:
     """Finds calibrations by name.
 
     Args:
-        folder: folder of the files; None without calibrations.
-        option: option that names the folder, for errors.
+        folder: folder of the files; None if the server has no calibrations.
+        option: command-line option that names the folder, for error messages.
     """
 
     def __init__(self, folder: Path | None, option: str = "--calibration-dir") -> None:
@@ -74,7 +75,7 @@ class CalibrationFolder:
         self._kept: dict[str, tuple[tuple[int, int], Calibration]] = {}
 
     def named(self, names: Sequence[str | None], fields: Sequence[str]) -> list[NamedCalibration | None]:
-        """Return the calibration of each question, None for none. Raises as ``find``."""
+        """Return the calibration of each question; None for a question that names none. Raises like ``find``."""
         return [
             None if name is None else NamedCalibration(self.find(name, field), name, field)
             for name, field in zip(names, fields, strict=True)
@@ -84,10 +85,10 @@ class CalibrationFolder:
         """Return a calibration.
 
         Args:
-            field: the request's field that names it.
+            field: field of the request that names the calibration.
 
         Raises:
-            RequestError: no calibration has this name, or it cannot be read.
+            RequestError: no calibration has this name, or its file cannot be read.
         """
         if self._folder is None:
             raise RequestError(f"There are no calibrations: {self._option} is not given.", param=field)
@@ -112,7 +113,7 @@ class CalibrationFolder:
 
 
 def _read(data: bytes) -> Calibration:
-    """Return the calibration that a file holds. Raises ValueError unless it is one, with finite numbers."""
+    """Return the calibration in a file's content. Raises ValueError if it is malformed or not finite."""
     content = json.loads(data)
     if not isinstance(content, dict):
         raise ValueError("no object")
@@ -132,14 +133,14 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NamedCalibration:
-    """A calibration with its name, and the request's field that names it."""
+    """A calibration with its name, and the field of the request that names it."""
 
     calibration: Calibration
     name: str
     field: str
 
     def apply(self, shares: LabelShares, digest: str | None) -> LabelShares:
-        """Return the calibrated shares of a question's labels. Raises as ``check``."""
+        """Return the calibrated shares of a question's labels. Raises like ``check``."""
         self.check(digest, len(shares.shares))
         return self.calibration.apply(shares)
 
@@ -147,10 +148,10 @@ class NamedCalibration:
         """Check that this calibration was fitted for a question and a model.
 
         Args:
-            digest: digest of the model and the question; None where the model's content is not known.
+            digest: digest of the model and the question; None if the model's content is not known.
 
         Raises:
-            RequestError: it was fitted for another question or model.
+            RequestError: it was fitted for another question or another model.
         """
         if self.calibration.digest != digest or len(self.calibration.bias) not in (0, num_labels):
             raise RequestError(

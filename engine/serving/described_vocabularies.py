@@ -1,4 +1,4 @@
-"""Described vocabularies: those of adapters of whose tokens an engine has the bytes, and when it gives them up."""
+"""Described vocabularies: the adapters' vocabularies whose bytes the engine has, and when it drops them."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from ..messages import ForgetTokens, TokenTexts
 from .adapter_tokenizers import ServedTokenizer
 
 MOST_IDLE = 16
-"""Vocabularies of loaded adapters whose bytes the engine keeps while no sequence uses them."""
+"""Number of loaded adapters' vocabularies whose bytes the engine keeps while no sequence uses them."""
 
 
 class TokenReceiver(Protocol):
-    """An engine, as far as it is told of vocabularies."""
+    """The method of an engine that receives the bytes of vocabularies."""
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None: ...
 
 
 class DescribedVocabularies:
-    """Sends the bytes of a vocabulary before the first sequence with a grammar over it.
+    """Sends the bytes of a vocabulary to the engine before the first sequence with a grammar over that vocabulary.
 
-    The engine drops these bytes (half a megabyte or more) once no sequence uses the vocabulary and no adapter that used
-    it is loaded under its name any more. Beyond ``MOST_IDLE`` vocabularies, it drops the least recently used ones. The
-    model's own vocabulary is kept.
+    The engine drops these bytes (half a megabyte or more) when no sequence uses the vocabulary and no adapter that used
+    it is loaded under the same name any more. Beyond ``MOST_IDLE`` vocabularies, the least recently used ones are
+    dropped. The model's own vocabulary is kept.
 
     Args:
-        engine: the engine in which sequences run.
+        engine: the engine in which the sequences run.
     """
 
     def __init__(self, engine: TokenReceiver) -> None:
         self._engine = engine
-        self._names: dict[str, set[str]] = {}  # names of adapters by vocabulary; the most recently used one is last
-        self._users: dict[int, str] = {}  # vocabularies of sequences that have not ended
+        # Names of adapters by vocabulary, the most recently used vocabulary last.
+        self._names: dict[str, set[str]] = {}
+        self._users: dict[int, str] = {}  # Vocabularies of the sequences that have not ended, by sequence id.
 
     def use(self, served: ServedTokenizer, adapters: Iterable[str], ids: Iterable[int]) -> None:
-        """Note sequences with a grammar, before they are sent. Raises EngineDead.
+        """Record that sequences use a vocabulary under a grammar, before they are sent. Raises EngineDead.
 
         Args:
             served: tokenizer of the sequences.
             adapters: names of the sequences' adapters.
-            ids: numbers of the sequences.
+            ids: ids of the sequences.
         """
         key = served.key
         if key not in self._names:
@@ -54,7 +55,7 @@ class DescribedVocabularies:
             self._give_up()
 
     def end(self, ids: Iterable[int]) -> None:
-        """Note that sequences have ended or were aborted."""
+        """Record that sequences have ended or were aborted."""
         ended = [number for number in ids if number in self._users]
         for number in ended:
             del self._users[number]
@@ -62,7 +63,7 @@ class DescribedVocabularies:
             self._give_up()
 
     def adapter_changed(self, name: str) -> None:
-        """Note that an adapter's name was unloaded, or stands for another version."""
+        """Record that the adapter of this name was unloaded or replaced by another version."""
         for names in self._names.values():
             names.discard(name)
         self._give_up()
@@ -74,6 +75,6 @@ class DescribedVocabularies:
         for key in idle:
             if key not in kept:
                 del self._names[key]
-                # An engine that has died holds no vocabulary any more.
+                # An engine that has died holds no vocabulary any more, so the error does not matter.
                 with suppress(EngineDead):
                     self._engine.describe_tokens(ForgetTokens(key))

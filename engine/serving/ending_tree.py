@@ -1,13 +1,13 @@
-"""The endings of a prompt as a tree of short sequences, whose logprobs sum to those of the endings.
+"""The endings of a prompt as a tree of short sequences. The logprob of an ending is the sum of those along its path.
 
 Endings with a common beginning share its tokens. Each inner node of the tree is computed once, at one position of one
-sequence, which reads the logprobs of all children of the node at that position::
+sequence. That position gives the logprobs of all children of the node::
 
     prompt . [re -> {d, fund}] . [fund -> {ed, s}]
            . [gr -> {een, ay}]
 
-A stretch without a branch is one sequence: the logprobs of its tokens are prompt logprobs. A sequence that continues
-another one finds the other's tokens in the prefix cache, in whichever steps they were computed.
+A stretch without a branch is one sequence, and the logprobs of its tokens are prompt logprobs. A sequence that
+continues another one finds the other's tokens in the prefix cache, whatever the steps in which they were computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .request import TextRequest
 
 @dataclass(frozen=True, slots=True)
 class EndingRead:
-    """A sequence that is computed to read the logprobs of the tokens after it.
+    """A sequence that is computed to read the logprobs of its last tokens and of tokens after it.
 
     Attributes:
         prompt: prompt of the tree.
@@ -32,8 +32,8 @@ class EndingRead:
         scored_from: position of the first token of the sequence whose logprob is read; the number of its tokens if none
             is read.
         targets: tokens whose logprobs are read after the last token of the sequence.
-        edges: numbers of the edges whose logprobs are read: first the edges of ``tokens[scored_from:]``, then those of
-            ``targets``.
+        edges: numbers of the tree's edges whose logprobs are read: first those of ``tokens[scored_from:]``, then those
+            of ``targets``.
     """
 
     prompt: array[int]
@@ -44,12 +44,12 @@ class EndingRead:
 
     @property
     def tokens(self) -> array[int]:
-        """The prompt and the path. Made anew each time: those of all reads of a tree may take much memory."""
+        """The prompt and the path. Built at each call, as the tokens of all reads of a tree may take much memory."""
         return self.prompt + self.path
 
     @property
     def params(self) -> SamplingParams:
-        """Parameters of its sequence, which is computed for its logprobs: nobody uses the one token that it draws."""
+        """Sampling parameters of the sequence. It is computed for its logprobs; the token that it draws is not used."""
         is_scored = self.scored_from < len(self.prompt) + len(self.path)
         return SamplingParams(
             max_tokens=1,
@@ -62,11 +62,11 @@ class EndingRead:
         )
 
     def request(self, base: TextRequest) -> TextRequest:
-        """Return ``base`` as the request of this sequence."""
+        """Return the request for this sequence, made from ``base``."""
         return replace(base, tokens=self.tokens, params=self.params)
 
     def logprobs(self, output: SequenceOutput) -> list[float]:
-        """Return the logprobs of ``edges``."""
+        """Return the logprobs of ``edges`` from the output of the sequence."""
         [drawn] = output.logprobs
         return [each.logprob for each in output.prompt_logprobs] + [each.logprob for each in drawn.top]
 
@@ -76,12 +76,12 @@ class EndingTree:
 
     Args:
         prompt: tokens of the prompt, at least one.
-        endings: lists of at least one token each. They may repeat, and one may begin another.
+        endings: lists of at least one token each. They may repeat, and one may be the beginning of another.
 
     Attributes:
         reads: the sequences of the tree; parents come before their children.
         num_path_tokens: number of tokens that are computed after the prompt.
-        num_label_tokens: tokens of all endings together.
+        num_label_tokens: number of tokens of all endings together.
     """
 
     def __init__(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
@@ -89,23 +89,23 @@ class EndingTree:
         self.num_path_tokens = 0
         self.num_label_tokens = sum(map(len, endings))
         self._num_edges = 0
-        self._paths: list[list[int]] = [[] for _ in endings]  # the edges of each ending
+        self._paths: list[list[int]] = [[] for _ in endings]  # For each ending, the numbers of its edges.
         self._grow(prompt, endings)
 
     def sums(self, logprobs: Iterable[Sequence[float]]) -> list[float]:
-        """Return the logprob of each ending, from those that each read gives (``EndingRead.logprobs``)."""
+        """Return the logprob of each ending, given the logprobs of each read (``EndingRead.logprobs``)."""
         return [math.fsum(each) for each in self.by_token(logprobs)]
 
     def by_token(self, logprobs: Iterable[Sequence[float]]) -> list[list[float]]:
-        """Return the logprobs of each ending's tokens, from those that each read gives."""
+        """Return the logprobs of each ending's tokens, given the logprobs of each read."""
         edges = [0.0] * self._num_edges
         for read, values in zip(self.reads, logprobs, strict=True):
             edges[read.edges.start : read.edges.stop] = values
         return [[edges[edge] for edge in path] for path in self._paths]
 
     def _grow(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
-        """Make the reads, from the root on."""
-        # A node: the tokens behind the prompt, and the endings that go on behind these.
+        """Build the reads, from the root on."""
+        # A node holds the tokens between the prompt and itself, and the numbers of the endings that continue after it.
         nodes = [(array("i"), list(range(len(endings))))]
         for before, group in nodes:
             path, first = before[:], self._num_edges
@@ -123,7 +123,7 @@ class EndingTree:
                     nodes.append((path + array("i", [token]), longer))
 
     def _children(self, endings: Sequence[Sequence[int]], group: list[int], depth: int) -> dict[int, list[int]]:
-        """Return the endings of a node by their next token, each of which is an edge of its own from now on."""
+        """Group the endings of a node by their next token, and number an edge for each of these tokens."""
         children: dict[int, list[int]] = {}
         for each in group:
             children.setdefault(endings[each][depth], []).append(each)
@@ -136,7 +136,7 @@ class EndingTree:
     def _add_reads(
         self, prompt: array[int], path: array[int], scored_from: int, targets: tuple[int, ...], first: int
     ) -> None:
-        """Add the read of a path, and further ones for targets that are too many for one."""
+        """Add the read of a path. If it has too many targets for one sequence, further reads take the rest."""
         end = len(prompt) + len(path)
         behind = first + end - scored_from
         for start in range(0, len(targets), MAX_LOGPROB_TOKEN_IDS):
@@ -150,7 +150,7 @@ def _longer(endings: Sequence[Sequence[int]], group: Sequence[int], length: int)
 
 
 def num_distinct_tokens(prompts: Iterable[array[int]]) -> int:
-    """Return the nodes of the tree of some token lists: tokens that begin several of them alike count once."""
+    """Return the number of nodes in the tree of these token lists. A beginning that several lists share counts once."""
     ordered = sorted(prompt.tobytes() for prompt in prompts)
     total, size = 0, array("i").itemsize
     for before, prompt in zip([b"", *ordered], ordered, strict=False):
@@ -159,7 +159,7 @@ def num_distinct_tokens(prompts: Iterable[array[int]]) -> int:
 
 
 def _num_shared(first: bytes, second: bytes) -> int:
-    """Return the length of the longest common beginning, by bisection."""
+    """Return the length of the longest common beginning, found by bisection."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

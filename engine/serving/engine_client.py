@@ -68,15 +68,15 @@ class EngineClient(asyncio.Protocol):
     Args:
         config: the engine's options.
         model_path: folder in Hugging Face format or GGUF file.
-        heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading
-            is not watched.
+        heartbeat_timeout, watchdog_timeout: seconds after which the engine counts as hung, see ``Watchdog``. Loading is
+            not watched.
         spawn: starts the process; None for ``spawn_engine``.
         process: process of the engine; None for a child of this process.
 
     Attributes:
         on_frame: called with each frame's messages about sequences and adapters, in order. Set before ``start``.
         on_heartbeat: called with each heartbeat, after the messages of its frame.
-        on_death: called once if the engine ends without a ``close``, or hangs.
+        on_death: called once if the engine hangs, or ends without a ``close``.
         death: reason for the engine's end; None while it runs.
         stats: gauges and counters of the last heartbeat.
     """
@@ -125,20 +125,20 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def place(self) -> str:
-        """Where the engine runs, for people."""
+        """The place where the engine runs, for log and error messages."""
         return self._process.place
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name; tier and counts are those of the adapter's last change."""
+        """Loaded adapters by name. Tier and counts are those of the adapter's last change."""
         return self._adapters
 
     async def start(self) -> Ready:
         """Start the process and wait until its model is loaded.
 
         Raises:
-            ModelError, ConfigError: the engine's reason, if model or options are wrong.
-            EngineDead: the process ended without a reason; see its own output.
+            ModelError, ConfigError: the engine's error, if the model or an option is wrong.
+            EngineDead: the process ended without a reported error; see its own output.
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
@@ -146,7 +146,7 @@ class EngineClient(asyncio.Protocol):
         self._process.watch.open(liveness)
         self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
         try:
-            # Not cancelled with the start: uvloop would close the transport, and tell nobody.
+            # If the start is cancelled, connecting is not: uvloop would close the transport without a callback.
             await asyncio.shield(self._connecting)
             return await self._ready
         except asyncio.CancelledError:
@@ -154,38 +154,38 @@ class EngineClient(asyncio.Protocol):
             raise
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, needed before the first sequence with a grammar, or let them be given up."""
+        """Send the bytes of all tokens, which the first sequence with a grammar needs; or let the engine drop them."""
         self._send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences; those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
+        """Start sequences. Those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
         self._check_alive()
         self._gatherer.add(submits)
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
-        """Compile a grammar ahead of sequences that may come. Raises EngineDead if the engine is gone."""
+        """Compile a grammar before a sequence needs it. Raises EngineDead if the engine is gone."""
         self._send([message])
 
     def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
-        """Ask for KV for another replica, or hand over that of another one. Raises EngineDead if the engine is gone."""
+        """Request KV for another replica, or deliver KV of another replica. Raises EngineDead if the engine is gone."""
         self._send(messages)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences. Does nothing if the engine is gone, as they ended with it."""
+        """End sequences. Does nothing if the engine is gone, as the sequences ended with it."""
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
     async def load_adapter(
         self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
     ) -> None:
-        """Load an adapter under a name, which may be in use with ``replace``. Returns when requests can name it.
+        """Load an adapter under a name, which may be in use if ``replace`` is set. Returns when requests can name it.
 
         The load counts against the current tenant's share.
 
         Args:
-            trusted: the path may lead outside the folder of adapters.
-            num_tokens: number of tokens of the tokenizer in the folder: an embedding of the adapter's own must have a
-                row for each; 0 without a tokenizer.
+            trusted: whether the path may lead outside of the folder of adapters.
+            num_tokens: number of tokens of the tokenizer in the folder; an embedding of the adapter's own must have a
+                row for each. 0 without a tokenizer.
             of: the name of which the adapter is a version; both count as one name. "" for ``name``.
 
         Raises:
@@ -196,41 +196,42 @@ class EngineClient(asyncio.Protocol):
         await self._call(LoadAdapter(self._calls.new_id(), name, path, replace, trusted, num_tokens, of, tenant))
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead as ``load_adapter``."""
+        """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead like ``load_adapter``."""
         await self._call(UnloadAdapter(self._calls.new_id(), name))
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters. Raises RequestError if the engine runs without LoRA, EngineDead as above."""
+        """Return all adapters. Raises RequestError if the engine runs without LoRA, and EngineDead."""
         reply = await self._call(ListAdapters(self._calls.new_id()))
         return reply.adapters if isinstance(reply, Adapters) else ()
 
     async def take_snapshot(self) -> EngineSnapshot:
-        """Return the engine's state between two steps, which may be seconds away. Raises EngineDead as above."""
+        """Return the engine's state after the present step, which may take seconds. Raises EngineDead."""
         reply = await self._call(TakeSnapshot(self._calls.new_id()))
         assert isinstance(reply, SnapshotTaken)
         return reply.snapshot
 
     async def reset_cache(self) -> None:
-        """Remove all cached KV that no running sequence uses, of all tiers. Raises EngineDead as above."""
+        """Remove all cached KV that no running sequence uses, of all tiers. Raises EngineDead like ``load_adapter``."""
         await self._call(ResetCache(self._calls.new_id()))
 
     async def release_session(self, tenant: str, session: str) -> bool:
-        """End a tenant's session, whose KV is evicted first. Returns whether it was held. Raises EngineDead."""
+        """End a tenant's session, so that its KV is evicted first. Returns whether it existed. Raises EngineDead."""
         reply = await self._call(ReleaseSession(self._calls.new_id(), tenant, session))
         return isinstance(reply, SessionReply) and reply.count > 0
 
     async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the number of tokens whose KV a session holds, and its file; 0 and no file if nothing is held.
+        """Return the number of tokens whose KV a session holds, and a file with it; 0 and no file if it holds none.
 
         Raises:
-            RequestError: the KV of this model cannot be kept elsewhere, or the file would be too large.
+            RequestError: the KV of this model cannot be stored elsewhere, or the file would be too large.
             EngineDead: the engine is gone, before the call or before its reply.
         """
         reply = await self._call(ExportSession(self._calls.new_id(), tenant, session))
         return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
 
     async def import_session(self, data: bytes) -> int:
-        """Take a session from a file. Returns the tokens that are cached, 0 where it is no match. Raises as above."""
+        """Import a session from a file. Returns the cached tokens, 0 if it does not match. Raises like
+        `export_session`."""
         reply = await self._call(ImportSession(self._calls.new_id(), data))
         return reply.count if isinstance(reply, SessionReply) else 0
 
@@ -239,7 +240,7 @@ class EngineClient(asyncio.Protocol):
         self._process.kill()
 
     async def close(self) -> None:
-        """Shut the engine down and wait for its process, at most ten seconds, and for the end of its socket.
+        """Shut the engine down, wait at most ten seconds for its process, and wait for the end of its socket.
 
         A process that hangs or still loads its model would not read a message, so it is killed. This includes a process
         whose ``start`` was cancelled.
@@ -252,12 +253,12 @@ class EngineClient(asyncio.Protocol):
         elif self._is_loading or self._transport is not None:
             self.kill()
         await asyncio.to_thread(self._process.reap)
-        # The end of the socket follows that of the process.
+        # The socket ends after the process.
         if self._transport is not None:
             await self._disconnected.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asserted: uvloop's transports have the methods, but not the base class.
+        # A cast, not an assertion: uvloop's transports have the methods but not the base class.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -278,7 +279,7 @@ class EngineClient(asyncio.Protocol):
                 self.on_heartbeat(heartbeat)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End with the engine process."""
+        """Treat the end of the connection as the end of the engine process."""
         self._transport = None
         self._disconnected.set()
         is_starting = self._ready is not None and not self._ready.done()
@@ -288,7 +289,7 @@ class EngineClient(asyncio.Protocol):
         self._end(EngineDead(reason))
 
     def _end(self, death: EngineDead) -> None:
-        """Fail what waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
+        """Fail everything that waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
         self._process.watch.stop()
         if self.death is not None:
             return
@@ -309,21 +310,21 @@ class EngineClient(asyncio.Protocol):
         return self._transport
 
     def _send(self, messages: Sequence[Message]) -> None:
-        """Send messages, behind the sequences that are held."""
+        """Send messages, after the sequences that are held back."""
         self._check_alive().write(frame(encode([*self._gatherer.take(), *messages])))
 
     def _send_held(self) -> None:
-        # A dead engine was reported by ``on_death``, and a closed one is reported to nobody.
+        # Nothing is raised: ``on_death`` has reported the death of an engine, and after ``close`` nobody waits.
         if self.is_alive:
             self._send(())
 
     async def _call(self, call: Call) -> CallReply:
-        """Send a call and wait for its reply. Raises the error that the reply carries."""
+        """Send a call and wait for its reply. Raises the error in the reply."""
         self._send([call])
         return await self._calls.reply_to(call.id)
 
     def _finish_start(self, message: Message) -> None:
-        """Take the engine's first message: Ready, or Failed with the reason."""
+        """Take the engine's first message: ``Ready``, or ``Failed`` with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
             self._process.watch.start()
@@ -335,7 +336,7 @@ class EngineClient(asyncio.Protocol):
             self._ready.set_exception(kind(message.message))
 
     def _handle(self, message: Message) -> bool:
-        """Take a reply to a call, or a change of an adapter. Returns whether ``message`` was a reply."""
+        """Process a reply to a call, or a change of an adapter. Returns whether ``message`` was a reply."""
         if isinstance(message, AdapterChanged):
             if message.info is None:
                 self._adapters.pop(message.name, None)

@@ -1,4 +1,4 @@
-"""Engine spawn: starts an engine process with the descriptors that it talks through, or one ahead of these."""
+"""Engine spawn: starts an engine process with the descriptors for its messages, or in advance without them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..machine.visible_gpus import VARIABLE
 
 
 class EngineProcess(Protocol):
-    """An engine process, which may be no child of this one."""
+    """An engine process. It need not be a child of this process."""
 
     @property
     def pid(self) -> int: ...
@@ -23,14 +23,14 @@ class EngineProcess(Protocol):
     def kill(self) -> None: ...
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end. Returns its exit status; None where it is not known. Raises subprocess.TimeoutExpired."""
+        """Wait for its end. Returns its exit status; None if that is not known. Raises subprocess.TimeoutExpired."""
         ...
 
 
-_LAST_SECONDS = 2.0  # seconds that a process which has closed its socket gets to end
+_LAST_SECONDS = 2.0  # Seconds that a process may take to end after it has closed its socket.
 
 SpawnEngine = Callable[[int, int, str, str], EngineProcess]
-"""As ``spawn_engine``."""
+"""A function with the arguments of ``spawn_engine``."""
 
 
 def spawn_engine(
@@ -39,9 +39,11 @@ def spawn_engine(
     """Start an engine process with its ends of the channel and of the stream for signs of life.
 
     Args:
+        fd: descriptor of its end of the channel.
+        liveness: descriptor of its end of the stream for signs of life.
         options: an ``EngineConfig`` as JSON.
-        gpu: the only one that it sees, or those of its ranks, as ``CUDA_VISIBLE_DEVICES`` names them; None for all
-            that this process sees.
+        gpu: the GPU or GPUs that the process may use, in the form of ``CUDA_VISIBLE_DEVICES``; None for all that this
+            process may use.
     """
     environment = None if gpu is None else os.environ | {VARIABLE: gpu}
     arguments = (str(fd), str(liveness), model_path, options)
@@ -51,7 +53,7 @@ def spawn_engine(
 class EnginePreload:
     """An engine process that imports the engine, which takes seconds, before its model and options are known.
 
-    A context manager: at its end a process that was not used is killed.
+    Use as a context manager: at its end a process that was not used is killed.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class EnginePreload:
             self._process.wait()
 
     def spawn(self, fd: int, liveness: int, model_path: str, options: str) -> EngineProcess:
-        """Let the process go on with these, or start another where it was used or has ended; as ``spawn_engine``."""
+        """Give the process its model and options; if it was used or has ended, start another. See ``spawn_engine``."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -83,8 +85,8 @@ class EnginePreload:
 
 
 def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start an engine process, which takes no signals of a terminal until it ignores them: they are for its parent."""
-    # -P: without the working directory on its path, which may hold an `engine/` or `http.py` of the user's own.
+    """Start an engine process with the terminal's signals blocked until it ignores them: its parent handles them."""
+    # -P leaves out the working directory from the path: it may hold an `engine/` or `http.py` of the user's own.
     command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(os.getpid())]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -94,10 +96,10 @@ def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def fault_of_start(process: EngineProcess, *, on_gpu: bool = False) -> str:
-    """Return how a process ended before its model was loaded. Waits for it, while nothing is served yet.
+    """Return how a process ended before its model was loaded. Waits for its end, as nothing is served yet.
 
     Args:
-        on_gpu: whether the model was to compute there, where weights have one form.
+        on_gpu: whether the model was to run on a GPU, where weights have one form only.
     """
     try:
         status = process.wait(_LAST_SECONDS)

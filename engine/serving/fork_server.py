@@ -1,12 +1,12 @@
-"""Fork server: a process that has imported and loaded what others need, and from which these are forked.
+"""Fork server: a process that has imported modules and loaded data once, and from which other processes are forked.
 
     ForkServer --two descriptors--> serve_forks --fork--> run(descriptors)
                <--number, descriptor of the process--
 
-The two sides share a socketpair of ``SOCK_SEQPACKET``. The process says ``READY`` once all is loaded. Each message then
-brings the descriptors of a process to fork, and is answered by that process's number and a descriptor of it. What was
-loaded is in memory once. When its socket closes the process that needs the others is gone: it waits for these to end by
-themselves, kills those that do not, and exits.
+The two sides share a socketpair of ``SOCK_SEQPACKET``. The server process sends ``READY`` when all is loaded. Each
+message to it contains the descriptors for one process to fork; its answer is the number of that process and a
+descriptor of it. The loaded data is in memory once. When the socket closes, the process that needs the others is gone.
+Then the server process waits for the others to end by themselves, kills those that do not, and exits.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from contextlib import suppress
 from ...grammar.parent_death import outlive_parent
 
 ORPHAN_SECONDS = 3.0
-"""For forked processes to end by themselves when the process that needs them is gone."""
+"""Seconds for forked processes to end by themselves when the process that needs them is gone."""
 FORK_SECONDS = 5.0
-"""For the process to answer: it does nothing else."""
+"""Seconds for the server process to answer. It does nothing else, so it answers at once."""
 READY = b"ready"
 NUM_DESCRIPTORS = 2
 EXIT_UNABLE = 70
-"""Exit code of one from which nothing can be forked."""
+"""Exit code of a server process that cannot fork."""
 
 logger = logging.getLogger("rootgraft.fleet")
 
 
 class ForkedProcess:
-    """A process that is no child of this one. Its exit status is not known."""
+    """A process that is not a child of this one. Its exit status is not known."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
         self._descriptor: int | None = descriptor
 
     def kill(self) -> None:
-        """Kill it. Does nothing if it has ended."""
+        """Kill the process. Does nothing if it has ended."""
         if self._descriptor is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for its end. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
+        """Wait for the end of the process. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
         if self._descriptor is None:
             return
         poll = select.poll()
@@ -64,11 +64,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The side of who needs the processes. Belongs to one event loop.
+    """Starts a server process and has it fork others. Belongs to one event loop.
 
     Args:
-        module: name of the module to run, which ends in ``serve_forks``. It is given the number of its socket, this
-            process's, and then ``arguments``.
+        module: name of the module to run. It ends by calling ``serve_forks``. Its arguments are the number of its
+            socket, the id of this process, and ``arguments``.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -80,7 +80,7 @@ class ForkServer:
         self._is_possible = hasattr(os, "pidfd_open")
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready. Does nothing if it runs, or has said that it is unable."""
+        """Start the process and wait until it is ready. Does nothing if it runs, or if it has reported an inability."""
         async with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self.close()
@@ -88,7 +88,7 @@ class ForkServer:
                 await self._start()
 
     def fork(self, descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Fork a process with these ``NUM_DESCRIPTORS`` descriptors; None if there is nothing to fork from."""
+        """Fork a process with these ``NUM_DESCRIPTORS`` descriptors; None if there is no process to fork from."""
         if self._socket is None:
             return None
         try:
@@ -101,8 +101,8 @@ class ForkServer:
         return ForkedProcess(int(answer), own[0]) if own else None
 
     def close(self) -> None:
-        """End the process; ``start`` starts another one. Those that were forked run on."""
-        # Killed before the socket ends, whose end it takes for that of the process that needs the others.
+        """End the server process; ``start`` starts another one. The forked processes continue."""
+        # The process is killed before the socket closes. Otherwise it would end the forked processes too.
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -116,7 +116,7 @@ class ForkServer:
         with theirs:
             words = (str(theirs.fileno()), str(os.getpid()), *self._arguments)
             command = [sys.executable, "-P", "-m", self._module, *words]
-            # numpy would start threads as it is imported, which no forked process has.
+            # This keeps numpy from starting threads when it is imported. A forked process would not have them.
             environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
@@ -142,14 +142,14 @@ def serve_forks(end: socket.socket, run: Callable[[int, int], int]) -> int:
         end: the socket.
         run: called in each forked process with its descriptors; returns its exit code.
     """
-    # A forked process has no other threads, and whatever waits for one would hang.
+    # A forked process has only the forking thread. Code in it that waits for another thread would hang.
     if len(os.listdir("/proc/self/task")) > 1:
         return EXIT_UNABLE
-    # The system reaps the forked processes.
+    # The system removes forked processes that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    # The end of the socket tells the parent of this process's death.
+    # This process may outlive its parent: it learns of the parent's end from the socket.
     outlive_parent()
     end.send(READY)
     forked: list[int] = []
@@ -172,7 +172,7 @@ def serve_forks(end: socket.socket, run: Callable[[int, int], int]) -> int:
 
 
 def _next_descriptors(end: socket.socket) -> list[int]:
-    """Return the descriptors of the next process to fork; none at the socket's end."""
+    """Return the descriptors for the next process to fork; empty if the socket has closed."""
     try:
         _, descriptors, _, _ = socket.recv_fds(end, 1, NUM_DESCRIPTORS)
     except OSError:
@@ -181,23 +181,23 @@ def _next_descriptors(end: socket.socket) -> list[int]:
 
 
 def _answer(end: socket.socket, pid: int) -> list[int]:
-    """Tell which process was forked; one that has ended by now is none. Returns its descriptor."""
+    """Report which process was forked. Returns its descriptor in a list, which is empty if it has ended already."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         end.send(b"0")
         return []
-    # The next message shows that the other side is gone.
+    # If the other side is gone, reading the next message shows it.
     with suppress(OSError):
         socket.send_fds(end, [str(pid).encode()], [descriptor])
     return [descriptor]
 
 
 def _running(forked: list[int], seconds: float = 0.0) -> list[int]:
-    """Return the processes of these that run, and close the descriptors of the others.
+    """Return the processes that still run, and close the descriptors of the others.
 
     Args:
-        seconds: seconds to wait until none of the processes runs.
+        seconds: seconds to wait for all processes to end.
     """
     until = time.monotonic() + seconds
     while forked:
@@ -221,7 +221,7 @@ def _end_all(forked: list[int]) -> None:
 
 
 def _leave(code: int) -> int:
-    """Write out what was printed, as ``os._exit`` does not."""
+    """Flush the output streams, as ``os._exit`` does not, and return ``code``."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

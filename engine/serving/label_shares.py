@@ -14,14 +14,14 @@ def label_logprobs(by_token: Sequence[Sequence[float]], num_ends: int = 1) -> li
 
     Args:
         by_token: logprobs of the tokens of each ending, label by label (``EndingTree.by_token``).
-        num_ends: endings of each label, whose probabilities add up.
+        num_ends: number of endings of each label. Their probabilities are added.
     """
     sums = [math.fsum(each) for each in by_token]
     return [_log_sum(sums[at : at + num_ends]) for at in range(0, len(sums), num_ends)]
 
 
 def _log_sum(logprobs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of probabilities."""
+    """Return the logarithm of the sum of the probabilities with these logarithms."""
     most = max(logprobs)
     return (
         most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
@@ -30,11 +30,11 @@ def _log_sum(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LabelShares:
-    """How a model answers a question.
+    """The probabilities of the answers to a question.
 
     Attributes:
-        shares: probability of each label among all of them; they sum to 1.
-        mass: probability that the model gives to the labels together, of all that it might write.
+        shares: probability of each label among all labels; they sum to 1.
+        mass: probability of all labels together, among all texts that the model might write.
     """
 
     shares: tuple[float, ...]
@@ -42,7 +42,7 @@ class LabelShares:
 
     @classmethod
     def of(cls, logprobs: Sequence[float]) -> LabelShares:
-        """Return the shares of labels with these logprobs. Raises EngineError if they are no numbers."""
+        """Return the shares of labels with these logprobs. Raises EngineError if one of them is not a number."""
         best = max(logprobs)
         if not math.isfinite(best) or any(map(math.isnan, logprobs)):
             raise EngineError("The model gives none of the labels of a question a probability.")
@@ -52,15 +52,15 @@ class LabelShares:
 
     @property
     def best(self) -> int:
-        """The likeliest label, the first one of several."""
+        """Index of the likeliest label; the first one if several are equal."""
         return max(range(len(self.shares)), key=self.shares.__getitem__)
 
     @property
     def confidence(self) -> float:
-        """Probability that the model gives to the likeliest label, of all that it might write."""
+        """Probability of the likeliest label among all texts that the model might write."""
         return self.shares[self.best] * self.mass
 
     @property
     def mean(self) -> float:
-        """The expected index of the label."""
+        """The expected index of the label, given the shares."""
         return math.fsum(index * share for index, share in enumerate(self.shares))

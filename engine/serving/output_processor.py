@@ -1,4 +1,4 @@
-"""Output of one sequence: the engine's token messages to text deltas with stop strings and logprobs. No I/O."""
+"""Output of one sequence: converts token messages to text deltas with stop strings and logprobs. No I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..types import AllowedLogprobs, FinishReason, Logprob, SequenceStats, Usage
 from .request import TextRequest
 
 BUDGET = "budget"
-"""Stop reason of a structured answer that is complete and would be another one without its budget of tokens."""
+"""Stop reason of a structured answer that is complete but would be another one without the token budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens at a position. ``bytes`` are exact; ``text`` may hold U+FFFD for a part of one."""
+    """One of the likeliest tokens at a position. ``bytes`` is exact; ``text`` has U+FFFD for a part of a character."""
 
     token: int
     text: str
@@ -31,7 +31,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token at a position, its log-probability, its rank (1 is the likeliest) and the likeliest, best first."""
+    """The token at a position, its log-probability, its rank (1 for the likeliest) and the likeliest, best first."""
 
     token: int
     text: str
@@ -43,16 +43,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End of a sequence.
+    """The end of a sequence.
 
     Attributes:
-        usage: tokens as the engine counts them; after a stop string, up to the token that completed it.
-        stop_reason: the stop string or the one of ``stop_token_ids`` that ended the sequence; None for the model's own
-            end token and for every other reason (vLLM's field of that name).
+        usage: token counts of the engine; after a stop string, they count up to the token that completed it.
+        stop_reason: the stop string or the token of ``stop_token_ids`` that ended the sequence; None for the model's
+            own end token and for every other reason (as in vLLM's field of this name).
         stats: the engine's measurements of the sequence.
-        is_limited: whether the budget of tokens has cut a structured answer short: without it the model would have
+        is_limited: whether the token budget has shortened a structured answer: without the budget, the model would have
             drawn other tokens.
-        stop_token: the token that ended it, the model's own included; None for every other end.
+        stop_token: the token that ended the sequence, also if it is the model's own; None if no token did.
     """
 
     reason: FinishReason
@@ -64,31 +64,32 @@ class Finish:
 
     @property
     def ended_by_budget(self) -> bool:
-        """Whether the answer is whole only because the budget of tokens has ended it."""
+        """Whether the answer is complete only because the token budget has ended it."""
         return self.is_limited and self.reason is FinishReason.STOP and self.stop_reason is None
 
     @property
     def told_stop_reason(self) -> str | int | None:
-        """The stop reason that clients are told: ``budget`` where the budget of tokens has ended the answer."""
+        """The stop reason that clients receive: ``budget`` if the token budget has ended the answer."""
         return BUDGET if self.ended_by_budget else self.stop_reason
 
 
 @dataclass(slots=True)
 class TextDelta:
-    """Addition of one message to one sequence. Not frozen, for ``TokenOut``'s reason.
+    """The part of a sequence's output that one message adds. Not frozen, for the same reason as ``TokenOut``.
 
     Attributes:
         index: index of the sequence among the request's ``n`` sequences.
-        text: characters that are certain. They lag behind ``tokens`` while a character or stop string is incomplete.
+        text: characters that cannot change any more. They lag behind ``tokens`` while a character or stop string is
+            incomplete.
         reasoning: text of the thought, once the API has separated it from ``text``.
         tokens: the new tokens, without one that ends the sequence (an end token has no text).
-        logprobs: logprobs of ``tokens``, if they were asked for.
-        prompt_logprobs: logprobs of the prompt's tokens from the second one on, if they were asked for.
+        logprobs: logprobs of ``tokens``, if requested.
+        prompt_logprobs: logprobs of the prompt's tokens from the second one on, if requested.
         finish: set in the sequence's last delta.
         prompt: index of the request among those that run together.
-        pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them.
-        allowed: logprobs of the tokens that the grammar allowed, at each position, the token that ends the sequence
-            included; if they were asked for.
+        pooled: 32-bit floats, if ``SamplingParams.pooling`` requests them.
+        allowed: at each position, logprobs of the tokens that the grammar allowed, the token that ends the sequence
+            included; if requested.
         fields: probabilities of the fields of a JSON answer that are complete, once the API has found them.
     """
 
@@ -107,7 +108,7 @@ class TextDelta:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """The whole output of one sequence, gathered from its deltas. ``finish`` is None before its end."""
+    """The whole output of one sequence, collected from its deltas. ``finish`` is None before its end."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -129,7 +130,7 @@ class SequenceOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens with the one that ended the sequence."""
+        """The tokens, with the one that ended the sequence."""
         return [*self.tokens, *end_tokens(self.finish)]
 
     def add(self, delta: TextDelta) -> None:
@@ -154,7 +155,8 @@ class OutputProcessor:
     """Detokenization and stop check of one sequence.
 
     When a stop string is found, ``stopped`` becomes true and the caller must abort the sequence. Later tokens are
-    ignored; the sequence's ``Done`` gives the last delta, with the counts that only the engine knows (cached tokens).
+    ignored. The sequence's ``Done`` message gives the last delta, with the counts that only the engine knows (cached
+    tokens).
 
     Args:
         stops: the automaton of the request's stop strings, None if it has none.
@@ -183,15 +185,15 @@ class OutputProcessor:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a stop string or the timeout ends the sequence, so that its abort is on the way."""
+        """Whether a stop string or the timeout has ended the sequence, so that the engine is told to abort it."""
         return self.stopped or self._expired
 
     def expire(self) -> None:
-        """End with ``TIMEOUT`` at the ``Done`` that follows the caller's abort."""
+        """End with the reason ``TIMEOUT`` when ``Done`` arrives, which follows the caller's abort."""
         self._expired = True
 
     def push(self, message: TokenOut | Done) -> TextDelta | None:
-        """Return the delta of ``message``, None for tokens after a stop string."""
+        """Return the delta of a message; None for tokens after a stop string."""
         if isinstance(message, Done):
             return self._finish(message)
         if self.stopped:
@@ -210,7 +212,7 @@ class OutputProcessor:
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:
-        """Return the text of ``tokens`` up to a stop string, and how many tokens it takes."""
+        """Return the text of ``tokens`` up to a stop string, and the number of tokens up to there."""
         if self._matcher is None:
             self._num_tokens += len(tokens)
             return self._detokenizer.push(tokens), len(tokens)
@@ -223,7 +225,7 @@ class OutputProcessor:
         return "".join(texts), len(tokens)
 
     def _match(self, text: str) -> str:
-        """Return the certain part of the text held back so far and ``text``: no stop string can still begin in it."""
+        """Return the part of the text held back and ``text`` together in which no stop string can begin any more."""
         if self._matcher is None:
             return text
         armed = self._num_tokens > self._request.params.min_tokens
@@ -235,7 +237,7 @@ class OutputProcessor:
         return TextDelta(self._index, text, finish=self._end(done), prompt=self.prompt)
 
     def _rest(self, stop_token: int | None) -> str:
-        """Return the text held back, and with ``include_stop`` that of the token that ended the sequence."""
+        """Return the text held back and, with ``include_stop``, the text of the token that ended the sequence."""
         shown = (stop_token,) if stop_token is not None and self._request.include_stop else ()
         text = self._match(self._detokenizer.push(shown) + self._detokenizer.finish())
         return text if self.stopped or self._matcher is None else text + self._matcher.finish()
@@ -253,13 +255,13 @@ class OutputProcessor:
 
 
 def _cut(usage: Usage, completion: int) -> Usage:
-    """Return the usage of an answer that ends after ``completion`` of its tokens; no more of them were drafted."""
+    """Return the usage of an answer cut after ``completion`` tokens; counts of drafts are limited to that."""
     drafted, forced = min(usage.drafted, completion), min(usage.forced, completion)
     return replace(usage, completion=completion, drafted=drafted, forced=forced)
 
 
 def token_logprobs(tokenizer: Tokenizer, positions: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
-    """Return the engine's logprobs with the texts and bytes of their tokens."""
+    """Return the engine's logprobs, completed by the texts and bytes of the tokens."""
     if not positions:
         return ()
     return tuple(
@@ -280,11 +282,11 @@ def _text_and_bytes(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
 
 
 def error_of(failed: Failed) -> EngineError:
-    """Return the exception in ``failed``, of the class in ``errors`` that it names."""
+    """Return the exception that ``failed`` describes, of the class in ``errors`` that it names."""
     if failed.refusal is not None:
         return GrammarRefused(*failed.refusal, param=failed.param)
     kind = getattr(errors, failed.kind, EngineError)
-    # Without __init__: the constructors of subclasses do not take the text.
+    # The constructor is not called, because those of subclasses do not take the text.
     error: EngineError = kind.__new__(kind)
     if isinstance(error, RequestError):
         RequestError.__init__(error, failed.message, param=failed.param, code=failed.code)

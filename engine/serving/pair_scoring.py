@@ -1,8 +1,8 @@
-"""How a model scores pairs of texts: how relevant a document is to a query.
+"""The ways in which models score pairs of texts, such as the relevance of a document to a query.
 
 head        a classification head with one class reads both texts in one prompt (a cross-encoder)
-embeddings  the cosine of the two texts' embeddings, of a checkpoint with the files of sentence-transformers
-words       the probability of "yes" beside "no" where a causal model is asked in the form of Qwen3-Reranker
+embeddings  the cosine of the two texts' embeddings, for a checkpoint with the files of sentence-transformers
+words       the probability of "yes" against "no" when a causal model is asked in the form of Qwen3-Reranker
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..types import Pooler
 from .pooled_values import class_probabilities, pooled_floats
 
 PairScoring = Literal["head", "embeddings", "words"]
-# The names that sentence-transformers looks for.
+# Names of prompts for which sentence-transformers looks.
 QUERY_PROMPTS: Final = ("query",)
 DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
 
 
 def pair_scoring(pooler: Pooler) -> PairScoring:
-    """Return how a model scores pairs. Raises RequestError if it has nothing for it."""
+    """Return how a model scores pairs. Raises RequestError if it cannot."""
     num_classes = len(pooler.labels)
     if num_classes == 1:
         return "head"
@@ -36,12 +36,12 @@ def pair_scoring(pooler: Pooler) -> PairScoring:
 
 
 def prompt_name_of(pooler: Pooler, names: Sequence[str]) -> str | None:
-    """Return the first of some names that the checkpoint has a prompt of; None for its default one."""
+    """Return the first of ``names`` for which the checkpoint has a prompt; None for its default prompt."""
     return next((name for name in names if name in dict(pooler.prompts)), None)
 
 
 def head_score(pooled: bytes, pooler: Pooler) -> float:
-    """Return the score by a head of one class: a probability, unless the checkpoint wants the logit.
+    """Return the score from a head of one class: a probability, or the logit if the checkpoint is configured so.
 
     Raises:
         EngineError: the logit is not finite.

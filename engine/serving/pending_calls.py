@@ -1,4 +1,4 @@
-"""Pending calls: what was asked of the engine by an id, and waits for the reply with that id."""
+"""Pending calls: calls to the engine that wait for the reply with their id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLIES = (Reply, Adapters, SnapshotTaken, SessionReply)
 
 
 class PendingCalls:
-    """Calls without a reply. Belongs to one event loop."""
+    """The calls that have no reply yet. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -24,7 +24,7 @@ class PendingCalls:
         return next(self._ids)
 
     async def reply_to(self, call: int) -> CallReply:
-        """Wait for the reply to a call that was sent. Raises the error that the reply carries, and that of ``fail``."""
+        """Wait for the reply to a call that was sent. Raises the error in the reply, or that of ``fail``."""
         future: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
         try:
@@ -36,7 +36,7 @@ class PendingCalls:
         return reply
 
     def answer(self, reply: CallReply) -> None:
-        """Hand a reply to the call that waits for it; one that nobody waits for any more is dropped."""
+        """Pass a reply to the call that waits for it. A reply for which no call waits any more is dropped."""
         future = self._calls.get(reply.id)
         if future is not None and not future.done():
             future.set_result(reply)

@@ -1,4 +1,4 @@
-"""Embeddings and class probabilities from what the engine pools of a prompt."""
+"""Embeddings and class probabilities from the values that the engine pools over a prompt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Floats = NDArray[np.float32]
 
 
 def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Floats:
-    """Return the embedding of a text: its first ``dimensions`` values, of length 1 if asked.
+    """Return the embedding of a text: its first ``dimensions`` values, scaled to length 1 if ``normalizes`` is set.
 
     Raises:
-        EngineError: the values are not finite.
+        EngineError: a value is not finite.
     """
     values = pooled_floats(pooled)[:dimensions]
     if not normalizes:
@@ -28,10 +28,10 @@ def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Flo
 
 
 def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
-    """Return the probability of each class; those of independent classes, or of a single one, do not sum to 1.
+    """Return the probability of each class. For independent classes, or a single class, they do not sum to 1.
 
     Raises:
-        EngineError: the logits are not finite.
+        EngineError: a logit is not finite.
     """
     logits = pooled_floats(pooled).astype(np.float64)
     if pooler.is_multi_label or len(logits) == 1:
@@ -44,7 +44,7 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
 
 
 def pooled_floats(pooled: bytes) -> Floats:
-    """Return what the engine pooled. Raises EngineError for numbers that are not finite."""
+    """Return the pooled values. Raises EngineError if one of them is not finite."""
     values = np.frombuffer(pooled, np.float32)
     if not len(values) or not np.isfinite(values).all():
         raise EngineError("The model gives numbers that are not finite.")
@@ -52,13 +52,14 @@ def pooled_floats(pooled: bytes) -> Floats:
 
 
 def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> str:
-    """Return the text that stands before what is embedded.
+    """Return the text that is put before a text to embed.
 
     Args:
         name: name of one of the checkpoint's prompts; None for its default prompt.
+        field: field of the request with the name, for the error message.
 
     Raises:
-        RequestError: the checkpoint names no such prompt.
+        RequestError: the checkpoint has no prompt of this name.
     """
     prompts = dict(pooler.prompts)
     chosen = pooler.default_prompt if name is None else name
@@ -69,10 +70,10 @@ def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> s
 
 
 def num_left_out(prompt: Sequence[int], special_ids: Collection[int], num_tokens: int) -> int:
-    """Return how many tokens of a text are those of the prompt before it, as sentence-transformers counts them.
+    """Return how many tokens at the beginning belong to the prompt, counted as in sentence-transformers.
 
     Args:
-        prompt: tokens of the prompt alone, encoded as a text: a special token at its end is not counted.
-        num_tokens: number of tokens of the prompt and the text together, of which the last one is pooled in any case.
+        prompt: tokens of the prompt alone, encoded like a text. A special token at its end is not counted.
+        num_tokens: number of tokens of the prompt and the text together. The last of them is always pooled.
     """
     return min(len(prompt) - (prompt[-1] in special_ids), num_tokens - 1) if prompt else 0

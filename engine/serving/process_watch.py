@@ -1,4 +1,4 @@
-"""Process watch: reads the signs of life of an engine process, and tells once that it hangs or has ended."""
+"""Process watch: reads an engine process's signs of life, and reports once that it hangs or has ended."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from ..ipc import last_liveness
 from .watchdog import TICK_SECONDS, Watchdog
 
 ENDED = "The engine process has ended."
-_SIGNS_AT_ONCE = 1 << 16  # bytes of signs of life in one read: all that a pipe holds
+_SIGNS_AT_ONCE = 1 << 16  # Largest number of bytes of signs of life in one read: the capacity of a pipe.
 
 
 class ProcessWatch:
     """Watches one process. Belongs to one event loop.
 
     Args:
-        watchdog: finds whether it hangs.
-        has_main_ended: tells whether its main thread has ended.
+        watchdog: determines whether the process hangs.
+        has_main_ended: returns whether its main thread has ended.
 
     Attributes:
-        on_end: called once, with the reason for people. Set before ``start``.
+        on_end: called once, with the reason as a message. Set before ``start``.
     """
 
     def __init__(self, watchdog: Watchdog, has_main_ended: Callable[[], bool]) -> None:
         self.watchdog = watchdog
         self.on_end: Callable[[str], None] = lambda reason: None
         self._ask_main_ended = has_main_ended
-        self._liveness: BinaryIO | None = None  # our end of the pipe, until the process or the connection ends
+        self._liveness: BinaryIO | None = None  # This side's end of the pipe, until the process or the connection ends.
         self._timer: asyncio.TimerHandle | None = None
         self._main_ended = False
 
     def open(self, liveness: BinaryIO) -> None:
-        """Begin to read the process's signs of life. It is not watched before ``start``."""
+        """Start reading the process's signs of life. The process is watched only after ``start``."""
         self._liveness = liveness
         asyncio.get_running_loop().add_reader(liveness.fileno(), self._read_liveness)
 
     def start(self) -> None:
-        """Let the watchdog look at the process, and again after each ``TICK_SECONDS`` until it hangs or has ended.
+        """Start the checks by the watchdog, one in each ``TICK_SECONDS`` until the process hangs or has ended.
 
-        The socket of a process that was killed closes with its last thread, for which one of low priority may need a
-        second where other processes fill the cores. What it has sent is read until the second look.
+        The socket of a killed process closes when its last thread ends. For a thread of low priority this may take a
+        second while other processes use the cores. So the end is reported only at the second check that finds the main
+        thread ended, and all that the process has sent is read before that.
         """
         if self._main_ended:
             return self.on_end(ENDED)
@@ -54,14 +55,14 @@ class ProcessWatch:
         return None
 
     def stop(self) -> None:
-        """End the watch. Does nothing if it has ended."""
+        """End the checks. Does nothing if they have ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._close_liveness()
 
     def _read_liveness(self) -> None:
-        """Take the signs of life that have come. Their end alone means nothing: that of the connection follows."""
+        """Read the signs of life that have arrived. The end of the pipe is ignored: the connection ends too."""
         assert self._liveness is not None
         signs = self._liveness.read(_SIGNS_AT_ONCE)
         if not signs:

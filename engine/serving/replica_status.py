@@ -1,4 +1,4 @@
-"""Replica status: what an engine tells of the replicas that it consists of. One process is a fleet of one."""
+"""Replica status: the state of the replicas of which an engine consists. A single process counts as one replica."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .engine_like import EngineLike
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica that runs.
+    """The state of one replica.
 
     Attributes:
-        name: unique, also among those that are gone.
-        engine: its index, which a later replica may have: the label ``engine`` of its metrics.
-        state: serving or draining; lost where one process is all and has ended.
+        name: unique name, also among replicas that are gone.
+        engine: index of the replica, the label ``engine`` of its metrics. A later replica may get the same index.
+        state: serving or draining; lost if the engine is a single process that has ended.
         place: where it runs.
-        up_seconds: since it serves.
-        silent_seconds: since its last sign of life.
-        adapters: names of those that are likely in its slots, the last used ones last.
+        up_seconds: seconds since it began to serve.
+        silent_seconds: seconds since its last sign of life.
+        adapters: names of the adapters that are probably in its slots, the most recently used one last.
         stats: gauges and counters of its last heartbeat.
         role: work that the replica does: prefill, decode or both.
     """
@@ -38,18 +38,18 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """All replicas, and what has happened to them since the start.
+    """The state of all replicas, and counts of events since the start.
 
     Attributes:
-        wanted: how many there should be.
-        num_starting: replicas that load the model.
-        num_held: sequences that wait for a replica, as there is none.
-        bounds: least and most replicas where their number follows the load; None where it is fixed.
-        num_started: replicas that have served.
-        num_lost: those of them that ended or hung.
-        num_replays: sequences that went on on another replica.
-        num_drained: replicas that were not wanted any more.
-        num_scaled_up, num_scaled_down: changes of ``wanted`` by the load.
+        wanted: target number of replicas.
+        num_starting: number of replicas that load the model.
+        num_held: number of sequences that wait because there is no replica.
+        bounds: smallest and largest number of replicas if their number follows the load; None if it is fixed.
+        num_started: number of replicas that have served.
+        num_lost: number of these that ended or hung.
+        num_replays: number of sequences that were continued on another replica.
+        num_drained: number of replicas that were removed because they were not needed any more.
+        num_scaled_up, num_scaled_down: number of changes of ``wanted`` by the load.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -70,19 +70,19 @@ class ReplicaOwner(Protocol):
     """An engine that consists of replicas."""
 
     def status(self) -> FleetStatus:
-        """Return the replicas and what has happened to them."""
+        """Return the state of the replicas and the counts of events."""
         ...
 
     def engine_stats(self) -> Mapping[int, Mapping[str, float]]:
-        """Return gauges and counters by the replica's index; counters of an index never go back."""
+        """Return gauges and counters by the index of the replica. The counters of an index never decrease."""
         ...
 
 
 def fleet_status(client: EngineLike, up_seconds: float) -> FleetStatus:
-    """Return the status of an engine, whether it consists of replicas or is one process.
+    """Return the status of an engine, be it replicas or a single process.
 
     Args:
-        up_seconds: seconds that the server has been up; an engine of one process has been up for as long.
+        up_seconds: seconds since the start of the server; the status shows them for an engine of a single process.
     """
     if isinstance(client, ReplicaOwner):
         return client.status()

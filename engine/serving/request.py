@@ -1,4 +1,4 @@
-"""A request in tokens: its fields, the limits that check them, and the sequences it is submitted as."""
+"""A request in tokens: its fields, the limits that check them, and the sequences as which it is submitted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_TIMEOUT = 86400.0
 
-# Numbers of SamplingParams with their inclusive bounds; None is no bound. OpenAI's where OpenAI has the field.
+# Numbers of SamplingParams with their inclusive bounds; None is no bound. Bounds are OpenAI's if OpenAI has the field.
 _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     **{option.name: (option.kind, option.low, option.high) for option in OPTIONS},
     "max_tokens": (int, 1, MAX_TOKEN_COUNT),
@@ -54,28 +54,28 @@ _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Request for ``n`` continuations of a prompt in tokens.
+    """A request for ``n`` continuations of a prompt, in tokens.
 
     Attributes:
         tokens: the prompt, ``array('i')``.
-        stop: strings that end a sequence where they appear in its text.
-        include_stop: keep the stop string or end token in the text.
+        stop: strings that end a sequence when they appear in its text.
+        include_stop: whether the stop string or end token stays in the text.
         n: number of sequences.
         adapter: name of a LoRA adapter, None for the base model.
-        salt: separates KV from that of other salts of the same ``cache_tenant``.
-        skip_special_tokens: special tokens have no text.
+        salt: the KV is shared only among requests of the same ``cache_tenant`` with the same salt.
+        skip_special_tokens: whether special tokens have no text.
         grammar: structured output, None for free text.
-        tenant: counted in fair scheduling.
+        tenant: tenant in fair scheduling.
         cache_tenant: tenant whose requests may share the KV.
         priority: priority class.
-        timeout: seconds after which the request ends, waiting or running; None: never.
+        timeout: seconds after which the request ends, waiting or running; None for no timeout.
         session: name of the tenant's session, whose next call continues this one; "" for none.
-        session_seconds: how long the session's KV is kept after the answer; 0 releases it.
-        pin_seconds: how long the prompt is pinned in the prefix cache, 0 for no pin.
-        prefix_pins: beginnings of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
-        reasoning: the thought before the answer, where it has a budget or a grammar after it; else None.
-        shown_tokens: special tokens that have text whatever ``skip_special_tokens`` says.
-        generated: the first tokens of the answer, which are known: the sequences go on behind them.
+        session_seconds: seconds for which the session's KV is kept after the answer; 0 releases it.
+        pin_seconds: seconds for which the prompt is pinned in the prefix cache, 0 for no pin.
+        prefix_pins: prefixes of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
+        reasoning: settings of the thought before the answer, if it has a budget or a grammar follows it; else None.
+        shown_tokens: special tokens that have text whatever ``skip_special_tokens`` is.
+        generated: the first tokens of the answer, if they are known already; the sequences continue after them.
     """
 
     tokens: array[int]
@@ -100,7 +100,7 @@ class TextRequest:
     generated: array[int] = field(default_factory=lambda: array("i"))
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
-        """Return one ``Submit`` for each of the ``n`` sequences; sequence i gets the seed plus i, in 64 bits."""
+        """Return one ``Submit`` for each of the ``n`` sequences. Sequence i gets the seed plus i, in 64 bits."""
         seed = self.params.seed
         grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
         return [
@@ -127,22 +127,22 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds of requests to a model. Every number of a request is checked here and trusted below.
+    """The limits of requests to a model. Every number of a request is checked here; lower layers do not check again.
 
     Attributes:
-        max_model_len: most tokens in prompt and answer together.
-        vocab_size: token ids are below this.
+        max_model_len: largest number of tokens in prompt and answer together.
+        vocab_size: exclusive upper bound of the token ids.
     """
 
     max_model_len: int
     vocab_size: int
 
     def check(self, request: TextRequest) -> TextRequest:
-        """Return the request in the engine's form (``top_k`` -1 becomes 0, as all aliases of neutral values do).
+        """Return the request in the engine's form. Values that mean "no effect" become the neutral one (-1 becomes 0).
 
         Raises:
             ContextTooLong: the prompt leaves no room for an answer.
-            RequestError: another field is out of bounds; the message has field, value and bounds.
+            RequestError: another field is out of bounds; the message has the field, its value and the bounds.
         """
         _check_kinds(request)
         params = request.params
@@ -189,11 +189,11 @@ class RequestLimits:
         return room if most is None else min(room, most)
 
     def check_room(self, field: str, max_tokens: int, num_prompt: int) -> None:
-        """Check that an answer of ``max_tokens``, which ``field`` asks for, fits after a prompt.
+        """Check that an answer of ``max_tokens`` tokens, set by the field ``field``, fits after a prompt.
 
         Raises:
-            ContextTooLong: none fits.
-            RequestError: fewer fit.
+            ContextTooLong: no token fits.
+            RequestError: fewer tokens fit.
         """
         if max_tokens <= (room := self.default_max_tokens(num_prompt)):
             return
@@ -227,12 +227,12 @@ class RequestLimits:
 
 
 def _wrapped(seed: int) -> int:
-    """Return a seed beyond the largest as counted on from the smallest."""
+    """Return a seed in the range of signed 64-bit numbers; larger ones wrap around to negative ones."""
     return (seed - MIN_SEED) % (1 << 64) + MIN_SEED
 
 
 def token_array(ids: Sequence[int]) -> array[int]:
-    """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for entries that are no ids."""
+    """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for an entry that is not an id."""
     try:
         if isinstance(ids, bytes) or bool in map(type, ids):
             raise TypeError("neither bytes nor booleans are ids")
@@ -242,12 +242,12 @@ def token_array(ids: Sequence[int]) -> array[int]:
 
 
 def check_parameter(name: str, value: object) -> None:
-    """Raise RequestError unless a number of ``SamplingParams`` is within its bounds."""
+    """Raise RequestError if a number of ``SamplingParams`` is out of its bounds."""
     _check_number(name, value, *_BOUNDS[name])
 
 
 def _check_number(name: str, value: object, kind: type[int] | type[float], low: float, high: float | None) -> None:
-    """Raise RequestError unless ``value`` is a number of ``kind`` within its bounds."""
+    """Raise RequestError if ``value`` is not a number of ``kind`` within the bounds."""
     if value is None and name in _OPTIONAL:
         return
     fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
@@ -265,7 +265,7 @@ def _bounds(name: str, low: float, high: float | None) -> str:
 
 
 def _check_kinds(request: TextRequest) -> None:
-    """Raise RequestError for what is of another type than Python callers must give it."""
+    """Raise RequestError for a field whose type is wrong. Python callers may pass any type."""
     kinds: dict[str, tuple[object, type]] = {
         "params": (request.params, SamplingParams),
         "session": (request.session, str),

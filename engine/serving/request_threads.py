@@ -1,7 +1,7 @@
-"""Request threads: what takes long with a request is done beside the event loop, in turns of tenants.
+"""Request threads: work for a request that takes long runs on threads, in turns by tenant, not on the event loop.
 
-The threads of ``asyncio.to_thread`` are the server's own: a few requests of one tenant would hold all of them, and
-whatever the server does with files or processes would wait behind, as would all others.
+The threads of ``asyncio.to_thread`` are kept for the server itself. Otherwise a few requests of one tenant could occupy
+all of them, and the server's own work with files and processes would have to wait, as would other tenants.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ...tenancy.thread_calls import NoThread
 from ..errors import CapacityError
 
 MOST_THREADS = 8
-"""Some of them wait for processes that run programs, so there are more than cores. A tenant leaves half of them."""
+"""Number of threads. Some wait for other processes, so it may exceed the cores. A tenant gets half of them."""
 MOST_CALLS = 1024
-"""Calls that wait for a thread, of which a tenant gets half."""
+"""Largest number of calls that wait for a thread. A tenant gets half of them."""
 THREADS = TenantThreads(MOST_THREADS, "requests", MOST_CALLS)
 
 T = TypeVar("T")
 
 
 async def on_request_thread(call: Callable[[], T]) -> T:
-    """Return what a call does, made on another thread in a turn of the current tenant. Raises as the call.
+    """Run ``call`` on another thread, in a turn of the current tenant; return its result or raise its exception.
 
     Raises:
-        CapacityError: as many calls of the tenant wait as may, or no thread can be started.
+        CapacityError: the tenant's limit of waiting calls is reached, or no thread can be started.
     """
     try:
         return await THREADS.call(CURRENT_TENANT.get(), call)

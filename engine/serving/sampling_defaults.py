@@ -1,4 +1,4 @@
-"""Sampling defaults: what ``generation_config.json``, or a GGUF file, recommends for requests that name no value."""
+"""Sampling defaults: the values that a model recommends, in ``generation_config.json`` or in its GGUF file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..sampling_options import OPTIONS, without_aliases
 from ..types import SamplingDefaults, SamplingParams
 from .request import check_parameter
 
-# Keys of the file that are applied, and their parameters. Others (do_sample, max_length, ...) are vLLM's to ignore too.
+# Keys of the file that are applied, with their parameters. All others (do_sample, max_length, ...) vLLM ignores too.
 _APPLIED = {option.name: option.name for option in OPTIONS if option.recommended} | {"max_new_tokens": "max_tokens"}
 
 
 class DefaultsRead(NamedTuple):
-    """Sampling defaults of a model, with lines for people about what is applied and what is ignored."""
+    """Sampling defaults of a model, with messages on the values that are applied and those that are ignored."""
 
     defaults: SamplingDefaults
     applied: str = ""
@@ -28,10 +28,10 @@ class DefaultsRead(NamedTuple):
 def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
     """Read the sampling defaults of a model's folder or GGUF file, unless ``--generation-config`` is ``vllm``.
 
-    A value that is out of a request's bounds is ignored, with a line about it.
+    A value that is out of the bounds of a request is ignored, and a message says so.
 
     Raises:
-        ModelError: the file is not a JSON object, or no GGUF file.
+        ModelError: ``generation_config.json`` is not a JSON object, or the file is not a GGUF file.
     """
     if config.generation_config != "auto":
         return DefaultsRead(SamplingDefaults())
@@ -58,6 +58,6 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
 
 
 def default_params(defaults: SamplingDefaults) -> SamplingParams:
-    """Return the parameters of an offline request that names none."""
+    """Return the parameters of an offline request that sets none."""
     params = SamplingParams(**{option.name: getattr(defaults, option.name) for option in OPTIONS})
     return params if defaults.max_tokens is None else replace(params, max_tokens=defaults.max_tokens)

@@ -1,4 +1,4 @@
-"""The running sequences by id: sends requests to the engine as sequences and turns its messages into their deltas."""
+"""The running sequences by id: sends requests to the engine as sequences, and turns its messages into deltas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .request import TextRequest
 
 
 class EngineLink(TokenReceiver, Protocol):
-    """What a table sends to an engine, in this process or in another."""
+    """The messages that a table sends to an engine, be it in this process or in another."""
 
     def submit(self, submits: Sequence[Submit]) -> None: ...
 
@@ -27,10 +27,10 @@ class EngineLink(TokenReceiver, Protocol):
 
 
 class DeltaReceiver(Protocol):
-    """The reader of one or more requests' deltas.
+    """The reader of the deltas of one or more requests.
 
     Attributes:
-        running: output processors of the sequences that have not ended, by id. Written by ``SequenceTable`` alone.
+        running: output processors of the sequences that have not ended, by id. Only ``SequenceTable`` writes it.
     """
 
     running: dict[int, OutputProcessor]
@@ -41,10 +41,10 @@ class DeltaReceiver(Protocol):
 
 
 class SequenceTable:
-    """Numbers, submits, feeds and aborts sequences; each is aborted once at most.
+    """Numbers, submits, feeds and aborts sequences. Each sequence is aborted at most once.
 
     Args:
-        engine: the engine in which sequences run.
+        engine: the engine in which the sequences run.
     """
 
     def __init__(self, engine: EngineLink) -> None:
@@ -63,11 +63,12 @@ class SequenceTable:
         served: ServedTokenizer,
         generated: array[int] | None = None,
     ) -> None:
-        """Submit the sequences of requests that ``RequestLimits.check`` has passed: all, or none if anything raises.
+        """Submit the sequences of requests that ``RequestLimits.check`` has passed; none of them if anything raises.
 
         Args:
-            served: the tokenizer of all of them.
-            generated: tokens that the one sequence has already, and goes on after; the receiver gets them first.
+            served: the tokenizer of all requests.
+            generated: tokens that the only sequence has generated already, and after which it continues. The receiver
+                gets them first.
 
         Raises:
             EngineDead: the engine is gone.
@@ -93,10 +94,10 @@ class SequenceTable:
             raise
 
     def take(self, messages: Iterable[Message]) -> None:
-        """Give the engine's messages to their receivers and abort sequences in which a stop string was found now.
+        """Pass the engine's messages to their receivers, and abort the sequences in which a stop string was found now.
 
-        Messages of sequences that were stopped by ``stop`` are ignored. A failure, or a bug in the text of one
-        sequence, fails its receiver and no other; what still runs of the receiver's sequences is aborted.
+        Messages of sequences that ``stop`` has ended are ignored. A failure, or a bug in the text of one sequence,
+        fails only the receiver of that sequence. The other sequences of this receiver are then aborted.
         """
         found_stop = []
         failed: list[DeltaReceiver] = []
@@ -120,14 +121,14 @@ class SequenceTable:
             self.stop(receiver)
 
     def expire(self, receiver: DeltaReceiver) -> None:
-        """Abort what still runs of a receiver's sequences; it ends with reason ``TIMEOUT``."""
+        """Abort the sequences of a receiver that still run. They end with the reason ``TIMEOUT``."""
         if unfinished := _unfinished(receiver):
             for number in unfinished:
                 receiver.running[number].expire()
             self._engine.abort(unfinished)
 
     def stop(self, receiver: DeltaReceiver) -> None:
-        """Abort what still runs of a receiver's sequences and forget all of them."""
+        """Abort the sequences of a receiver that still run, and forget all its sequences."""
         unfinished, ids = _unfinished(receiver), tuple(receiver.running)
         self._forget(receiver)
         if unfinished:
@@ -135,12 +136,12 @@ class SequenceTable:
         self._vocabularies.end(ids)
 
     def fail_all(self, error: EngineDead) -> None:
-        """Fail all receivers: the engine is gone."""
+        """Fail all receivers, as the engine is gone."""
         receivers = {id(receiver): receiver for receiver in self._receivers.values()}.values()
         for receiver in receivers:
             self._vocabularies.end(tuple(receiver.running))
             self._forget(receiver)
-            # Each receiver gets an exception of its own, because raising one adds to its traceback.
+            # Each receiver gets its own exception object, because raising one adds to its traceback.
             receiver.fail(EngineDead(str(error)))
 
     def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
@@ -168,10 +169,10 @@ class SequenceTable:
 
 
 def _of_tokenizer(submit: Submit, served: ServedTokenizer) -> Submit:
-    """Return the sequence with what the engine has to know of an adapter's tokenizer."""
+    """Return the sequence with the fields that describe an adapter's own tokenizer."""
     return replace(submit, vocabulary=served.key, ends=served.ends, tokenizer=served.identity)
 
 
 def _unfinished(receiver: DeltaReceiver) -> list[int]:
-    """Ids of the sequences that run and were not aborted."""
+    """Return the ids of the sequences that run and were not aborted."""
     return [number for number, processor in receiver.running.items() if not processor.is_ending]

@@ -1,7 +1,7 @@
-"""Gathers requests that come together, so that an idle engine does not begin the first of them alone.
+"""Gathers requests that arrive together, so that an idle engine does not start with only the first of them.
 
-Of 32 requests at once it would compute the first in a step that takes half as long as one with five prompts, and then a
-token of it in a step of its own, while the others are parsed.
+With 32 requests at once, the engine would compute the first in a step that takes half as long as a step with five
+prompts, and then one token of it in a second step, while the other requests are still being parsed.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Callable, Iterable, Sequence
 from ..messages import Done, Failed, Message, Submit
 
 GATHER_SECONDS = 0.004
-"""For which a sequence is held at most while others come."""
-_ROUNDS = 5  # rounds of the event loop from the bytes of a request to its sequences
+"""Largest time in seconds for which a sequence is held back while others arrive."""
+_ROUNDS = 5  # Rounds of the event loop between the bytes of a request and its sequences.
 
 
 class SubmitGatherer:
-    """Holds sequences for an engine that has no others, while more come. Belongs to one event loop.
+    """Holds back sequences for an idle engine while more arrive. Belongs to one event loop.
 
-    The sequences of a request that comes alone are held for five rounds of the event loop, some 60 us.
+    The sequences of a request that comes alone are held back for five rounds of the event loop, about 60 us.
 
     Args:
-        send: called once for all that are held; it takes them by ``take``.
-        clock: seconds, monotonic.
+        send: called once for all sequences that are held; it gets them by ``take``.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, send: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
         self._clock = clock
-        self._open: set[int] = set()  # ids of sequences that have not ended
+        self._open: set[int] = set()  # Ids of the sequences that have not ended.
         self._held: list[Submit] = []
-        self._due = 0.0  # when the held ones are sent at the latest, on the loop's clock
-        self._rounds = 0  # rounds since the last one was added
+        self._due = 0.0  # Latest time at which the held sequences are sent, by ``clock``.
+        self._rounds = 0  # Rounds of the event loop since the last sequence was added.
 
     def add(self, submits: Sequence[Submit]) -> None:
-        """Send sequences: at once, or with others that come now."""
+        """Send sequences: at once if the engine is busy, else together with those that arrive within a short time."""
         is_idle = len(self._open) == len(self._held)
         self._open.update(submit.id for submit in submits)
         if is_idle and not self._held:
@@ -48,16 +48,16 @@ class SubmitGatherer:
             self._send()
 
     def take(self) -> list[Submit]:
-        """Return what is held, and hold it no longer."""
+        """Return the sequences that are held, and remove them."""
         held, self._held = self._held, []
         return held
 
     def see(self, messages: Iterable[Message]) -> None:
-        """Take note of the sequences that have ended."""
+        """Note the sequences that have ended, given the engine's messages."""
         self._open.difference_update([message.id for message in messages if isinstance(message, (Done, Failed))])
 
     def _wait(self) -> None:
-        """Send what is held if nothing has come for some rounds of the event loop, else look again in the next one."""
+        """Send the held sequences if none has arrived for some rounds of the event loop; else check again later."""
         if not self._held:
             return
         self._rounds += 1

@@ -1,4 +1,4 @@
-"""Engine template of the API process's side: engine processes forked from one that has loaded the weights."""
+"""Engine template, on the API process's side: engine processes are forked from one that has loaded the weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .fork_server import ForkServer
 class EngineTemplate:
     """A process with a model's weights, from which engine processes with the same options are forked.
 
-    Where it cannot be had (a GPU, several ranks, a system without ``pidfd_open``, a model that cannot be loaded) they
-    are started in the plain way, and each loads the weights itself.
+    If there cannot be such a process (GPU, several ranks, a system without ``pidfd_open``, a model that cannot be
+    loaded), engine processes are started directly, and each loads the weights itself.
 
     Args:
         config, model_path: configuration and model path of the engine processes.
@@ -28,19 +28,19 @@ class EngineTemplate:
         self._is_possible = config.num_ranks == 1 and config.device != "cuda" and not _has_gpu(config)
 
     async def start(self) -> None:
-        """Start the process and wait until it has loaded the weights. Does nothing if it runs, or cannot be had."""
+        """Start the process and wait until it has loaded the weights. Does nothing if it runs or cannot be used."""
         if self._is_possible:
             await self._server.start()
 
     def spawn(self, fd: int, liveness: int, model_path: str, options: str) -> EngineProcess:
-        """Fork an engine process, or start it in the plain way; arguments as of ``spawn_engine``."""
+        """Fork an engine process, or start one directly. For the arguments see ``spawn_engine``."""
         return self._server.fork((fd, liveness)) or spawn_engine(fd, liveness, model_path, options)
 
     def close(self) -> None:
-        """End the process. Engine processes that were forked run on; ``start`` starts another one."""
+        """End the process. Forked engine processes continue; ``start`` starts another template process."""
         self._server.close()
 
 
 def _has_gpu(config: EngineConfig) -> bool:
-    """Return whether the engine may choose a GPU, as far as can be known without torch."""
+    """Return whether the engine may choose a GPU, as far as this can be known without torch."""
     return config.device == "auto" and torch_takes_gpus() and bool(visible_gpus())

@@ -1,10 +1,9 @@
-"""Watchdog of the engine process: finds from its signs of life and its steps whether it hangs. No I/O but a clock's.
+"""Watchdog of the engine process: determines from its signs of life and its steps whether it hangs. No I/O.
 
-A process that is stopped, or that waits for ever while it holds the interpreter, sends no signs of life and uses no
-processor time. One that computes without letting its liveness thread run (native code that holds the interpreter) uses
-some, as does one on a machine that is too busy: neither hangs. A step that never ends sends signs of life for ever, so
-that a step has a limit of its own, which is generous: prompts on a slow machine and kernels compiled at first use take
-long.
+A process that is stopped, or waits for ever with the interpreter's lock, sends no signs of life and uses no processor
+time. A process whose native code computes with the lock sends none either but uses processor time, as does a process on
+an overloaded machine: neither hangs. A step that never ends does not stop the signs of life. So a step has a time limit
+of its own. It is long, because prompts on a slow machine and kernels compiled at first use take long.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from collections.abc import Callable
 
 HEARTBEAT_TIMEOUT = 5.0
 FLEET_HEARTBEAT_TIMEOUT = 3.0
-"""Of a replica: one that is given up wrongly costs a pause, and not the server."""
+"""Seconds without a sign of life after which a replica hangs. An error here costs a pause, not the server."""
 WATCHDOG_TIMEOUT = 300.0
 TICK_SECONDS = 0.1
-"""Between two calls of ``tick``."""
-# One tick counts at most so many seconds: if more have passed, this process itself was not running.
+"""Seconds between two calls of ``tick``."""
+# Seconds that one tick counts at most. If more have passed, this process itself was not running.
 _MOST_SECONDS = 2 * TICK_SECONDS
-_OVERDUE = 1.0  # seconds of silence after which processor time is looked at
-# Processor seconds, one tick of the kernel's clock, that tell a slow process from a stopped one.
+_OVERDUE = 1.0  # Seconds of silence after which the processor time is read.
+# A process that used this much processor time in seconds (one tick of the kernel's clock) is slow, not stopped.
 _LEAST_PROCESSOR_SECONDS = 0.01
 
 
 class Watchdog:
-    """Counts the seconds without a sign of life and those of the present step, as far as this process ran itself.
+    """Counts the seconds without a sign of life, and those of the present step. Time when it did not run is left out.
 
     Args:
-        heartbeat_timeout: seconds without a sign of life and without use of the processor after which a process hangs.
-        watchdog_timeout: seconds of one step after which it hangs.
-        processor_seconds: reads the processor time that the process has used; None where it is not known.
+        heartbeat_timeout: seconds without a sign of life and without processor use after which the process hangs.
+        watchdog_timeout: seconds of one step after which the process hangs.
+        processor_seconds: reads the processor time that the process has used; None if it is not known.
 
     Attributes:
-        silent_seconds: since the last sign of life.
-        step_seconds: since the step loop's last pass.
+        silent_seconds: seconds since the last sign of life.
+        step_seconds: seconds since the last pass of the step loop.
     """
 
     def __init__(
@@ -47,10 +46,10 @@ class Watchdog:
         self.step_seconds = 0.0
         self._num_passes = -1
         self._last_tick: float | None = None
-        self._used_before: float | None = None  # processor time when the silence was found to be overdue
+        self._used_before: float | None = None  # Processor time when the silence first exceeded its limit.
 
     def sign_of_life(self, num_passes: int) -> None:
-        """Take a sign of life with the number of passes that the step loop has made."""
+        """Record a sign of life, with the number of passes that the step loop has made."""
         self._end_silence()
         if num_passes != self._num_passes:
             self._num_passes, self.step_seconds = num_passes, 0.0
@@ -69,7 +68,7 @@ class Watchdog:
         return None
 
     def _look_at_processor(self) -> None:
-        """End a silence in which the process computes: its liveness thread waits for its turn."""
+        """Set the silence to 0 if the process computes: then its liveness thread only waits for its turn."""
         if self.silent_seconds < min(_OVERDUE, self._heartbeat_timeout / 2):
             return
         used = self._processor_seconds()

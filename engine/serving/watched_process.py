@@ -1,4 +1,4 @@
-"""Watched process: the engine process of a client, which is started, watched, told of and ended here."""
+"""Watched process: the process of an engine, with the operations that start, watch, describe and end it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .process_watch import ProcessWatch
 from .watchdog import Watchdog
 
 SOCKET_BUFFER = 4 << 20
-"""Bytes of a channel's send buffer."""
+"""Size of the send buffer of a channel in bytes."""
 _END_SECONDS = 10.0
 
 
 class WatchedProcess(ABC):
-    """An engine process, wherever it is; none before ``start``. Belongs to one event loop.
+    """An engine process on this or another machine; no process exists before ``start``. Belongs to one event loop.
 
     Args:
-        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+        heartbeat_timeout, watchdog_timeout: see ``Watchdog``.
 
     Attributes:
-        process: the child of this process; None before ``start``, and where it is none.
-        watch: reads its signs of life, and tells if it hangs or has ended.
+        process: the child of this process; None before ``start``, and if the engine process is not a child.
+        watch: reads its signs of life, and reports if it hangs or has ended.
     """
 
     def __init__(self, heartbeat_timeout: float, watchdog_timeout: float) -> None:
@@ -43,15 +43,15 @@ class WatchedProcess(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the engine runs, for people."""
+        """The place where the engine runs, for log and error messages."""
 
     @abstractmethod
     async def start(self) -> tuple[socket.socket, BinaryIO]:
-        """Start it. Returns our ends of its channel and of the stream of its signs of life. Raises EngineDead."""
+        """Start it. Returns this side's ends of its channel and of its stream of signs of life. Raises EngineDead."""
 
     @abstractmethod
     def fault_of_start(self) -> str:
-        """Return how it ended before its model was loaded. May wait for its end, while nothing is served yet."""
+        """Return how it ended before its model was loaded. May wait for its end, as nothing is served yet."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -59,7 +59,7 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def reap(self) -> None:
-        """Wait for the end of a child. Blocks."""
+        """Wait for the end of a child process. Blocks."""
 
     @abstractmethod
     def _has_main_ended(self) -> bool:
@@ -71,11 +71,11 @@ class WatchedProcess(ABC):
 
 
 class ChildProcess(WatchedProcess):
-    """An engine process that is a child of this one.
+    """An engine process that is a child of this process.
 
     Args:
-        spawn: starts it.
-        heartbeat_timeout, watchdog_timeout: as of ``Watchdog``.
+        spawn: starts the process.
+        heartbeat_timeout, watchdog_timeout: see ``Watchdog``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ChildProcess(WatchedProcess):
         self._spawn = spawn
 
     async def start(self) -> tuple[socket.socket, BinaryIO]:
-        """Start the process. Returns our ends of its channel and of the stream of its signs of life."""
+        """Start the process. Returns this side's ends of its channel and of its stream of signs of life."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
@@ -105,11 +105,11 @@ class ChildProcess(WatchedProcess):
 
     @property
     def place(self) -> str:
-        """Where the engine runs, for people."""
+        """The place where the engine runs, for log and error messages."""
         return "no process" if self.process is None else f"process {self.process.pid}"
 
     def fault_of_start(self) -> str:
-        """Return how it ended before its model was loaded. Waits for its end, while nothing is served yet."""
+        """Return how it ended before its model was loaded. Waits for its end, as nothing is served yet."""
         assert self.process is not None
         return fault_of_start(self.process, on_gpu=takes_gpu(self._config.device))
 
