@@ -1,1 +1,1 @@
-"""Request bodies as pydantic models: strict types; every known field is supported, ignored or refused by name."""
+"""Request bodies as pydantic models with strict types. Each known field is supported, ignored or refused by name."""

@@ -1,4 +1,4 @@
-"""The field ``adapters``: a weighted combination of adapters that answers a request, in the place of one adapter."""
+"""The field ``adapters``: a weighted combination of adapters that answers a request in place of a single adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _check_distinct(parts: list[AdapterPart]) -> list[AdapterPart]:
 
 
 class AdapterFields(StrictModel):
-    """``model``, and as an extension ``adapters`` beside the base model's name or none."""
+    """The fields ``model`` and, as an extension, ``adapters``; beside it ``model`` is the base model or absent."""
 
     model: ModelName | None = None
     adapters: (
@@ -41,7 +41,7 @@ class AdapterFields(StrictModel):
 
     @property
     def asked_model(self) -> str | None:
-        """The model's name as ``ModelDirectory.find`` takes it."""
+        """The model's name in the form of ``ModelDirectory.find``."""
         if self.adapters is None:
             return self.model
         combined = combination_name(WeightedPart(part.name, float(part.weight)) for part in self.adapters)

@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's routes to load and unload LoRA adapters, and of ``/v1/admin/models``."""
+"""Request bodies of vLLM's routes that load and unload LoRA adapters, and of ``/v1/admin/models``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .base import StrictModel
 
 MAX_PATH = 4096
 MAX_SOURCE = 2048
-MAX_VERSION = 71  # "sha256:" and 64 digits
+MAX_VERSION = 71  # Length of "sha256:" and 64 digits.
 
 
 class LoadAdapterRequest(StrictModel):
-    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``; ``base_model_name`` counts if there are several."""
+    """Load an adapter. ``lora_path`` is relative to ``--lora-dir``; ``base_model_name`` selects the base model."""
 
     lora_name: str = Field(min_length=1, max_length=MAX_MODEL_NAME)
     lora_path: str = Field(min_length=1, max_length=MAX_PATH)
@@ -32,7 +32,7 @@ class UnloadAdapterRequest(StrictModel):
 
 
 class AddVersionRequest(StrictModel):
-    """Add a version; ``digest`` is the SHA-256 that its content must have, ``model`` its base model."""
+    """Add a version of a model. ``digest`` is the SHA-256 that its content must have, ``model`` its base model."""
 
     name: str = Field(min_length=1, max_length=256)
     source: str = Field(min_length=1, max_length=MAX_SOURCE)
@@ -41,23 +41,23 @@ class AddVersionRequest(StrictModel):
 
 
 class PromoteRequest(StrictModel):
-    """Promote a version, named by its digest or the first digits of it."""
+    """Promote a version. It is named by its digest or the first digits of its digest."""
 
     version: str = Field(min_length=1, max_length=MAX_VERSION)
 
 
 class CanaryRequest(StrictModel):
-    """Give a version a percentage of new requests."""
+    """Send a percentage of new requests to a version."""
 
     version: str = Field(min_length=1, max_length=MAX_VERSION)
     weight: int = Field(ge=1, le=99)
 
 
 class RollbackRequest(StrictModel):
-    """Undo the last change of weights."""
+    """Undo the last change of the versions' shares of requests."""
 
 
 class RemoveRequest(StrictModel):
-    """Remove a version; without one, the name with all its versions."""
+    """Remove a version; without ``version``, remove the name with all its versions."""
 
     version: str | None = Field(default=None, min_length=1, max_length=MAX_VERSION)

@@ -1,4 +1,4 @@
-"""Base of request models: strict types, null means absent, unsupported fields are ignored or refused by name."""
+"""Base of request models: strict types; null means absent; unsupported fields are ignored or refused by name."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from pydantic_core import PydanticCustomError
 
 MAX_ID = 256
 Id = Annotated[str, Field(max_length=MAX_ID)]
-"""Id or name that a request gives, or gives back."""
-MAX_FORMAT_NAME = 64  # as OpenAI's
+"""Id or name in a request; some are repeated in the response."""
+MAX_FORMAT_NAME = 64  # OpenAI's limit.
 FormatName = Annotated[str, Field(max_length=MAX_FORMAT_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusal of a field that is not implemented.
+    """The refusal of a field that is not implemented.
 
     Attributes:
         reason: a sentence for the client.
-        neutral: accepted values, which do not change the answer.
+        neutral: values that are accepted, because they do not change the answer.
     """
 
     reason: str
     neutral: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
-        """Whether the value is neutral. True does not equal 1, and nulls in an object are absent."""
+        """Return whether the value is neutral. True does not equal 1, and null entries of an object count as absent."""
         if isinstance(value, dict):
             value = {name: entry for name, entry in value.items() if entry is not None}
         return any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 
 class StrictModel(BaseModel):
-    """A JSON object with known fields only. An explicit null equals an absent field.
+    """A JSON object that may only have known fields. An explicit null equals an absent field.
 
-    One that is a field's default should be frozen: pydantic copies a default that has no hash, for each request.
+    A model that is the default of a field should be frozen: pydantic copies a default that has no hash for each
+    request.
 
     Attributes:
-        ignored: fields that never change the answer: accepted with any value.
-        refused: fields that would change it: refused by name unless their value is neutral.
+        ignored: fields that never change the answer; they are accepted with any value.
+        refused: fields that would change the answer; they are refused by name unless their value is neutral.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -52,7 +53,7 @@ class StrictModel(BaseModel):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """What of a request cannot be served and changes no answer by being left out, by place and kind."""
+        """Place and kind of each part of the request that is left out, as it cannot be served and changes no answer."""
         return ()
 
     @model_validator(mode="before")
@@ -73,14 +74,14 @@ class StrictModel(BaseModel):
 
 
 def string_or_list(value: Any) -> str | None:
-    """Discriminator of a field that is a string or a list. Names in ``<>`` are left out of an error's ``param``."""
+    """Discriminator of a field that is a string or a list. Names in ``<>`` do not appear in an error's ``param``."""
     if isinstance(value, str):
         return "<string>"
     return "<list>" if isinstance(value, list) else None
 
 
 def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
-    """Return the annotations of a union of objects by their ``type``, each tagged with it in ``<>``."""
+    """Return the annotations of a union of objects by their ``type``. Each member has its type in ``<>`` as tag."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and value.get("type") not in kinds:
@@ -98,5 +99,5 @@ def typed_by(*kinds: str) -> tuple[Discriminator, BeforeValidator]:
 
 
 def rejected(reason: str, *field: str | int) -> PydanticCustomError:
-    """Error for a validator: the field's name and ``reason``; ``field`` is a path below that field."""
+    """Return an error for a validator: ``reason`` follows the field's name. ``field`` is a path below that field."""
     return PydanticCustomError("rejected", reason, {"field": field})

@@ -1,4 +1,4 @@
-"""Anthropic's ``cache_control``, a mark that pins a prompt or its beginning in the prefix cache for a time."""
+"""Anthropic's ``cache_control``: a mark that pins a prompt or its beginning in the prefix cache for a time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _seconds(match: re.Match[str]) -> int:
 
 
 class CacheControl(StrictModel):
-    """Pin a prompt in the prefix cache until ``ttl`` after the answer.
+    """Pin a prompt in the prefix cache until ``ttl`` has passed after the answer.
 
-    On a request it pins the whole prompt, on a message or tool the prompt up to the end of that part.
+    On a request, the mark pins the whole prompt; on a message or tool, it pins the prompt up to the end of that part.
     """
 
     type: Literal["ephemeral"]

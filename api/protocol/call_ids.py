@@ -1,6 +1,6 @@
-"""Ids of tool calls: which call a result answers, and results in the order of their calls; one rule for all protocols.
+"""Ids of tool calls, for all protocols: the call that a result belongs to, and results in the order of their calls.
 
-Chat templates without ids give results to the model by position, and clients send them in the order of completion.
+Clients send results in the order of completion. Chat templates without ids give them to the model by position.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MOST_QUOTED = 128
 
 
 class CallIdError(ValueError):
-    """An id of no call, or of one that has its result. The text goes on after the name of the result's field."""
+    """The id belongs to no call, or to one that has its result. The message continues the name of the id's field."""
 
 
 class CallPlace(NamedTuple):
-    """A call by the number of its turn, and by its number among all calls."""
+    """The place of a call: the number of its turn, and its number among all calls."""
 
     turn: int
     number: int
@@ -31,9 +31,10 @@ class CallPlace(NamedTuple):
 class ToolCallIds:
     """The calls of a conversation, in their order.
 
-    A turn of the assistant ends with a result or with another role's message. A later turn may use an id again: a
-    result belongs to the latest call with its id. If calls of one turn share an id, as with some servers, their results
-    are assigned in order. Calls without an id, which old clients send, are assigned results with unknown ids in order.
+    A turn of the assistant ends with a result or with a message of another role. A later turn may use an id again: a
+    result belongs to the latest call with its id. If calls of one turn share an id, as some servers generate them,
+    their results are assigned in order. Results with unknown ids are assigned in order to the calls without an id,
+    which old clients send.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,11 @@ class ToolCallIds:
         self._without_id: list[CallPlace] = []
 
     def end_turn(self) -> None:
-        """Begin another turn."""
+        """Start another turn."""
         self._turn += 1
 
     def call(self, call_id: str | None) -> None:
-        """Enter a call."""
+        """Add a call."""
         place = CallPlace(self._turn, self._count)
         self._count += 1
         if call_id is None:
@@ -57,7 +58,7 @@ class ToolCallIds:
         self._open[call_id] = [*(each for each in waiting if each.turn == self._turn), place]
 
     def result(self, call_id: str) -> CallPlace:
-        """Return the call of a result. Raises CallIdError for an unknown id, and for a second result."""
+        """Return the call of a result. Raises CallIdError for an unknown id, and for a second result of a call."""
         self.end_turn()
         waiting = self._open.get(call_id)
         if waiting:
@@ -70,12 +71,12 @@ class ToolCallIds:
 
 
 def in_call_order(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return a chat's messages with the results of each turn's calls in the order of the calls.
+    """Return a chat's messages. The results of each turn are sorted in the order of their calls.
 
-    Results change places among themselves alone.
+    Only results change places, and only among themselves.
 
     Raises:
-        PydanticCustomError: an id is unknown or doubled.
+        PydanticCustomError: an id is unknown, or a call has two results.
     """
     calls = ToolCallIds()
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -28,12 +28,12 @@ TemplateKwargs = Annotated[dict[str, Any], AfterValidator(check_template_kwargs)
 
 
 class TemplateInput(NamedTuple):
-    """What a chat template is given, read from a body in one pass.
+    """The input of a chat template, read from a body in one pass.
 
     Attributes:
         tools: functions that the model may call.
         kwargs: variables of the template.
-        adds_header: the text ends with the header of a new answer.
+        adds_header: whether the text ends with the header of a new answer.
         continued: text of the last message, which the answer continues; None for a new answer.
     """
 
@@ -44,16 +44,16 @@ class TemplateInput(NamedTuple):
     continued: str | None
 
     def beginning(self, messages: Sequence[ChatMessage]) -> TemplateInput:
-        """Return the input of some first messages, after which nothing is to come."""
+        """Return the input for only the first ``messages`` of the conversation, without the header of an answer."""
         return self._replace(messages=messages, adds_header=False, continued=None)
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Return the tools for the template."""
+        """Return the tools in the template's form."""
         return [tool.for_template() for tool in self.tools]
 
     @property
     def is_long(self) -> bool:
-        """Whether it is more than the event loop should render, counted until that is known."""
+        """Whether rendering would take too long for the event loop. Counting stops as soon as that is known."""
         if len(self.messages) > _MANY_MESSAGES:
             return True
         size = num_characters(self.messages) + sum(len(each) for each in self.kwargs.values() if isinstance(each, str))
@@ -63,7 +63,7 @@ class TemplateInput(NamedTuple):
 class ChatRequest(ReasoningFields):
     """OpenAI's fields and the implemented extensions of vLLM.
 
-    ``max_tokens`` may be 0: prefill only, which puts the prompt into the prefix cache.
+    With ``max_tokens`` 0 the request only puts the prompt into the prefix cache (prefill only).
     """
 
     ignored: ClassVar[frozenset[str]] = SamplingFields.ignored - {"parallel_tool_calls"} | _FOREIGN.ignored
@@ -113,9 +113,9 @@ class ChatRequest(ReasoningFields):
         return self
 
     def cache_points(self) -> Iterator[tuple[list[ChatMessage], CacheControl]]:
-        """Yield each ``cache_control`` in tools and messages, with all messages up to the one that it is in.
+        """Yield each ``cache_control`` in tools and messages, with all messages up to the message that has it.
 
-        Templates write tools beside the first instructions, so a mark on a tool is one on these.
+        Templates write tools after the first instructions. So a mark on a tool also covers these messages.
         """
         first = next((number for number, each in enumerate(self.messages) if each.role not in _INSTRUCTIONS), 0)
         for tool in self.tools:
@@ -126,7 +126,7 @@ class ChatRequest(ReasoningFields):
                 yield [*self.messages[:number], beginning], mark
 
     def template_input(self) -> TemplateInput:
-        """Return what the chat template is given. By default it adds a header unless the last message is continued."""
+        """Return the input of the chat template. By default it adds a header unless the last message is continued."""
         continued = self.messages[-1].text if self.continue_final_message else None
         adds_header = continued is None if self.add_generation_prompt is None else self.add_generation_prompt
         kwargs = {**self.thinking_kwargs, **self.chat_template_kwargs}
@@ -144,15 +144,15 @@ class ChatRequest(ReasoningFields):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Tokens that are asked for, None for as many as fit."""
+        """Requested number of tokens; None for as many as fit."""
         if self.is_prefetch:
             return 0
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def asked_length(self) -> tuple[int | None, str]:
-        """Return how many tokens are asked for, None for as many as fit, and the field that says so.
+        """Return the requested number of tokens, None for as many as fit, and the field that sets it.
 
-        The engine always draws one token; where none is asked for, it is dropped.
+        The engine always draws one token. If none is requested, that token is dropped.
         """
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         asked = self.max_new_tokens
@@ -160,7 +160,7 @@ class ChatRequest(ReasoningFields):
 
     @property
     def echoed_text(self) -> str:
-        """The last message's text for ``echo``: of the assistant's, or of one that no new answer's header follows."""
+        """The last message's text for ``echo``; empty if a new answer follows a message not by the assistant."""
         last, adds_header = self.messages[-1], self.add_generation_prompt
         if adds_header is None:
             adds_header = not self.continue_final_message
@@ -177,12 +177,12 @@ class ChatRequest(ReasoningFields):
 
     @property
     def num_shown(self) -> int | None:
-        """Logprobs that are shown at each position: of the tokens that are named, or else of the likeliest."""
+        """Number of logprobs shown at each position: of the requested tokens, or else of the likeliest ones."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.num_logprobs
 
 
 def check_continuation(messages: list[ChatMessage], add_generation_prompt: bool | None, continue_final: bool) -> None:
-    """Refuse to continue the last message and begin a new one, or to continue a message not the assistant's."""
+    """Refuse to both continue the last message and start a new one, and to continue a message not by the assistant."""
     if continue_final and add_generation_prompt:
         raise rejected("contradicts 'add_generation_prompt'", "continue_final_message")
     if continue_final and (messages[-1].role != "assistant" or not messages[-1].text):

@@ -48,14 +48,14 @@ def _check_part(value: Any) -> Any:
 
 
 class CacheBreakpoint(StrictModel):
-    """OpenAI's mark of a reusable prefix. Ignored: the prefix cache reuses every prefix, to the token."""
+    """OpenAI's mark of a reusable prefix. It is ignored, as the prefix cache reuses every prefix, token by token."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
 class TextPart(StrictModel):
-    """A text part. The parts of a message are concatenated."""
+    """A text part. The texts of a message's parts are concatenated."""
 
     ignored: ClassVar[frozenset[str]] = _IN_PART.ignored
     refused: ClassVar[Mapping[str, Refusal]] = _IN_PART.refused
@@ -76,7 +76,7 @@ Content = Annotated[
 
 
 def _written(value: Any) -> Any:
-    """Return the text of arguments that a client has parsed before it sent them back."""
+    """Return arguments as JSON text. Some clients send them back as a parsed object."""
     try:
         return dumps_exact(value).decode() if isinstance(value, dict) else value
     except RecursionError:
@@ -84,7 +84,7 @@ def _written(value: Any) -> Any:
 
 
 Arguments = Annotated[str, BeforeValidator(_written)]
-"""Arguments of a call: the generated text, or the object that it is."""
+"""Arguments of a call: the generated text, or the object that it contains."""
 
 
 class FunctionCall(StrictModel):
@@ -94,7 +94,7 @@ class FunctionCall(StrictModel):
     arguments: Arguments = ""
 
     def for_template(self) -> dict[str, Any]:
-        """Arguments as an object for the chat template; as text if they are not a JSON object."""
+        """Return the call for the chat template. The arguments are an object, or text if they are not a JSON object."""
         try:
             arguments = orjson.loads(self.arguments or "{}")
         except orjson.JSONDecodeError:
@@ -110,14 +110,14 @@ class CustomCall(StrictModel):
 
 
 def arguments_of_input(text: str) -> str:
-    """Return the arguments of the function as which a model calls a custom tool."""
+    """Return the arguments of the function call that stands for a call of a custom tool with the input ``text``."""
     return orjson.dumps({CUSTOM_INPUT: text}).decode()
 
 
 class ToolCall(StrictModel):
     """A tool call of an earlier turn. Clients may send back the ``index`` of streamed calls.
 
-    A call of a custom tool becomes one of its function.
+    A call of a custom tool is converted to a call of the function that stands for the tool.
     """
 
     ignored: ClassVar[frozenset[str]] = _IN_CALL.ignored
@@ -144,7 +144,7 @@ class ToolCall(StrictModel):
 class ThoughtPiece(BaseModel):
     """A piece of an earlier turn's thought: OpenRouter's ``reasoning_details``, LiteLLM's ``thinking_blocks``.
 
-    Signatures, ids and encrypted pieces are other servers'; they are left out.
+    Signatures, ids and encrypted pieces are meant for other servers, and are left out.
     """
 
     model_config = ConfigDict(strict=True)
@@ -164,9 +164,10 @@ def _check_role_name(role: str) -> str:
 
 
 class ChatMessage(StrictModel):
-    """A message. All fields of our answers may be sent back.
+    """A message. All fields of this server's answers may be sent back.
 
-    Roles other than the usual ones are for the chat template to know: ``generate.chat_prompt`` asks it.
+    Roles other than the usual ones are accepted if the chat template handles them; ``generate.chat_prompt`` checks
+    that.
     """
 
     ignored: ClassVar[frozenset[str]] = _IN_MESSAGE.ignored
@@ -206,14 +207,14 @@ class ChatMessage(StrictModel):
 
     @property
     def thought(self) -> str | None:
-        """The thought of an earlier turn, by the newer name, by the older one, or in pieces."""
+        """The thought of an earlier turn, from its newer field, its older field, or its pieces."""
         if self.reasoning is not None or self.reasoning_content is not None:
             return self.reasoning_content if self.reasoning is None else self.reasoning
         pieces = self.reasoning_details or self.thinking_blocks
         return "".join(piece.text or piece.summary or piece.thinking or "" for piece in pieces) or None
 
     def cache_points(self) -> Iterator[tuple[ChatMessage, CacheControl]]:
-        """Yield each ``cache_control`` of the message with the message up to there."""
+        """Yield each ``cache_control`` of the message, with the message up to the part that has it."""
         if isinstance(self.content, list):
             for end, part in enumerate(self.content, 1):
                 if part.cache_control is not None:
@@ -223,16 +224,17 @@ class ChatMessage(StrictModel):
             yield self, self.cache_control
 
     def for_template(self) -> dict[str, Any]:
-        """The message for the chat template, which knows thoughts by either name and keeps or drops earlier ones."""
+        """Return the message for the chat template, with the thought under both of its names."""
         message: dict[str, Any] = {"role": self.role}
-        # As in transformers, a null beside calls is no content: templates would print None, or fail on it.
+        # As in transformers, a null content beside calls is left out: templates would print None or fail on it.
         for key, value in (("content", self.text), ("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
                 message[key] = value
         if self.thought is not None:
             message |= {"reasoning_content": self.thought, "reasoning": self.thought}
             if self.tool_calls and not self.text:
-                message["thinking"] = self.thought  # the name in gpt-oss's template, which takes it or content
+                # gpt-oss's template uses this name, and refuses both a thought and content.
+                message["thinking"] = self.thought
         if self.tool_calls:
             message["tool_calls"] = [
                 {"type": "function", "function": call.function.for_template()} | ({"id": call.id} if call.id else {})
@@ -242,7 +244,7 @@ class ChatMessage(StrictModel):
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Refuse names that the server sets, and values other than scalars, which templates may not handle safely."""
+    """Refuse names that the server sets, and values that are not scalars, as templates may not handle them safely."""
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise rejected(f"must have at most {MAX_TEMPLATE_KWARGS} entries")
     for key, value in kwargs.items():
@@ -257,7 +259,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
-    """Return the characters of texts, thoughts and arguments of calls."""
+    """Return the number of characters of texts, thoughts and arguments of calls."""
     return sum(
         len(each.text or "") + len(each.thought or "") + sum(len(call.function.arguments) for call in each.tool_calls)
         for each in messages
@@ -265,7 +267,7 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """All messages for the chat template. Tool results get the names of their calls, which some templates need."""
+    """Return all messages for the chat template. Tool results get the names of their calls, as some templates need."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls if call.id}
     rendered = [message.for_template() for message in messages]
     for message in rendered:

@@ -44,8 +44,8 @@ Prompt = Annotated[
 class CompletionRequest(StructuredFields):
     """OpenAI's fields and the implemented extensions of vLLM.
 
-    ``max_tokens`` may be 0: prefill only. With ``echo`` and ``logprobs`` the prompt is scored, from the token at
-    ``logprob_start_len`` on.
+    With ``max_tokens`` 0 the request only puts the prompt into the prefix cache (prefill only). With ``echo`` and
+    ``logprobs`` the prompt is scored, from the token at ``logprob_start_len`` on.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -79,7 +79,7 @@ class CompletionRequest(StructuredFields):
 
     @property
     def num_top(self) -> int:
-        """Logprobs that are shown at each position, beside the chosen token's."""
+        """Number of logprobs that are shown at each position in addition to the drawn token's."""
         return len(self.logprob_token_ids) or self.logprobs or 0
 
     @property

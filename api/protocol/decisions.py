@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/decisions``: typed questions about an input, in the shape of OpenAI's client."""
+"""Request body of ``POST /v1/decisions``: typed questions about an input, in the form of OpenAI's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sampling import CacheKey, PriorityName, Salt
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 MAX_LEVELS = 100
-MAX_LABEL = 64 << 10  # characters; how many tokens all labels may have is another limit
+MAX_LABEL = 64 << 10  # Characters. The number of tokens of all labels has a limit of its own.
 MAX_JSON_BYTES = 256 << 10
 MAX_JSON_DEPTH = 32
 MAX_JSON_VALUES = 10_000
@@ -124,7 +124,7 @@ def _shown(content: str | list[Any]) -> str:
 
 
 class DecisionMessage(StrictModel):
-    """A message of the input. ``phase`` is for OpenAI's models and is ignored."""
+    """A message of the input. ``phase`` is meant for OpenAI's models and is ignored."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -133,7 +133,7 @@ class DecisionMessage(StrictModel):
 
 
 class DecisionCall(StrictModel):
-    """A call of a tool in the input. ``arguments`` is a function's, ``input`` a custom tool's."""
+    """A tool call in the input. ``arguments`` belongs to a function call, ``input`` to a call of a custom tool."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: Name
@@ -160,7 +160,7 @@ class DecisionCall(StrictModel):
 
 
 class DecisionOutput(StrictModel):
-    """What a tool gave."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
@@ -204,8 +204,8 @@ class QuestionFields(StrictModel):
     """Fields of every question; ``model`` and ``calibration`` are extensions.
 
     Attributes:
-        model: the base model or an adapter that answers this question.
-        calibration: name of one that ``rootgraft calibrate`` has made for this question.
+        model: the base model or the adapter that answers this question.
+        calibration: name of a calibration that ``rootgraft calibrate`` has fitted for this question.
     """
 
     instructions: Content
@@ -215,13 +215,13 @@ class QuestionFields(StrictModel):
 
 
 class PredicateQuestion(QuestionFields):
-    """How likely a statement about the input is true."""
+    """A question of how likely a statement about the input is true."""
 
     type: Literal["predicate"]
 
 
 class Choice(StrictModel):
-    """A value that may be chosen. A string and a boolean with the same text are distinct."""
+    """A value that may be chosen. A string and a boolean with the same text are different values."""
 
     value: Annotated[str, Field(max_length=MAX_LABEL)] | bool
     description: str = ""
@@ -243,7 +243,7 @@ def _check_choices(choices: list[Choice]) -> list[Choice]:
 
 
 class ChoiceQuestion(QuestionFields):
-    """One of several values."""
+    """A question that is answered by one of several values."""
 
     type: Literal["choice"]
     choices: Annotated[list[Choice], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_choices)]
@@ -320,20 +320,20 @@ class DecisionRequest(AdapterFields):
 
     @property
     def typed_questions(self) -> list[TypedQuestion]:
-        """The questions as a model reads them."""
+        """The questions in the form that a model reads."""
         return [_typed(question, index, Labels(self.answer_with)) for index, question in enumerate(self.questions)]
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """The input as a conversation."""
+        """The input as the messages of a conversation."""
         if isinstance(self.input, str):
             return [ChatMessage(role="user", content=self.input)]
         return list(_messages(self.input))
 
 
 def _messages(items: list[Any]) -> Iterator[ChatMessage]:
-    """Yield the items as chat messages; calls go into the assistant's message before them."""
-    said: ChatMessage | None = None  # the assistant's last message, while calls may join it
+    """Yield the items as chat messages. A call is added to the assistant's message before it."""
+    said: ChatMessage | None = None  # The assistant's last message, as long as calls may be added to it.
     for item in items:
         if isinstance(item, DecisionCall):
             if said is None:

@@ -1,4 +1,4 @@
-"""JSON with integers that are exact at any length, as bounds in schemas may be; orjson stops at 64 bits."""
+"""JSON with exact integers of any length, which occur as bounds in schemas. orjson is exact up to 64 bits only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 def may_be_inexact(data: bytes) -> bool:
-    """Return whether JSON may hold an integer that orjson reads as a float."""
+    """Return whether JSON may contain an integer that orjson reads as a float."""
     return _LONG_INTEGER.search(data) is not None
 
 
 def loads_exact(data: bytes) -> Any:
-    """Parse JSON as strictly as orjson, which checks the syntax and that every number is within a double's range.
+    """Parse JSON as strictly as orjson. orjson checks the syntax and that every number is in the range of a double.
 
     Raises:
-        orjson.JSONDecodeError: it is not JSON, or nested too deeply.
+        orjson.JSONDecodeError: the data is not JSON, or is nested too deeply.
     """
     value = orjson.loads(data)
     if not may_be_inexact(data):
@@ -28,7 +28,7 @@ def loads_exact(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError:
-        # Python's parser goes less deep than orjson, by what is on the stack already.
+        # The depth that Python's parser reaches is smaller than orjson's and depends on the depth of the call stack.
         raise orjson.JSONDecodeError("nested too deeply", "", 0) from None
 
 

@@ -1,7 +1,7 @@
-"""Fields of other servers and of clients as data: which are mapped, taken without effect or refused.
+"""Fields of other servers and of clients, as data: each is mapped, accepted without effect, or refused.
 
-The table is ``foreign_fields.toml``, whose head explains it. Request models are made from it, and a section of
-``docs/reference/api.md``.
+The table is ``foreign_fields.toml``; its first lines explain its form. Request models and a section of
+``docs/reference/api.md`` are generated from it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .base import Refusal
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field that the routes' own protocols do not have.
+    """A field that does not belong to the protocols of the routes.
 
     Attributes:
-        by: server or client whose field it is.
-        inert: why it changes no answer; empty if it may.
+        by: server or client to which the field belongs.
+        inert: why the field changes no answer; empty if it may change one.
         refuse: for a refused field, what the client can do instead; empty if the field is accepted.
-        same: values of a refused field that have no effect and are accepted.
-        mapped: for an accepted field, its effect; such a field is a field of the model too.
+        same: values of a refused field that have no effect, and are accepted.
+        mapped: for an accepted field, its effect. Such a field is a field of the request model too.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ForeignField:
 
 
 class FieldRules(NamedTuple):
-    """What becomes of fields, in the form of the class attributes of ``StrictModel``."""
+    """The ignored and refused fields, in the form of the class attributes of ``StrictModel``."""
 
     ignored: frozenset[str]
     refused: Mapping[str, Refusal]
@@ -56,7 +56,7 @@ def foreign_table() -> Mapping[str, tuple[ForeignField, ...]]:
 
 
 def foreign_rules(*places: str) -> FieldRules:
-    """Return what becomes of the fields of these places."""
+    """Return the ignored and refused fields of these places in a request."""
     rows = [row for place in places for row in foreign_table()[place]]
     return FieldRules(
         frozenset(row.name for row in rows if row.inert),

@@ -1,4 +1,4 @@
-"""Bodies of the Open Inference Protocol, version 2, whose tensors are texts and options of completions."""
+"""Bodies of the Open Inference Protocol, version 2. The tensors are the texts and options of completions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUTS: dict[str, tuple[str, list[int]]] = {
     "sampling_parameters": ("BYTES", [1]),
     "exclude_input_in_output": ("BOOL", [1]),
 }
-"""Name, datatype and shape of the input tensors, as Triton's backends for language models call them."""
+"""Name, datatype and shape of the input tensors, with the names of Triton's backends for language models."""
 OUTPUTS: dict[str, tuple[str, list[int]]] = {
     "text_output": ("BYTES", [-1]),
     "finish_reason": ("BYTES", [-1]),
@@ -34,13 +34,13 @@ _NEUTRAL: Mapping[str, tuple[type, ...]] = {
     "timeout": (int,),
     "triton_enable_empty_final_response": (bool,),
 }
-"""Types of Triton's parameters that change no answer here. A priority in words is an option of the completion."""
+"""Types of Triton's parameters that change no answer here. A priority as text is an option of the completion."""
 MAX_UINT64 = (1 << 64) - 1
 MAX_TENSORS = 16
 
 
 class InferTensor(StrictModel):
-    """An input: values in a flat list, or in lists of its shape."""
+    """An input tensor: values in a flat list, or in nested lists of its shape."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"parameters"})
 
@@ -51,12 +51,12 @@ class InferTensor(StrictModel):
 
     @property
     def values(self) -> list[Any]:
-        """The values in a flat list."""
+        """The values as a flat list."""
         return [each for value in self.data for each in (value if isinstance(value, list) else [value])]
 
 
 class InferOutput(StrictModel):
-    """An output that is asked for."""
+    """A requested output."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"parameters"})
 
@@ -64,7 +64,7 @@ class InferOutput(StrictModel):
 
 
 class InferRequest(StrictModel):
-    """Body of ``POST /v2/models/{name}/infer``. Options are in ``sampling_parameters``, JSON, or in ``parameters``."""
+    """Body of ``POST /v2/models/{name}/infer``. Options are in ``sampling_parameters`` (JSON) or in ``parameters``."""
 
     id: Id = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -116,17 +116,17 @@ class InferRequest(StrictModel):
 
     @property
     def echoes(self) -> bool:
-        """Whether an answer begins with its prompt, as is asked for by false alone."""
+        """Whether an answer begins with its prompt. This must be requested by the value false of the tensor."""
         return self._one("exclude_input_in_output") is False
 
     @property
     def wanted(self) -> list[str]:
-        """Names of the outputs that are asked for; the text where none is."""
+        """Names of the requested outputs; the text output if none is named."""
         return [each.name for each in self.outputs] or ["text_output"]
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options, as fields of a completion. Raises PydanticCustomError for those that a tensor says."""
+        """The options, as fields of a completion. Raises PydanticCustomError for an option that has a tensor."""
         text = self._one("sampling_parameters")
         try:
             given = {} if text is None else orjson.loads(text)
@@ -141,24 +141,24 @@ class InferRequest(StrictModel):
         return options
 
     def completion_fields(self, model: str) -> dict[str, Any]:
-        """Return the fields of the completion that this is."""
+        """Return the fields of the completion request that this request stands for."""
         return {**self.options, "model": model, "prompt": self.texts, "echo": self.echoes}
 
 
 class RepositoryRequest(StrictModel):
-    """Body of the index: ``ready`` leaves out what is not loaded."""
+    """Body of the index request. With ``ready``, models and adapters that are not loaded are left out."""
 
     ready: bool = False
 
 
 class RepositoryLoadRequest(StrictModel):
-    """Body of a load: ``lora_path`` of ``parameters`` says where the adapter is, by default its name."""
+    """Body of a load request. ``lora_path`` in ``parameters`` is the place of the adapter; the default is its name."""
 
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether a parameter changes no answer. Raises PydanticCustomError where it is not what Triton takes."""
+    """Return whether a parameter changes no answer. Raises PydanticCustomError if its type or range is not Triton's."""
     kinds = _NEUTRAL.get(name)
     if kinds is None or (name == "priority" and isinstance(value, str)):
         return False

@@ -1,4 +1,4 @@
-"""KV hints: what a client knows of the later use of its KV. They change what is evicted when, and no answer."""
+"""KV hints: what a client knows about the later use of its KV. They affect which KV is evicted, but no answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from ...engine.types import MAX_PIN_SECONDS, MAX_TOKEN_COUNT
 from .base import StrictModel, rejected
 
-MAX_ACTIONS = 16  # as vLLM's
+MAX_ACTIONS = 16  # vLLM's limit.
 MAX_DIRECTIVES = 128
 _RETAIN = "kv.retain"
 _Name = Annotated[str, Field(max_length=256)]
 
 
 class RetainDirective(StrictModel):
-    """A range of tokens in ``kv.retain``: a priority above 0 keeps it for ``duration`` seconds, 0 releases it."""
+    """A range of tokens in ``kv.retain``. A priority above 0 keeps the KV for ``duration`` seconds; 0 releases it."""
 
     priority: Annotated[int, Field(ge=0, le=100)]
     start: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
@@ -26,14 +26,14 @@ class RetainDirective(StrictModel):
 
 
 class RetainPayload(StrictModel):
-    """What a ``kv.retain`` says. Ranges are taken for the whole session."""
+    """The content of a ``kv.retain``. Its ranges are applied to the whole session."""
 
     scope: _Name | None = None
     directives: Annotated[list[RetainDirective], Field(max_length=MAX_DIRECTIVES)]
 
 
 class RetainAction(StrictModel):
-    """An action of vLLM's envelope that keeps or releases KV."""
+    """An action in vLLM's envelope that keeps or releases KV."""
 
     action_id: _Name | None = None
     action_type: Literal["kv.retain"]
@@ -42,7 +42,7 @@ class RetainAction(StrictModel):
 
 
 class OtherAction(StrictModel):
-    """An action of another type, which is left out."""
+    """An action of another type. It is left out."""
 
     action_id: _Name | None = None
     action_type: _Name
@@ -61,9 +61,9 @@ Action = Annotated[
 
 
 class KvHints(StrictModel):
-    """What to do with a session's KV (``prompt_cache_key``) after the answer, or with a prompt's before its request.
+    """What to do with a session's KV (``prompt_cache_key``) after the answer, or with a prompt's KV before its request.
 
-    Either the first three fields say it, or vLLM's envelope.
+    The hints are given either in the first three fields or in vLLM's envelope.
     """
 
     retain_for: Annotated[float, Field(gt=0, le=MAX_PIN_SECONDS)] | None = None
@@ -80,13 +80,13 @@ class KvHints(StrictModel):
         return self
 
     def check_session(self, session: str) -> None:
-        """Refuse to keep or release a session that has no name."""
+        """Refuse to keep or release the session of a request that names none."""
         if not session and (self.release or self.retain_for is not None):
             raise rejected("needs 'prompt_cache_key'", "kv_hints", "release" if self.release else "retain_for")
 
     @property
     def seconds(self) -> float | None:
-        """How long the session is kept after the answer, 0 for a release; None where nothing is said of it."""
+        """Seconds for which the session is kept after the answer; 0 to release it, None if the hints do not say."""
         if self.release or self.retain_for is not None:
             return self.retain_for or 0.0
         retained = [action.payload.directives for action in self.actions if isinstance(action, RetainAction)]

@@ -41,7 +41,7 @@ Texts = Annotated[
 
 
 class PooledFields(AdapterFields):
-    """Fields of all requests whose answers are no text. ``cache_salt`` and ``priority`` are extensions."""
+    """Fields of all requests that are not answered with text. ``cache_salt`` and ``priority`` are extensions."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"user", "safety_identifier"})
 
@@ -54,7 +54,7 @@ class PooledFields(AdapterFields):
 
 
 class InputFields(PooledFields):
-    """Fields of requests with an ``input`` of texts or token ids."""
+    """Fields of requests whose ``input`` is texts or token ids."""
 
     input: Texts
 
@@ -66,7 +66,7 @@ class InputFields(PooledFields):
         return self.input  # type: ignore[return-value]
 
     def place(self, index: int) -> str:
-        """Return where a text stands in the request."""
+        """Return the name of a text's place in the request, for error messages."""
         return f"input[{index}]" if self.listed is self.input else "input"
 
 
@@ -75,7 +75,7 @@ class EmbeddingRequest(InputFields):
 
     Attributes:
         dimensions: number of leading values to return, scaled to length 1 again.
-        normalize: whether embeddings have length 1, in place of what the checkpoint says.
+        normalize: whether embeddings are scaled to length 1; the default is in the checkpoint.
         prompt_name: name of the checkpoint's prompt that is put before each text, in place of the default prompt.
     """
 
@@ -93,7 +93,7 @@ class PoolingRequest(InputFields):
     """vLLM's fields; ``normalize`` as in ``EmbeddingRequest``.
 
     Attributes:
-        task: ``embed``, or ``classify`` for probabilities of classes; by default what the model has.
+        task: ``embed`` for embeddings, ``classify`` for class probabilities; by default the one that the model offers.
     """
 
     task: Literal["embed", "classify"] | None = None
@@ -112,11 +112,11 @@ PairTexts = Annotated[
 
 
 class PairRequest(PooledFields):
-    """vLLM's fields of ``/score``; ``queries`` and ``documents`` are other names of the texts there.
+    """vLLM's fields of ``/score``. There ``queries`` and ``documents`` are other names of the texts.
 
     Attributes:
-        text_1: queries: one for all of ``text_2``, or one for each.
-        instruction: text that says what makes a document relevant, for models that are asked in words.
+        text_1: queries: one for all texts of ``text_2``, or one for each.
+        instruction: a text that describes which documents count as relevant, for models that are asked in words.
     """
 
     text_1: PairTexts
@@ -126,7 +126,7 @@ class PairRequest(PooledFields):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, given: Any) -> Any:
-        """Take the texts by their other names, where both have them."""
+        """Accept the texts under their other names, if both are given so."""
         if not isinstance(given, dict) or not {"queries", "documents"} <= given.keys() or "text_1" in given:
             return given
         return {{"queries": "text_1", "documents": "text_2"}.get(name, name): value for name, value in given.items()}
@@ -147,7 +147,7 @@ class PairRequest(PooledFields):
 
 
 class RerankDocument(StrictModel):
-    """A document with nothing but a text."""
+    """A document that consists of a text only."""
 
     text: Annotated[str, Field(min_length=1)]
 
@@ -172,7 +172,7 @@ class RerankRequest(PooledFields):
 
     Attributes:
         top_n: number of best documents to return.
-        instruction: text that says what makes a document relevant, for models that are asked in words.
+        instruction: a text that describes which documents count as relevant, for models that are asked in words.
     """
 
     query: Annotated[str, Field(min_length=1)]
@@ -189,5 +189,5 @@ class RerankRequest(PooledFields):
 
     @property
     def texts(self) -> list[str]:
-        """The documents' texts."""
+        """The texts of the documents."""
         return [each if isinstance(each, str) else each.text for each in self.documents]

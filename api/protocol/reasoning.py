@@ -1,4 +1,4 @@
-"""Request fields of thoughts: effort, budget, whether there is one and whether it is shown, by clients' names."""
+"""Request fields for thoughts, under the names of several clients: effort, budget, on or off, shown or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ThinkingConfig(StrictModel):
 
 
 class ReasoningOption(StrictModel):
-    """OpenRouter's form. Thoughts are shown as they are, so there is no summary of any kind."""
+    """OpenRouter's form. Thoughts are shown unchanged, so a kind of summary cannot be chosen."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,10 +35,10 @@ class ReasoningOption(StrictModel):
 
 
 class ReasoningFields(StructuredFields):
-    """Fields of the thought before an answer.
+    """Fields for the thought before an answer.
 
-    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, -1 for none,
-    ``thinking.budget_tokens`` and ``reasoning.max_tokens``.
+    Budgets are in tokens: vLLM's ``thinking_token_budget``, Qwen's ``thinking_budget``, ``thinking.budget_tokens`` and
+    ``reasoning.max_tokens``; -1 means no budget.
     """
 
     reasoning_effort: Effort | None = None
@@ -60,24 +60,24 @@ class ReasoningFields(StructuredFields):
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether the answer has its thought."""
+        """Whether the answer shows its thought."""
         return self.include_reasoning and not self.reasoning.exclude
 
     @property
     def thinks(self) -> bool | None:
-        """Whether a thought is asked for; None if the model's template decides."""
+        """Whether a thought is requested; None if the model's template decides."""
         return self._wishes[0][1] if self._wishes else None
 
     @property
     def thought_budget(self) -> int | None:
-        """Most tokens of the thought, None for no limit."""
+        """Largest number of tokens of the thought; None for no limit."""
         if self.thinks is False:
             return 0
         return next((value for _, value in self._budgets if value >= 0), None)
 
     @property
     def thinking_kwargs(self) -> dict[str, Any]:
-        """Variables of the chat template, by the names that templates use."""
+        """Variables of the chat template for thoughts, under the names that templates use."""
         named = next(filter(None, self._efforts.values()), None)
         effort = {} if named is None else {"reasoning_effort": named}
         thinks = self.thinks
@@ -89,7 +89,7 @@ class ReasoningFields(StructuredFields):
 
     @property
     def _wishes(self) -> list[tuple[str, bool]]:
-        """Whether to think, by the fields that say so."""
+        """For each field that is set: its name, and whether it requests a thought."""
         kind = None if self.thinking is None else self.thinking.type
         wishes = {
             **{name: None if effort is None else effort != "none" for name, effort in self._efforts.items()},

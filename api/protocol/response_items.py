@@ -1,6 +1,6 @@
 """Input items of the responses API: messages, function calls, their outputs, references to stored items.
 
-Items of tools that run elsewhere or cannot be called here are taken and left out.
+Items of tools that run elsewhere or cannot be called here are accepted, and left out of the prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ITEM_TAGS = {
     "reasoning": "<reasoning>",
 }
 
-# For example local_shell_call_output, web_search_call, tool_search_output and mcp_list_tools.
+# Examples: local_shell_call_output, web_search_call, tool_search_output, mcp_list_tools.
 _OF_OTHER_TOOLS = re.compile(
     r"[a-z][a-z_]{0,48}_(call|call_output|tools|tools_output|search_output|screenshot)|mcp_[a-z_]{1,48}"
 )
@@ -43,7 +43,7 @@ def _check_part(value: Any) -> Any:
 
 
 class ResponseTextPart(StrictModel):
-    """A text part of input or output. Annotations and logprobs of our answers may be sent back and are ignored."""
+    """A text part of input or output. Annotations and logprobs of this server's answers may be sent back; ignored."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -68,7 +68,7 @@ def text_of(content: str | list[ResponseTextPart]) -> str:
 
 
 class MessageItem(StrictModel):
-    """A message. ``phase`` is for OpenAI's models and is ignored."""
+    """A message. ``phase`` is meant for OpenAI's models and is ignored."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -90,7 +90,7 @@ class CallItem(StrictModel):
 
 
 class CustomCallItem(StrictModel):
-    """A call of a custom tool of an earlier turn."""
+    """A call of a custom tool in an earlier turn."""
 
     type: Literal["custom_tool_call"]
     call_id: Id
@@ -101,7 +101,7 @@ class CustomCallItem(StrictModel):
 
     @property
     def arguments(self) -> str:
-        """The arguments of the function as which the model calls the tool."""
+        """The arguments of the function call that stands for this call."""
         return arguments_of_input(self.input)
 
 
@@ -123,7 +123,7 @@ class ReasoningText(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """The thought before an earlier answer. A summary stands in for a thought without text."""
+    """The thought before an earlier answer. If it has no text, its summary is used instead."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
@@ -138,7 +138,7 @@ class ReasoningItem(StrictModel):
 
 
 class OtherItem(BaseModel):
-    """A call of a tool that is none of the client's functions, or what came of it: it is left out of the prompt."""
+    """A call of a tool that is not one of the client's functions, or its result. It is left out of the prompt."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -148,14 +148,14 @@ class OtherItem(BaseModel):
 
 
 class ReferenceItem(StrictModel):
-    """Reference to an item of a stored response, by id."""
+    """A reference to an item of a stored response, by its id."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Id
 
 
 def _item_form(value: Any) -> str | None:
-    """Discriminator: an item without a type is a message if it has a role, else a reference if it has an id."""
+    """Discriminator. An item without a type is a message if it has a role, or a reference if it has an id."""
     if not isinstance(value, dict):
         return None
     if value.get("type") is None:
@@ -191,6 +191,6 @@ Input = Annotated[
 
 
 def items_left_out(given: str | list[InputItem]) -> list[str]:
-    """Return place and type of the items of tools that cannot be called, for the client."""
+    """Return place and type of the items of tools that cannot be called, to report them to the client."""
     items = [] if isinstance(given, str) else given
     return [f"input[{index}] {item.type}" for index, item in enumerate(items) if isinstance(item, OtherItem)]

@@ -25,12 +25,12 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-MAX_SAFETY_IDENTIFIER = 64  # as OpenAI's
+MAX_SAFETY_IDENTIFIER = 64  # OpenAI's limit.
 MAX_USER = 512
 
 
 def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
-    """Validate the metadata against OpenAI's limits."""
+    """Check the metadata against OpenAI's limits."""
     if len(metadata) > MAX_METADATA:
         raise rejected(f"must have at most {MAX_METADATA} keys")
     for key, value in metadata.items():
@@ -42,7 +42,7 @@ def check_metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class TextFormat(StrictModel):
-    """Output format of the answer. A schema is enforced whether it is ``strict`` or not."""
+    """Output format of the answer. A schema is enforced even if it is not ``strict``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: FormatName | None = None
@@ -67,7 +67,7 @@ class TextConfig(StrictModel):
 
 
 class FunctionTool(StrictModel):
-    """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
+    """A function tool. ``parameters`` is enforced even if it is not ``strict``."""
 
     type: Literal["function"]
     name: Id
@@ -94,7 +94,7 @@ class CustomFormat(StrictModel):
 
 
 class CustomResponseTool(StrictModel):
-    """A tool that takes a text."""
+    """A tool whose input is a text."""
 
     type: Literal["custom"]
     name: Id
@@ -112,14 +112,14 @@ Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
 class NamedFunction(StrictModel):
-    """Forces a call of one function."""
+    """A choice that forces a call of one function."""
 
     type: Literal["function"]
     name: Id
 
 
 class NamedCustom(StrictModel):
-    """Forces a call of one custom tool."""
+    """A choice that forces a call of one custom tool."""
 
     type: Literal["custom"]
     name: Id
@@ -134,7 +134,7 @@ AnyChoice = Annotated[
 
 
 class AllowedFunctions(StrictModel):
-    """Restricts the choice to some of the tools."""
+    """A choice that allows only some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -149,7 +149,7 @@ Choice = Annotated[
     BY_CHOICE_FORM,
 ]
 
-# OpenAI's values of include. All but logprobs concern features that are not implemented and change nothing.
+# OpenAI's values of include. All except the logprobs belong to features that are not implemented, and change nothing.
 Includable = Literal[
     "file_search_call.results",
     "web_search_call.results",
@@ -163,7 +163,7 @@ Includable = Literal[
 
 
 class ReasoningConfig(StrictModel):
-    """OpenAI's options of the thought. Thoughts are shown as they are, so there is no summary of any kind."""
+    """OpenAI's options for the thought. Thoughts are shown unchanged, so a kind of summary cannot be chosen."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -171,7 +171,7 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    """``include_obfuscation`` is ignored: streams are not padded."""
+    """Options of a stream. ``include_obfuscation`` is ignored: streams are not padded."""
 
     include_obfuscation: bool = False
 
@@ -183,7 +183,7 @@ _PROMPT_REFUSED = {
 
 
 class ResponsePrompt(AdapterFields):
-    """Fields of both routes: what the prompt and its tokens follow from."""
+    """Fields of both routes: those that determine the prompt and its tokens."""
 
     instructions: str | None = None
     previous_response_id: Id | None = None
@@ -263,7 +263,7 @@ class ResponseRequest(ResponsePrompt, OptionFields):
 
 
 class CountInputTokensRequest(ResponsePrompt):
-    """The fields of a response that the number of its input tokens follows from."""
+    """The fields of a response request that determine the number of its input tokens."""
 
     refused: ClassVar[Mapping[str, Refusal]] = {
         **_PROMPT_REFUSED,
@@ -279,6 +279,6 @@ class CountInputTokensRequest(ResponsePrompt):
 
 
 def _check_input(prompt: ResponsePrompt, given: str | list[InputItem]) -> None:
-    """Refuse an empty input of a prompt that has nothing else."""
+    """Refuse an empty input, unless the prompt has other content."""
     if given == [] and prompt.instructions is None and prompt.previous_response_id is None:
         raise rejected("must not be empty", "input")

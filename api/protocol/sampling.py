@@ -87,8 +87,8 @@ class StreamOptions(StrictModel):
     """Options of a stream.
 
     Attributes:
-        include_obfuscation: ignored, streams are not padded.
-        continuous_usage_stats: with ``include_usage``, usage so far in every chunk (vLLM's).
+        include_obfuscation: ignored, as streams are not padded.
+        continuous_usage_stats: with ``include_usage``, every chunk has the usage so far (vLLM's extension).
     """
 
     include_usage: bool = False
@@ -97,7 +97,7 @@ class StreamOptions(StrictModel):
 
 
 class UsageOption(StrictModel):
-    """OpenRouter's way to ask for usage at the end of a stream."""
+    """OpenRouter's option for the usage at the end of a stream."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,7 +107,8 @@ class UsageOption(StrictModel):
 if TYPE_CHECKING:
     OptionFields = StrictModel
 else:
-    # The sampling options. One that the model's publisher may recommend is None where the request names no value.
+    # The sampling options. If a model may recommend an option's value, the default is None, so that an absent value
+    # shows.
     OptionFields = create_model(
         "OptionFields",
         __base__=StrictModel,
@@ -118,7 +119,8 @@ else:
     )
 
 
-# Fields that change how tokens are drawn or what is told of them, which beam search does not, and their neutral values.
+# Fields, with their neutral values, that change how tokens are drawn or what is reported of them. Beam search cannot
+# apply them.
 _NOT_BY_BEAMS: Mapping[str, Any] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
     "repetition_penalty": 1.0,
@@ -131,7 +133,7 @@ _NOT_BY_BEAMS: Mapping[str, Any] = {
 
 
 class SamplingFields(AdapterFields, OptionFields):
-    """Fields shared by chat and completions. Their bounds are checked by ``AsyncEngine.check``."""
+    """Fields shared by chat and completions. ``RequestLimits.check`` checks their bounds."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | _FOREIGN.ignored
     refused: ClassVar[Mapping[str, Refusal]] = {
@@ -174,7 +176,7 @@ class SamplingFields(AdapterFields, OptionFields):
             raise rejected("may only be given where 'stream' is true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise rejected("cannot be streamed", "prompt_logprobs")
-        logprobs = getattr(self, "logprobs", None)  # of both models, by different types
+        logprobs = getattr(self, "logprobs", None)  # Chat and completions have this field with different types.
         if self.logprob_token_ids and (logprobs is None or logprobs is False):
             raise rejected("may only be given where 'logprobs' is", "logprob_token_ids")
         if self.logprob_token_ids and getattr(self, "echo", False):
@@ -209,22 +211,22 @@ class SamplingFields(AdapterFields, OptionFields):
 
     @property
     def session(self) -> str:
-        """The name of the request's session, empty for none."""
+        """The name of the request's session; empty for none."""
         return self.session_id or "" if self.prompt_cache_key is None else self.prompt_cache_key
 
     @property
     def session_seconds(self) -> float:
-        """How long the session's KV is kept after the answer, 0 for a release."""
+        """Seconds for which the session's KV is kept after the answer; 0 to release it."""
         asked = None if self.kv_hints is None else self.kv_hints.seconds
         return SESSION_SECONDS if asked is None else asked
 
     @property
     def is_prefetch(self) -> bool:
-        """Whether the prompt alone is to be computed, before it is asked."""
+        """Whether only the prompt is to be computed, before the request that will use it."""
         return self.kv_hints is not None and self.kv_hints.prefetch
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of ``TextRequest`` that the body says, but for prompt, parameters and form."""
+        """Return the fields of ``TextRequest`` that the body sets, except prompt, parameters and output format."""
         return {
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             "include_stop": self.include_stop_str_in_output,
@@ -249,7 +251,7 @@ class SamplingFields(AdapterFields, OptionFields):
         prompt_logprobs: int | None,
         logprob_start_len: int = 0,
     ) -> SamplingParams:
-        """Sampling parameters for the engine; the keywords are named differently in chat and completions."""
+        """Return the engine's sampling parameters. For the keyword arguments, chat and completions differ in fields."""
         given = {name: getattr(self, name) for name in OPTION_NAMES}
         options = {name: getattr(defaults, name) if value is None else value for name, value in given.items()}
         return SamplingParams(
@@ -265,5 +267,6 @@ class SamplingFields(AdapterFields, OptionFields):
             logprob_start_len=logprob_start_len,
             logprob_token_ids=tuple(self.logprob_token_ids),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
-            allowed_logprobs=bool(getattr(self, "field_probabilities", False)),  # of bodies with output formats
+            # Only bodies with output formats have this field.
+            allowed_logprobs=bool(getattr(self, "field_probabilities", False)),
         )

@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/score``: probabilities of named tokens behind a query with each of several items."""
+"""Request body of ``POST /v1/score``: probabilities of given tokens after a query combined with each of the items."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Items = Annotated[
 
 
 def _score_form(value: Any) -> str:
-    """Return which form of ``/v1/score`` a body, parsed or a model already, has: vLLM's has two texts or lists."""
+    """Return the form of a body of ``/v1/score``, parsed or a model. vLLM's form has two texts or lists of texts."""
     if isinstance(value, PairRequest):
         return "<pairs>"
     names = value.keys() if isinstance(value, dict) else set()
@@ -42,15 +42,17 @@ def _score_form(value: Any) -> str:
 
 
 class ScoreRequest(StrictModel):
-    """SGLang's fields; ``labels``, ``logprobs`` and those of the cache are extensions.
+    """SGLang's fields; ``labels``, ``logprobs`` and the fields for the cache are extensions.
 
     Attributes:
-        items: one prompt each: the query, then the item. Texts or token ids, as the query.
+        items: one prompt is made for each item: the query, then the item. Items and query are all texts or all token
+            ids.
         label_token_ids: tokens whose probabilities after the prompt are returned.
         labels: candidates in place of ``label_token_ids``: texts or token ids, each of any number of tokens.
-        apply_softmax: shares among the labels, which sum to 1, in place of probabilities in the whole vocabulary.
+        apply_softmax: whether to return shares among the labels, which sum to 1, in place of probabilities in the whole
+            vocabulary.
         item_first: whether the item is put before the query.
-        logprobs: return the logprob of each label's tokens too.
+        logprobs: whether to return the logprob of each label's tokens too.
     """
 
     query: Text
@@ -85,7 +87,7 @@ class ScoreRequest(StrictModel):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The query with each item, all texts or all token ids."""
+        """The query combined with each item, all as texts or all as token ids."""
         query = self.query
         if isinstance(query, str):
             texts = [str(item) for item in self.listed]
@@ -106,11 +108,11 @@ class ScoreRequest(StrictModel):
         return None if self.priority is None else priority_of(self.priority)
 
     def item_field(self, index: int) -> str:
-        """Return where an item stands in the request."""
+        """Return the name of an item's place in the request, for error messages."""
         return "items" if isinstance(self.items, str) else f"items[{index}]"
 
 
 AnyScoreRequest = Annotated[
     Annotated[ScoreRequest, Tag("<labels>")] | Annotated[PairRequest, Tag("<pairs>")], Discriminator(_score_form)
 ]
-"""SGLang's body or vLLM's."""
+"""SGLang's body or vLLM's body."""

@@ -33,7 +33,7 @@ SchemaOrText = Annotated[Any, AfterValidator(_check_schema_or_text)]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A named schema. It is enforced whether it is ``strict`` or not."""
+    """A named schema. It is enforced even if it is not ``strict``."""
 
     name: FormatName | None = None
     description: str | None = None
@@ -42,7 +42,7 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's ``response_format``, with XGrammar's structural tags in the current (``format``) and older syntax."""
+    """OpenAI's ``response_format``, and XGrammar's structural tags in the current (``format``) and the older syntax."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -75,7 +75,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's ``structured_outputs``: exactly one of the fields."""
+    """vLLM's ``structured_outputs``. Exactly one of the fields is set."""
 
     json_: SchemaOrText | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -107,7 +107,7 @@ _FORMAT_FIELDS = (
 
 
 class StructuredFields(SamplingFields):
-    """Structured output fields of chat and completions, at most one of which may be set."""
+    """Structured output fields of chat and completions. At most one of them may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

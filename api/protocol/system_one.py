@@ -1,4 +1,4 @@
-"""Request body of ``POST /v1/systemone``: a state and a map of questions, in the shape of System One's API."""
+"""Request body of ``POST /v1/systemone``: a state and a map of questions, in the form of System One's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sampling import PriorityName, Salt
 
 _MEDIA = Refusal("only text and JSON can be read.", ([],))
 Shown = Any
-"""A text, or JSON that is read as text."""
+"""A text, or JSON that the model reads as text."""
 
 
 def _shown(value: Any) -> str:
@@ -28,8 +28,8 @@ class Asked(StrictModel):
     """Fields of every question; ``model`` and ``calibration`` are extensions.
 
     Attributes:
-        model: the base model or an adapter that answers this question.
-        calibration: as in ``Question`` of decisions.
+        model: the base model or the adapter that answers this question.
+        calibration: name of a calibration that ``rootgraft calibrate`` has fitted for this question.
     """
 
     instructions: Shown = ""
@@ -38,14 +38,14 @@ class Asked(StrictModel):
 
 
 class NoulCriteria(StrictModel):
-    """What true and false mean."""
+    """Descriptions of what true and false mean."""
 
     true: Shown = None
     false: Shown = None
 
 
 class NoulAsked(Asked):
-    """Yes or no."""
+    """A question that is answered by yes or no."""
 
     type: Literal["noul"]
     criteria: NoulCriteria | None = None
@@ -66,7 +66,7 @@ def _check_names(criteria: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChoiceAsked(Asked):
-    """One of several named options, each with a description or null."""
+    """A question that is answered by one of several named options. Each has a description or null."""
 
     type: Literal["choice"]
     criteria: Annotated[dict[str, Shown], Field(min_length=2, max_length=MAX_CHOICES), AfterValidator(_check_names)]
@@ -84,7 +84,7 @@ def _check_levels(levels: list[Any]) -> list[Any]:
 
 
 class ScoreAsked(Asked):
-    """A level of an ordered scale, the first one being 0."""
+    """A question that is answered by a level of an ordered scale; the first level is 0."""
 
     type: Literal["score"]
     criteria: Annotated[list[Shown], Field(min_length=2, max_length=MAX_LEVELS), AfterValidator(_check_levels)]
@@ -137,13 +137,13 @@ class SystemOneRequest(StrictModel):
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """The state as a conversation, behind the instructions."""
+        """The instructions and the state as a conversation."""
         told = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
         return [*told, ChatMessage(role="user", content=_shown(self.state))]
 
     @property
     def typed_questions(self) -> list[TypedQuestion]:
-        """The questions as a model reads them."""
+        """The questions in the form that a model reads."""
         return [_typed(name, question, Labels(self.answer_with)) for name, question in self.questions.items()]
 
 

@@ -19,7 +19,7 @@ MAX_TOKENS = 1 << 20
 class TokenizeRequest(StrictModel):
     """A text, or a conversation for the chat template.
 
-    ``add_special_tokens`` defaults to true for a text, and to false for a conversation, whose template adds them.
+    ``add_special_tokens`` is true by default for a text, and false for a conversation, whose template adds them.
     """
 
     model: ModelName | None = None
@@ -33,7 +33,7 @@ class TokenizeRequest(StrictModel):
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     def chat(self, messages: list[ChatMessage]) -> ChatRequest:
-        """Return the chat whose prompt is asked for."""
+        """Return the chat request whose prompt is to be tokenized."""
         return ChatRequest(
             messages=messages,
             tools=self.tools,
@@ -59,7 +59,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids, each below the size of the vocabulary."""
+    """Token ids; each must be smaller than the size of the vocabulary."""
 
     model: ModelName | None = None
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS)]

@@ -15,7 +15,7 @@ from .foreign_fields import foreign_rules
 
 MAX_TOOLS = 256
 MAX_QUOTED = 128
-MAX_DEFINITION = 64 << 10  # characters of a custom tool's grammar, as of other grammars
+MAX_DEFINITION = 64 << 10  # Characters of a custom tool's grammar: the limit of all grammars.
 CUSTOM_INPUT = "input"
 _NOT_HERE = "cannot be called here"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
@@ -33,13 +33,14 @@ def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], without_nulls(schema))
     except RecursionError:
-        return schema  # refused by its depth, where grammars are made
+        return schema  # The grammar compiler refuses it, because it is nested too deeply.
 
 
 class OtherTool(BaseModel):
-    """A tool that cannot be called here, as of another type than ``function``: it is left out and named in a header.
+    """A tool that cannot be called here, for example one of another type than ``function``.
 
-    A declaration is no demand: an answer without the tool is one that the client has to expect anyway.
+    It is left out and named in a response header. It is not refused, as a model need not call a tool: a client must
+    accept an answer without a call anyway.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -50,7 +51,7 @@ class OtherTool(BaseModel):
 
 
 def by_tool_type(served: str, second: str = "") -> Discriminator:
-    """Return a discriminator with the tags ``<served>``, of tools of a type or without one, and ``<other>``.
+    """Return a discriminator with the tags ``<served>``, for the type ``served`` or no type, and ``<other>``.
 
     Args:
         second: another type, with the tag ``<second>``.
@@ -72,7 +73,7 @@ class FunctionName(StrictModel):
 
 
 class Function(StrictModel):
-    """A function tool. ``parameters`` is enforced whether it is ``strict`` or not."""
+    """A function tool. ``parameters`` is enforced even if it is not ``strict``."""
 
     name: Annotated[str, AfterValidator(_check_name)]
     description: str | None = None
@@ -81,7 +82,7 @@ class Function(StrictModel):
 
 
 class Tool(StrictModel):
-    """A tool; only functions are supported."""
+    """A function tool in the form of chat requests."""
 
     refused: ClassVar[Mapping[str, Refusal]] = foreign_rules("tool").refused
 
@@ -90,7 +91,7 @@ class Tool(StrictModel):
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The tool for the chat template; many templates fail without a description or parameters."""
+        """Return the tool for the chat template, with a description and parameters, which many templates need."""
         function = {
             "name": self.function.name,
             "description": self.function.description or "",
@@ -110,7 +111,7 @@ class ToolGrammar(StrictModel):
 
 
 class InputFormat(StrictModel):
-    """The form of a custom tool's input: free text, or text of a grammar."""
+    """The form of a custom tool's input: free text, or text under a grammar."""
 
     type: Literal["text", "grammar"]
     grammar: ToolGrammar | None = None
@@ -125,7 +126,7 @@ class InputFormat(StrictModel):
 
 
 class Custom(StrictModel):
-    """What a custom tool is: its input is one text."""
+    """The definition of a custom tool. Its input is one text."""
 
     name: Annotated[Id, AfterValidator(_check_name)]
     description: str | None = None
@@ -133,7 +134,7 @@ class Custom(StrictModel):
 
 
 class TextTool(StrictModel):
-    """A tool that takes a text. The model calls it as a function of one string, ``CUSTOM_INPUT``."""
+    """A tool whose input is a text. The model calls it as a function with one string argument, ``CUSTOM_INPUT``."""
 
     type: Literal["custom"]
     custom: Custom
@@ -141,13 +142,13 @@ class TextTool(StrictModel):
 
     @property
     def lark(self) -> str | None:
-        """The Lark grammar of its input, if it has one."""
+        """The Lark grammar of the tool's input; None if it has none."""
         grammar = self.custom.format.grammar
         return grammar.definition if grammar is not None and grammar.syntax == "lark" else None
 
     @property
     def function(self) -> Function:
-        """The function as which the model calls it. A Lark grammar is held beside its schema."""
+        """The function as which the model calls the tool. Its schema does not include a Lark grammar (see ``lark``)."""
         grammar, text = self.custom.format.grammar, dict[str, Any](type="string")
         about = self.custom.description or ""
         if grammar is not None and grammar.syntax == "regex":
@@ -163,7 +164,7 @@ class TextTool(StrictModel):
         return Function(name=self.custom.name, description=about.strip(), parameters=schema)
 
     def for_template(self) -> dict[str, Any]:
-        """The tool for the chat template."""
+        """Return the tool for the chat template."""
         function = self.function
         schema = {
             "type": "object",
@@ -188,31 +189,31 @@ def functions_of(tools: Sequence[CallableTool | OtherTool]) -> list[CallableTool
 
 
 def tools_left_out(tools: Sequence[Any]) -> list[str]:
-    """Return place and type of the tools that cannot be called, for the client."""
+    """Return place and type of the tools that cannot be called, to report them to the client."""
     return [f"tools[{index}] {tool.type}" for index, tool in enumerate(tools) if isinstance(tool, OtherTool)]
 
 
 class NamedChoice(StrictModel):
-    """Forces a call of one function."""
+    """A choice that forces a call of one function."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class CustomChoice(StrictModel):
-    """Forces a call of one custom tool."""
+    """A choice that forces a call of one custom tool."""
 
     type: Literal["custom"]
     custom: FunctionName
 
     @property
     def function(self) -> FunctionName:
-        """The name of the tool."""
+        """The name of the chosen tool."""
         return self.custom
 
 
 class OtherChoice(BaseModel):
-    """One of several allowed tools that cannot be called here: the choice is among the others."""
+    """An allowed tool that cannot be called here. The choice is among the other allowed tools."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -228,14 +229,14 @@ AnyChoice = Annotated[
 
 
 class AllowedTools(StrictModel):
-    """Restricts the choice to some of the tools."""
+    """The tools that ``allowed_tools`` allows."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AnyChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(StrictModel):
-    """OpenAI's ``allowed_tools``: the prompt lists all tools, and some may be called."""
+    """OpenAI's ``allowed_tools``: the prompt lists all tools, but only some may be called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -254,7 +255,7 @@ BY_CHOICE_FORM = Discriminator(
     custom_error_type="rejected",
     custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
 )
-"""Discriminator of ``tool_choice``, whose objects differ between chat and responses."""
+"""Discriminator of ``tool_choice``. Its objects have different forms in chat and in responses."""
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
@@ -266,7 +267,7 @@ ToolChoice = Annotated[
 
 
 Chosen = str | NamedChoice | CustomChoice | AllowedChoice
-"""A choice that has been parsed."""
+"""A parsed ``tool_choice``."""
 
 
 def check_tools(tools: Sequence[CallableTool | OtherTool], choice: Chosen) -> None:
@@ -295,7 +296,7 @@ def check_tools(tools: Sequence[CallableTool | OtherTool], choice: Chosen) -> No
 
 
 def _must_call(choice: Chosen) -> bool:
-    """Whether the answer must be a call."""
+    """Return whether the answer must be a call."""
     if isinstance(choice, AllowedChoice):
         return choice.allowed_tools.mode == "required"
     return choice not in ("none", "auto")
@@ -312,7 +313,7 @@ def _chosen(choice: Chosen) -> list[str]:
 def resolve_choice(
     tools: Sequence[CallableTool | OtherTool], choice: Chosen
 ) -> tuple[Literal["none", "auto", "required", "named"], list[CallableTool]]:
-    """Return the mode of a checked choice, and the callable tools."""
+    """Return the mode of a checked choice, and the tools that may be called."""
     functions = functions_of(tools)
     if isinstance(choice, str):
         mode: Literal["none", "auto", "required"] = "none" if choice == "none" or not functions else choice  # type: ignore[assignment]

@@ -1,1 +1,1 @@
-"""One file for each group of routes."""
+"""The HTTP routes: one module for each group of routes."""

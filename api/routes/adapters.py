@@ -31,13 +31,13 @@ def _client(state: ServerState) -> EngineLike:
 def check_base_model(
     models: ModelRouter, state: ServerState, base: str | None, name: str, fields: tuple[str, str]
 ) -> None:
-    """Check, on a server of several base models, that a base model is known and that no other has an adapter's name.
+    """Check, on a server of several base models, that ``base`` is known and that ``name`` is not used by another one.
 
     Args:
-        fields: names of the request's fields for base model and adapter.
+        fields: names of the request's fields for the base model and the adapter.
 
     Raises:
-        RequestError: the base model is unknown, or the name belongs to another base model.
+        RequestError: the base model is unknown, or the name belongs to an adapter of another base model.
     """
     if models.is_single:
         return
@@ -58,10 +58,10 @@ def _check_not_in_catalog(state: ServerState, name: str) -> None:
 
 @router.post("/v1/load_lora_adapter")
 async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Models) -> PlainTextResponse:
-    """Load an adapter; the answer comes when requests can name it. 400 if it cannot be loaded or the name is in use.
+    """Load an adapter. The response comes when requests can name it; 400 if it cannot be loaded or the name is in use.
 
-    Only what lies below ``--lora-dir`` and what ``--adapter-sources`` lists is read, as clients may not have any folder
-    of the machine read, nor any address asked.
+    Only paths below ``--lora-dir`` and sources that ``--adapter-sources`` lists can be loaded, so that clients cannot
+    make the server read other folders or contact other addresses.
     """
     client = _client(state)
     source = None if state.models.remote is None else state.models.remote.source_of(body.lora_path)
@@ -95,7 +95,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, state: State, models: Mode
 
 
 async def _check_tokenizer(state: ServerState, name: str) -> None:
-    """Load an adapter's own tokenizer; unload the adapter and raise RequestError if its files broke meanwhile."""
+    """Load an adapter's own tokenizer. If its files have become invalid, unload the adapter and raise RequestError."""
     try:
         await state.engine.serving_adapter(name)
     except RequestError:
@@ -107,7 +107,7 @@ async def _check_tokenizer(state: ServerState, name: str) -> None:
 
 @router.post("/v1/unload_lora_adapter")
 async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> PlainTextResponse:
-    """Unload an adapter; requests that run with it go on. 404 if there is none of that name."""
+    """Unload an adapter; requests that run with it continue. 404 if there is no adapter of this name."""
     _check_not_in_catalog(state, body.lora_name)
     if body.lora_name in state.models.names:
         also = "" if body.lora_name == state.models.names[0] else f", also called {state.models.names[0]}"
@@ -128,7 +128,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, state: State) -> Plain
 
 @router.get("/v1/adapters")
 async def list_adapters(state: State) -> dict[str, Any]:
-    """All adapters: ready, loading, being downloaded, and unloaded ones that running requests still use."""
+    """List all adapters: ready, loading, being downloaded, and unloaded ones that running requests still use."""
     infos = await _client(state).list_adapters()
     loaded = [{**asdict(info), "path": shown_path(info, state.models.remote)} for info in infos]
     return {"object": "list", "data": loaded + ([] if state.models.remote is None else state.models.remote.downloads())}

@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["models"], prefix="/v1/admin/mod
 
 
 def _versions(state: ServerState) -> ModelVersions:
-    """Return the versions that are served. Raises CapacityError or EngineDead if no new work is taken."""
+    """Return the versions of the server's models. Raises CapacityError or EngineDead if no new work is taken."""
     state.engine.serving()
     if state.models.versions is None:
         raise RequestError(
@@ -59,7 +59,7 @@ def _base(state: ServerState) -> dict[str, Any]:
 
 @router.get("")
 async def list_model_versions(models: Models) -> dict[str, Any]:
-    """The base models, and all names of the catalogue with their versions, weights and last changes."""
+    """List the base models, and all names of the catalogue with their versions, weights and last changes."""
     data = []
     for state in models.states:
         data.append(_base(state))
@@ -70,7 +70,7 @@ async def list_model_versions(models: Models) -> dict[str, Any]:
 
 @router.post("")
 async def add_model_version(body: AddVersionRequest, state: State, models: Models) -> dict[str, Any]:
-    """Bring a version, verify its content and load it; no request gets it before a promote or canary."""
+    """Fetch a version, verify its content and load it. It gets no request before a promote or canary."""
     versions = _versions(state)
     check_base_model(models, state, body.model, body.name, ("model", "name"))
     if body.name in state.models.names:
@@ -91,7 +91,7 @@ async def add_model_version(body: AddVersionRequest, state: State, models: Model
 
 @router.post("/{name:path}/promote")
 async def promote_model_version(name: str, body: PromoteRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
-    """Let a version get all new requests of a name; running ones keep theirs."""
+    """Send all new requests of a name to a version; running requests keep theirs."""
     state = models.of(name)
     versions = _versions(state)
     versions.promote(name, body.version, caller.key.name)
@@ -100,7 +100,7 @@ async def promote_model_version(name: str, body: PromoteRequest, models: Models,
 
 @router.post("/{name:path}/canary")
 async def canary_model_version(name: str, body: CanaryRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
-    """Let a version get a percentage of new requests."""
+    """Send a percentage of a name's new requests to a version."""
     state = models.of(name)
     versions = _versions(state)
     versions.canary(name, body.version, body.weight, caller.key.name)
@@ -118,9 +118,9 @@ async def rollback_model(name: str, body: RollbackRequest, models: Models, calle
 
 @router.post("/{name:path}/remove")
 async def remove_model(name: str, body: RemoveRequest, models: Models, caller: CallerOf) -> dict[str, Any]:
-    """Retire a version that gets no requests, a name with all its versions, or a base model.
+    """Remove a version that gets no requests, a name with all its versions, or a base model.
 
-    Running requests end as they began.
+    Running requests are finished unchanged.
     """
     state = models.of(name)
     if name in state.models.names and body.version in (None, state.engine.base_digest):

@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 @router.post("/v1/batches")
 async def create_batch(body: BatchBody, state: State, caller: CallerOf) -> Response:
-    """Answer all requests of a file within a day, in the lowest priority class."""
+    """Create a batch: all requests of a file are answered within a day, in the lowest priority class."""
     batch_service = batch_service_of(state)
     state.engine.serving()
     source = find_file(batch_service, caller, body.input_file_id)
@@ -51,20 +51,20 @@ def _find(batch_service: BatchService, caller: Caller, batch_id: str) -> BatchRe
 async def list_batches(
     state: State, caller: CallerOf, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
-    """The caller's batches, the newest first."""
+    """List the caller's batches, the newest first."""
     records = batch_service_of(state).records.of(caller.key.tenant)
     return json_response(page([record.body() for record in records], after, limit))
 
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
-    """A batch."""
+    """Get a batch."""
     return json_response(_find(batch_service_of(state), caller, batch_id).body())
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, state: State, caller: CallerOf) -> Response:
-    """Cancel a batch; answers so far are kept."""
+    """Cancel a batch; the answers so far are kept."""
     batch_service = batch_service_of(state)
     record = _find(batch_service, caller, batch_id)
     if record.has_ended and record.status != "cancelled":

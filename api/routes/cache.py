@@ -1,4 +1,4 @@
-"""What is cached of KV, by tier, its removal, and the KV of sessions between their calls."""
+"""Routes of the KV caches: their content by tier, their removal, and the KV of sessions between their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEVICE = {"pages": "pages", "pages_cached": "pages_cached", "pages_free": "page
 
 
 def client_of(state: ServerState) -> EngineLike:
-    """Return the engine's client. Raises CapacityError while the model is loaded, EngineDead if the engine is gone."""
+    """Return the engine's client. Raises CapacityError while the model is loading, EngineDead if the engine is gone."""
     state.engine.serving()
     if state.engine.client is None:
         raise CapacityError("The model is still being loaded.")
@@ -29,7 +29,7 @@ def client_of(state: ServerState) -> EngineLike:
 
 @router.get("/v1/cache")
 async def cache(state: State) -> dict[str, Any]:
-    """Pages of the KV pool (``device``), and what the tiers beside it hold and have counted, of all replicas."""
+    """Show the pages of the KV pool (``device``), and the content and counters of the other tiers, for all replicas."""
     stats = client_of(state).stats
     tiers: dict[str, dict[str, float]] = {"device": {name: stats.get(key, 0.0) for name, key in _DEVICE.items()}}
     for tier in KV_TIERS:
@@ -48,14 +48,14 @@ async def reset(state: State) -> dict[str, Any]:
 
 @router.post("/v1/sessions/release")
 async def release(body: ReleaseSessionRequest, state: State, caller: CallerOf) -> dict[str, Any]:
-    """End a session of the caller's: KV that only it has used is evicted first. Nothing is computed."""
+    """End a session of the caller, so that KV that only this session has used is evicted first."""
     released = await client_of(state).release_session(caller.key.tenant, body.prompt_cache_key)
     return {"object": "session.release", "prompt_cache_key": body.prompt_cache_key, "released": released}
 
 
 @router.post("/v1/cache/sessions/export", response_class=Response)
 async def export(body: ExportSessionRequest, state: State) -> Response:
-    """Return a session's KV as a file, which ``import`` takes on another server. 404 where none is cached."""
+    """Return a session's KV as a file for ``import`` on another server. 404 if no KV of the session is cached."""
     tokens, data = await client_of(state).export_session(body.tenant, body.prompt_cache_key)
     if not tokens:
         raise HTTPError(404, "No KV of this session is cached: its last call was too long ago, or another tenant's.")
@@ -64,7 +64,7 @@ async def export(body: ExportSessionRequest, state: State) -> Response:
 
 @router.post("/v1/cache/sessions/import")
 async def import_file(request: Request, state: State) -> dict[str, Any]:
-    """Take a file of ``export``, the body. ``cached_tokens`` is 0, and nothing changed, where it is no match here."""
+    """Import a file from ``export``, the body. If it does not match, ``cached_tokens`` is 0 and nothing changes."""
     data = await request.body()
     if not data:
         raise RequestError("The body must be a file of /v1/cache/sessions/export, and is empty.")

@@ -66,12 +66,12 @@ def _calibrated(
     questions: Sequence[TypedQuestion],
     calibrations: Sequence[NamedCalibration | None],
 ) -> tuple[list[LabelShares], list[str | None]]:
-    """Return the shares of each question, calibrated where it asks for it, and the digest of question and model.
+    """Return the shares of each question, calibrated if requested, and the digest of question and model.
 
     Raises:
-        RequestError: a calibration is for another question or model.
+        RequestError: a calibration was fitted for another question or model.
     """
-    # An adapter's content is known once it has been asked, as it may have been loaded for this request.
+    # The digest of an adapter's content is read only now: the adapter may have been loaded for this request.
     digests = [
         None if (content := state.models.content_digest(model.adapter)) is None else question_digest(content, question)
         for model, question in zip(models, questions, strict=True)
@@ -119,7 +119,7 @@ def _priority(name: PriorityName | None) -> Priority | None:
 async def read_labels(
     state: ServerState, caller: Caller, request: Request, reader: LabelReader, model: str, response_id: str
 ) -> None:
-    """Read all labels as one admitted request."""
+    """Read the logprobs of all labels, as one request that was admitted."""
     set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))

@@ -1,4 +1,4 @@
-"""Shared by the routes: strict JSON bodies, the server's state, the caller and its log facts, pages of lists."""
+"""Shared parts of the routes: strict JSON bodies, the server's state, the caller and its log facts, pages of lists."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop
 _WITH_SCHEMAS = frozenset(
     (
         *("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format"),
-        *("format", "parameters"),  # Ollama's, and TGI's
+        *("format", "parameters"),  # Fields of Ollama and of TGI.
     )
 )
 PICKED_STATE = "server"
-"""Key in a request's state for the server state of the model that its body names, where there are several."""
+"""Key in a request's state. Its value is the server state of the model that the body names, if there are several."""
 _JSON = "application/json"
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _LEFT_OUT_STATE = "left_out"
-# Unknown fields are dropped in rounds: those inside a part show once the part is otherwise right.
+# Unknown fields are dropped in rounds: pydantic reports those inside a part only once the part is otherwise valid.
 _MOST_ROUNDS = 8
-# They are dropped by pydantic's faults, so of such a body more faults are named than of one that is refused: beside the
-# event loop from a size on at which these take a millisecond.
+# Pydantic's errors name the fields to drop, so more errors are collected than for a body that is refused. Bodies from
+# this size on, for which that takes a millisecond, are validated off the event loop.
 _MOST_IGNORED = 1 << 15
 _MOST_SMALL_IGNORING = 4 << 10
 
@@ -60,7 +60,7 @@ async def _models(request: Request) -> ModelRouter:
 
 
 async def _state(request: Request) -> ServerState:
-    """Return the state of the model that the body names, or the query of a request without one."""
+    """Return the state of the model named in the body; for a request without a body, in the query."""
     models: ModelRouter = request.app.state.models
     if models.is_single:
         return models.main
@@ -82,19 +82,19 @@ CallerOf = Annotated[Caller, Depends(_caller)]
 
 
 def set_facts(caller: Caller, requests: Sequence[TextRequest], *, model: str, stream: bool, response_id: str) -> None:
-    """Set what the access log says of a generation before it runs."""
+    """Set the facts about a generation that the access log needs before it runs."""
     facts = caller.facts
     facts.model, facts.stream, facts.response_id = caller.told_model(model), stream, response_id
     facts.prompt_tokens, facts.n = sum(len(request.tokens) for request in requests), requests[0].n
 
 
 def shown_path(info: AdapterInfo, remote: RemoteAdapters | None = None, *, to_all: bool = False) -> str:
-    """Return where an adapter is from, for clients.
+    """Return where an adapter comes from, in a form that clients may see.
 
-    Its pinned source, its path relative to ``--lora-dir``, or the last part of its path if it lies elsewhere.
+    The result is its pinned source, its path relative to ``--lora-dir``, or the last part of a path outside of it.
 
     Args:
-        to_all: whether the path is shown to clients with any key, which learn of no bucket or host.
+        to_all: whether clients with any key see the result. Then buckets and hosts are left out.
     """
     origin = None if remote is None else remote.origin(info)
     if origin is not None:
@@ -104,7 +104,7 @@ def shown_path(info: AdapterInfo, remote: RemoteAdapters | None = None, *, to_al
 
 
 class _StrictRequest(Request):
-    """Request whose body is parsed strictly, and may be read again without its unknown fields.
+    """A request whose body is parsed strictly, and can be read again without its unknown fields.
 
     Attributes:
         is_ignoring: whether to drop unknown fields.
@@ -121,8 +121,8 @@ class _StrictRequest(Request):
     async def json(self) -> Any:
         """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
 
-        Integers beyond 64 bits are exact in the fields with schemas, and floats elsewhere. A byte order mark before the
-        body, as some writers of files put it, is passed over (RFC 8259, 8.1).
+        Integers beyond 64 bits are exact in the fields with schemas, and become floats elsewhere. A byte order mark
+        before the body is skipped, as some programs write one into files (RFC 8259, 8.1).
         """
         if self._model is not None:
             return self._model
@@ -133,10 +133,10 @@ class _StrictRequest(Request):
         return await beside_loop(partial(_loads, body))
 
     async def validate(self, validate: Callable[[Any], Any]) -> None:
-        """Let ``json`` return the body as a model, which the framework then uses without further validation.
+        """Validate the body. ``json`` then returns it as a model, which the framework uses without further validation.
 
-        The framework would validate on the event loop, and would list each of millions of faults. The framework itself
-        reports a body that is no JSON.
+        The framework would validate on the event loop, and would list every error, of which there may be millions. A
+        body that is not JSON is left to the framework, which reports it.
 
         Raises:
             RequestValidationError: the body is not valid.
@@ -145,22 +145,22 @@ class _StrictRequest(Request):
             self._model = await beside_loop(partial(_validated, validate, value))
 
     def declare_json(self) -> None:
-        """Declare the body as JSON to what reads the request next."""
+        """Set the content type to JSON for the code that reads the request next."""
         others = [(name, value) for name, value in self.scope["headers"] if name != b"content-type"]
         self.scope["headers"] = [*others, (b"content-type", _JSON.encode())]
         self._headers = Headers(scope=self.scope)
 
     async def parsed(self) -> Any:
-        """Return what ``json`` does, and None for what is no JSON, which the route refuses."""
+        """Return the result of ``json``; None if the body is not JSON, which the route then refuses."""
         try:
             return await self.json()
         except ValueError:
             return None
 
     async def drop_unknown(self, errors: Sequence[Mapping[str, Any]]) -> bool:
-        """Drop the fields from the body that these errors call unknown; whether there were any."""
+        """Drop the fields from the body that these errors call unknown. Returns whether any were dropped."""
         unknown = [error["loc"][1:] for error in errors if error["type"] == "extra_forbidden"]
-        # There are none where the body is not JSON.
+        # If the body is not JSON, the errors name no fields.
         if not unknown:
             return False
         self._pruned = pruned = await self.json()
@@ -179,19 +179,19 @@ def _loads(body: bytes) -> Any:
 
 
 class JsonRoute(APIRoute):
-    """Route whose body must be declared as JSON. With ``--unknown-fields ignore`` it drops fields that nobody knows."""
+    """A route whose body must be declared as JSON. With ``--unknown-fields ignore`` it drops unknown fields."""
 
     def get_route_handler(self) -> Handler:
-        """Return the direct handler, or else the framework's, on a request with a strict parser."""
+        """Return the direct handler, or else the framework's handler on a request with the strict parser."""
         return self.direct_handler() or self._on_strict_request(super().get_route_handler(), self._body_validator())
 
     def direct_handler(self) -> Handler | None:
-        """Return a handler that needs nothing of the framework; None for an endpoint with more than a body."""
+        """Return a handler that does not use the framework; None if the endpoint has more parameters than a body."""
         handle = _body_handler(self.endpoint)
         return None if handle is None else self._on_strict_request(handle)
 
     def _body_validator(self) -> Callable[[Any], Any] | None:
-        """Return what validates the body of an endpoint that the framework calls; None for one without a body."""
+        """Return the validator of the body, for an endpoint that the framework calls; None for one without a body."""
         if self.body_field is None:
             return None
         kind: TypeAdapter[Any] = TypeAdapter(get_type_hints(self.endpoint, include_extras=True)["body"])
@@ -231,11 +231,11 @@ class JsonRoute(APIRoute):
 
 
 async def _is_json(request: _StrictRequest) -> bool:
-    """Whether the body is declared as JSON, or undeclared and JSON of a client that is no browser.
+    """Return whether the body is declared as JSON, or is undeclared JSON from a client that is not a browser.
 
-    curl declares ``-d`` as a form. A page of any origin may have a browser post forms, plain text and bodies without a
-    type, to a server behind the user's firewall too, but no JSON that is declared without the server's consent (CORS).
-    Browsers tell themselves by headers that no page can leave out.
+    curl declares the body of ``-d`` as a form. Any web page can make a browser send forms, plain text and bodies
+    without a type, even to a server behind the user's firewall. But it cannot send bodies that are declared as JSON
+    without the server's consent (CORS). Browsers are recognized by headers that a page cannot leave out.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _JSON:
@@ -255,7 +255,7 @@ def _is_of_browser(request: Request) -> bool:
 def _body_handler(endpoint: Callable[..., Coroutine[Any, Any, Response]]) -> Handler | None:
     """Return a handler that validates the body and calls the endpoint; None if that has other parameters.
 
-    Of the time from a chat request's bytes to the engine, FastAPI's own handler takes a quarter: it solves a tree of
+    FastAPI's own handler takes a quarter of the time from a chat request's bytes to the engine: it resolves a tree of
     dependencies, and for each of them parses path, query, headers and cookies.
     """
     hints = get_type_hints(endpoint, include_extras=True)
@@ -285,7 +285,7 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
     Raises:
         RequestValidationError: the body is empty, not JSON, or not valid.
         HTTPException: the body cannot be read.
-        Exception: there is no memory for the body.
+        Exception: there is not enough memory for the body.
     """
     try:
         if not await request.body():
@@ -309,13 +309,13 @@ async def _validated_body(model: type[StrictModel], request: Request) -> StrictM
 
 
 def _read_body(model: type[StrictModel], value: Any) -> tuple[StrictModel, Sequence[str]]:
-    """Return a parsed body as a model, and what is left out of it. Raises RequestValidationError."""
+    """Return a parsed body as a model, and the parts that are left out. Raises RequestValidationError."""
     body = _validated(partial(model.model_validate, from_attributes=True), value)
     return body, body.left_out
 
 
 def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
-    """Return a parsed body as a model. Raises RequestValidationError, with the faults while these are not too many."""
+    """Return a parsed body as a model. Raises RequestValidationError with the errors, up to a limit of their number."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -324,7 +324,7 @@ def _validated(validate: Callable[[Any], _Body], value: Any) -> _Body:
 
 
 def page(items: list[dict[str, Any]], after: str | None, limit: int, kind: str = "list") -> dict[str, Any]:
-    """Return one page of a list in OpenAI's form. Raises RequestError if ``after`` is no item's id."""
+    """Return one page of a list in OpenAI's form. Raises RequestError if ``after`` is not the id of an item."""
     if after is not None:
         found = next((index for index, item in enumerate(items) if item["id"] == after), None)
         if found is None:

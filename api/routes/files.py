@@ -50,7 +50,7 @@ def find_file(batch_service: BatchService, caller: Caller, file_id: str) -> Stor
 
 @router.post("/v1/files")
 async def create_file(request: Request, state: State, caller: CallerOf) -> Response:
-    """Keep a file of requests, as ``multipart/form-data`` with the fields ``file`` and ``purpose``."""
+    """Store a file of requests, sent as ``multipart/form-data`` with the fields ``file`` and ``purpose``."""
     batch_service = batch_service_of(state)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPError(415, "A file is sent as multipart/form-data.")
@@ -72,7 +72,7 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
 
 
 def _counted(receive: Receive, upload: Upload) -> Receive:
-    """Return ``receive`` that asks for the room of a body's bytes before it returns them."""
+    """Return a ``receive`` that reserves space for the bytes of a body before it returns them."""
 
     async def counted() -> Message:
         message = await receive()
@@ -101,7 +101,7 @@ async def _keep(
 
 
 def _checked(form: FormData) -> tuple[UploadFile, int | None]:
-    """Return a form's file and its seconds to expiry. Raises RequestError for a malformed form."""
+    """Return a form's file and the seconds until it expires. Raises RequestError for a malformed form."""
     for name in form:
         if name not in _FIELDS:
             raise RequestError(
@@ -150,20 +150,20 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: str | None = None,
 ) -> Response:
-    """The caller's files."""
+    """List the caller's files."""
     files = [file for file in batch_service_of(state).files.of(caller.key.tenant) if purpose in (None, file.purpose)]
     return json_response(page([file.body() for file in (files if order == "asc" else reversed(files))], after, limit))
 
 
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, state: State, caller: CallerOf) -> Response:
-    """A file's description."""
+    """Get the description of a file."""
     return json_response(find_file(batch_service_of(state), caller, file_id).body())
 
 
 @router.get("/v1/files/{file_id}/content")
 async def get_file_content(file_id: str, state: State, caller: CallerOf) -> Response:
-    """A file's content, which no browser may take for a page: it is a client's."""
+    """Get the content of a file. Headers keep browsers from showing it as a page, as its content is a client's."""
     batch_service = batch_service_of(state)
     return FileResponse(
         batch_service.files.path(find_file(batch_service, caller, file_id)),

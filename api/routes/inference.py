@@ -41,33 +41,33 @@ Name = Annotated[str, Path(max_length=256)]
 
 @router.get("/v2")
 async def server_metadata(models: Models, _caller: CallerOf) -> Response:
-    """Name, version and extensions."""
+    """Get name, version and extensions of the server."""
     return json_response({"name": "rootgraft", "version": models.main.version, "extensions": list(EXTENSIONS)})
 
 
 @router.get("/v2/health/live")
 async def server_live(models: Models) -> Response:
-    """Whether the engines run."""
+    """Return 200 if the engines run."""
     live = all(is_live(state) for state in models.states)
     return _flag("live", live)
 
 
 @router.get("/v2/health/ready")
 async def server_ready(models: Models) -> Response:
-    """Whether a new request would begin soon."""
+    """Return 200 if a new request would start soon."""
     return _flag("ready", await ready_fault(models) is None)
 
 
 @router.get("/v2/models/{name}/ready")
 async def model_ready(name: Name, models: Models, caller: CallerOf) -> Response:
-    """Whether a model or an adapter is loaded and serves."""
+    """Return 200 if a model or an adapter is loaded and serves requests."""
     state = await _state(models, name, caller)
     return _flag("ready", state.is_ready and name in names_for(state, caller))
 
 
 @router.get("/v2/models/{name}")
 async def model_metadata(name: Name, models: Models, caller: CallerOf) -> Response:
-    """The tensors of a model: they are the same for all."""
+    """Describe the tensors of a model. They are the same for all models."""
     await _state(models, name, caller)
     return json_response(
         {
@@ -82,7 +82,7 @@ async def model_metadata(name: Name, models: Models, caller: CallerOf) -> Respon
 
 @router.post("/v2/models/{name}/infer")
 async def model_infer(name: Name, body: InferRequest, request: Request, models: Models, caller: CallerOf) -> Response:
-    """Continue the texts of a tensor."""
+    """Continue the texts of the input tensor."""
     state = models.of(name)
     completion = await beside_loop(partial(as_completion, body, name))
     target = await state.models.find(name, caller)
@@ -116,14 +116,14 @@ async def model_infer(name: Name, body: InferRequest, request: Request, models: 
 
 
 def as_completion(body: InferRequest, model: str) -> CompletionRequest:
-    """Translate to a completion. Raises RequestValidationError."""
+    """Convert the request to a completion. Raises RequestValidationError."""
     with NAMES.naming_invalid():
         return CompletionRequest.model_validate(body.completion_fields(model))
 
 
 @router.post("/v2/repository/index")
 async def repository_index(body: RepositoryRequest, models: Models, caller: CallerOf) -> Response:
-    """Base models and adapters, loaded or below ``--lora-dir``."""
+    """List base models and adapters: those that are loaded, and those below ``--lora-dir``."""
     found = []
     for state in models.states:
         loaded = names_for(state, caller)
@@ -136,7 +136,7 @@ async def repository_index(body: RepositoryRequest, models: Models, caller: Call
 
 @router.post("/v2/repository/models/{name}/load")
 async def repository_load(name: Name, body: RepositoryLoadRequest, models: Models) -> Response:
-    """Load an adapter, as ``/v1/load_lora_adapter`` does."""
+    """Load an adapter, like ``/v1/load_lora_adapter``."""
     path = body.parameters.get("lora_path", name)
     fields = {"lora_name": name, "lora_path": path, "load_inplace": name in models.of(name).models.adapters}
     await load_lora_adapter(_validated(LoadAdapterRequest, fields), models.of(name), models)
@@ -145,7 +145,7 @@ async def repository_load(name: Name, body: RepositoryLoadRequest, models: Model
 
 @router.post("/v2/repository/models/{name}/unload")
 async def repository_unload(name: Name, models: Models) -> Response:
-    """Unload an adapter, as ``/v1/unload_lora_adapter`` does."""
+    """Unload an adapter, like ``/v1/unload_lora_adapter``."""
     await unload_lora_adapter(_validated(UnloadAdapterRequest, {"lora_name": name}), models.of(name))
     return json_response({})
 
@@ -156,7 +156,7 @@ def _validated(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 async def _state(models: ModelRouter, name: str, caller: Caller) -> ServerState:
-    """Return the state that serves a name. Raises UnknownModel for one that the caller may not use."""
+    """Return the state that serves a name. Raises UnknownModel for a name that the caller may not use."""
     state = models.of(name)
     if name not in names_for(state, caller) and name not in await folders_for(state, caller):
         raise UnknownModel(name)

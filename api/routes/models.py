@@ -32,7 +32,7 @@ def _card(state: ServerState, name: str, *, is_folder: bool = False) -> dict[str
 
 
 def names_for(state: ServerState, caller: Caller) -> list[str]:
-    """Return the names of a base model and of the adapters that a caller may use."""
+    """Return the names of a base model and of its adapters that a caller may use."""
     versions = state.models.versions
     served = () if versions is None else versions.served
     loaded = (name for name in state.models.adapters if versions is None or versions.public_name(name) is None)
@@ -43,11 +43,11 @@ def names_for(state: ServerState, caller: Caller) -> list[str]:
 async def list_models(
     models: Models, caller: CallerOf, client_version: Annotated[str | None, Query()] = None
 ) -> dict[str, Any]:
-    """All names that ``model`` may hold; none of a model whose files are being looked for.
+    """List all names that the field ``model`` may have. A model whose files are still being located is left out.
 
     Args:
-        client_version: sent by Codex, which wants a list ``models`` of what it should know of OpenAI's models, and asks
-            again and again without one. What it knows by itself holds where that is empty.
+        client_version: sent by Codex. Codex expects a list ``models`` of what it should know about OpenAI's models, and
+            repeats the request if there is none. If the list is empty, it uses its own knowledge.
     """
     named = [state for state in models.states if state.is_named]
     cards = [_card(state, name) for state in named for name in names_for(state, caller)]
@@ -63,7 +63,7 @@ async def folders_for(state: ServerState, caller: Caller) -> list[str]:
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, models: Models, caller: CallerOf) -> dict[str, Any]:
-    """One model or adapter."""
+    """Get one model or adapter."""
     state = models.of(name)
     served = () if state.models.versions is None else state.models.versions.served
     if name not in state.models.names and not (

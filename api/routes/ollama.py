@@ -1,4 +1,4 @@
-"""Ollama's routes below ``/api``: chats, prompts, embeddings, and the models that there are."""
+"""Ollama's routes below ``/api``: chats, prompts, embeddings, and lists of the models."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from .dependencies import CallerOf, JsonRoute, Models, State, set_facts
 from .models import folders_for, names_for
 
 OLLAMA_VERSION = "0.12.11"
-"""Version of Ollama whose fields these routes take. Clients compare it with the one that they need."""
+"""The version of Ollama whose fields these routes accept. Clients compare it with the version that they need."""
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
-# Names of the texts to embed.
+# Names of the fields with the texts to embed.
 _EMBED = FieldNames(parts={})
 _EMBED_ONE = FieldNames((r"^input\[0\]$", "input"), parts={})
 _EMBEDDINGS = FieldNames((r"^input(\[0\])?$", "prompt"), parts={"input": "prompt"})
@@ -55,7 +55,7 @@ router = APIRouter(
 
 
 def _name(state: ServerState, model: str | None) -> str | None:
-    """Return a model's name. Ollama's clients add ``:latest`` to names without a tag."""
+    """Return a model's name without ``:latest``, which Ollama's clients add to names without a tag."""
     if model is None or not model.endswith(_LATEST) or state.models.has(model):
         return model
     return model.removesuffix(_LATEST)
@@ -103,7 +103,7 @@ async def _generate(
 
 
 async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, caller: Caller) -> PreparedChat:
-    """Return what the engine is asked for; of a raw prompt as a completion's, else as a chat's."""
+    """Return the request for the engine: for a raw prompt like a completion's, else like a chat's."""
     strict = state.options.strict_max_tokens
     if not isinstance(body, OllamaGenerateRequest) or not body.raw:
         assert isinstance(body, OllamaChatRequest | OllamaGenerateRequest)
@@ -120,7 +120,7 @@ async def _prepare(body: OllamaFields, target: ModelTarget, state: ServerState, 
 
 @router.post("/api/embed")
 async def ollama_embed(body: OllamaEmbedRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Embed texts, as vectors of length 1."""
+    """Embed texts as vectors of length 1."""
     began = time.perf_counter()
     target = await state.models.find(_name(state, body.model), caller)
     texts = ([body.input] if body.input else []) if isinstance(body.input, str) else body.input
@@ -145,7 +145,7 @@ async def ollama_embed(body: OllamaEmbedRequest, request: Request, state: State,
 async def ollama_embeddings(
     body: OllamaEmbeddingsRequest, request: Request, state: State, caller: CallerOf
 ) -> Response:
-    """Embed one text, as its model gives it."""
+    """Embed one text. The vector is scaled to length 1 only if the checkpoint says so."""
     target = await state.models.find(_name(state, body.model), caller)
     if not body.prompt:
         return json_response({"embedding": []})
@@ -176,13 +176,13 @@ async def _embed(
 
 @router.get("/api/version")
 async def ollama_version() -> Response:
-    """The version of Ollama whose fields are taken."""
+    """Get the version of Ollama whose fields are accepted."""
     return json_response({"version": OLLAMA_VERSION})
 
 
 @router.get("/api/tags")
 async def ollama_tags(models: Models, caller: CallerOf) -> Response:
-    """All names that ``model`` may hold."""
+    """List all names that the field ``model`` may have."""
     found = [_card(state, name) for state in models.states if state.is_named for name in names_for(state, caller)]
     for state in models.states if models.is_single else ():
         found += [_card(state, name) for name in await folders_for(state, caller)]
@@ -191,7 +191,7 @@ async def ollama_tags(models: Models, caller: CallerOf) -> Response:
 
 @router.get("/api/ps")
 async def ollama_ps(models: Models, caller: CallerOf) -> Response:
-    """Base models and adapters that are loaded. None of them is unloaded by time."""
+    """List the loaded base models and adapters. None of them is unloaded after a time."""
     loaded = [state for state in models.states if state.engine.async_engine is not None]
     return json_response(
         {
@@ -206,7 +206,7 @@ async def ollama_ps(models: Models, caller: CallerOf) -> Response:
 
 @router.post("/api/show")
 async def ollama_show(body: OllamaShowRequest, state: State, caller: CallerOf) -> Response:
-    """A model's template, length and abilities."""
+    """Get a model's template, context length and capabilities."""
     given = _name(state, body.model or body.name)
     if given and given not in (*names_for(state, caller), *await folders_for(state, caller)):
         raise UnknownModel(given)
@@ -237,7 +237,7 @@ def _length(state: ServerState) -> int:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    """Return what Ollama tells of a model. What this server does not know of it is empty."""
+    """Return Ollama's description of a model. Fields that this server does not know are empty."""
     adapter = None if name in state.models.names else state.models.adapters.get(name)
     loaded = state.started if adapter is None or not adapter.loaded else adapter.loaded
     return {

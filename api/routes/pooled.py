@@ -1,4 +1,4 @@
-"""Routes of pooled outputs: what a model gives of texts beside tokens, as embeddings, classes, rankings and scores."""
+"""Routes of pooled outputs: embeddings, classes, rankings and scores of texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def create_embedding(body: EmbeddingRequest, request: Request, state: Stat
 
 @router.post("/pooling")
 async def create_pooling(body: PoolingRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Embed texts, or classify them, in one form of answer."""
+    """Embed or classify texts, with one form of response for both."""
     target = await state.models.find(body.asked_model, caller)
     engine, pooler = target.engine, target.engine.pooler
     task = body.task or ("classify" if pooler.labels else "embed")
@@ -76,7 +76,7 @@ async def create_pooling(body: PoolingRequest, request: Request, state: State, c
 @router.post("/classify", include_in_schema=False)
 @router.post("/v1/classify")
 async def create_classification(body: ClassifyRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Classify texts by the model's classification head."""
+    """Classify texts with the model's classification head."""
     target = await state.models.find(body.asked_model, caller)
     engine = target.engine
     reader = await plan_pooled(engine, target.adapter, body, caller, "classify")
@@ -88,12 +88,12 @@ async def create_classification(body: ClassifyRequest, request: Request, state: 
 
 @router.post("/score")
 async def create_pair_scores(body: PairRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Score pairs of texts: how relevant the second is to the first."""
+    """Score pairs of texts: how relevant the second text is to the first."""
     return await score_pairs(body, request, state, caller)
 
 
 async def score_pairs(body: PairRequest, request: Request, state: ServerState, caller: Caller) -> Response:
-    """Answer ``/score``."""
+    """Answer a request to ``/score``."""
     target = await state.models.find(body.asked_model, caller)
     queries, documents = body.listed
     one = len(queries) == 1
@@ -116,7 +116,7 @@ def _place(field: str, given: str | list[str], index: int) -> str:
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/v1/rerank")
 async def create_ranking(body: RerankRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Order documents by how relevant they are to a query."""
+    """Rank documents by their relevance to a query."""
     target = await state.models.find(body.asked_model, caller)
     documents = enumerate(body.texts)
     pairs = [TextPair(body.query, text, "query", f"documents[{index}]") for index, text in documents]
@@ -149,7 +149,7 @@ def _first_given(dimensions: int | None, normalize: bool | None) -> str | None:
 def _listed(
     response_id: str, model: str, data: list[dict[str, Any]], reader: PooledReader | LabelReader
 ) -> dict[str, Any]:
-    """Return vLLM's answer for a list of texts or pairs."""
+    """Return vLLM's response for a list of texts or pairs."""
     facts = {"id": response_id, "object": "list", "created": int(time.time()), "model": model}
     return facts | {"data": data, "usage": _usage(reader)}
 
@@ -162,7 +162,7 @@ async def _read(
     model: str,
     response_id: str,
 ) -> None:
-    """Run all of a request as one that is admitted."""
+    """Run all sequences of a request, as one request that was admitted."""
     set_facts(caller, [reader.request], model=model, stream=False, response_id=response_id)
     deltas = generate(state, reader, [reader.request], caller, usage=UsageCount())
     await while_connected(request.receive, collect(deltas))
@@ -185,7 +185,7 @@ def _encoded(vector: Floats, encoding_format: str) -> str | list[float]:
 
 
 def _class(engine: AsyncEngine, index: int, pooled: bytes) -> dict[str, Any]:
-    """Return vLLM's answer for a text."""
+    """Return vLLM's classification of one text."""
     shares = class_probabilities(pooled, engine.pooler)
     named = engine.pooler.labels
     best = int(shares.argmax())

@@ -1,4 +1,4 @@
-"""``GET /v1/fleet``: the replicas of the engine, their load, and what has happened to them."""
+"""``GET /v1/fleet``: the replicas of the engine, their load, and counts of their starts, losses and ends."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/v1/fleet")
 async def fleet(state: State) -> dict[str, Any]:
-    """All replicas, those that drain included, and the gateways. An engine of one process is a fleet of one.
+    """List all replicas, including those that drain, and the gateways. A single process counts as a fleet of one.
 
     Raises:
-        CapacityError: the model is being loaded.
+        CapacityError: the model is loading.
     """
     if state.engine.client is None or state.engine.async_engine is None:
         raise CapacityError("The model is still being loaded.")

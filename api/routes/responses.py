@@ -32,7 +32,7 @@ from ..storage.response_store import StoredResponse, packed
 from .dependencies import CallerOf, JsonRoute, State, page, set_facts
 
 MAX_EVENT_NUMBER = 1 << 53
-"""Beyond which JavaScript's numbers are not exact."""
+"""Limit of event numbers: JavaScript's numbers are exact up to it."""
 _CONNECTION = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,16}")
 
@@ -81,7 +81,7 @@ def _as_chat(body: ResponsePrompt, conversation: Conversation) -> ChatRequest:
 def _streamed(
     state: ServerState, reply: ResponseReply, deltas: Deltas, keep: Callable[[ResponseReply], None], owner: str
 ) -> Response:
-    """Stream a response, and keep its events if it is stored."""
+    """Stream a response. If it is stored, its events are stored too."""
     log = _open_log(state, reply, owner)
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -102,9 +102,9 @@ def _open_log(state: ServerState, reply: ResponseReply, owner: str) -> EventLog 
 
 
 class _NumberedStream(EventStream):
-    """Stream of events with ids, whose heartbeats are comments without the empty line that ends an event.
+    """A stream of events with ids. Its heartbeats are comments without the empty line that ends an event.
 
-    OpenAI's client for Python keeps the last id, and takes each empty line behind it for an event, without its JSON.
+    OpenAI's Python client keeps the last id, and takes every later empty line for an event without the JSON of one.
     """
 
     heartbeat_piece = b": ping\n"
@@ -115,13 +115,13 @@ def _event_stream(state: ServerState, events: AsyncGenerator[bytes, None]) -> Re
 
 
 def _error_of_stream(failure: ErrorReply) -> bytes:
-    """Serialize an error before the first event, where a heartbeat has sent the status."""
+    """Serialize an error that occurs before the first event, but after a heartbeat has sent the status."""
     return EventWriter(None).write([error_event(failure)])
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountInputTokensRequest, state: State, caller: CallerOf) -> Response:
-    """Count the tokens of a response's input: those that its usage will say."""
+    """Count the tokens of a response's input. Its usage will report the same number."""
     target = await state.models.locate(body.asked_model, caller, session=body.prompt_cache_key)
     conversation = await load_conversation(body, state.stores.responses, caller.key.tenant)
     with FIELD_NAMES.naming_errors():
@@ -132,7 +132,7 @@ async def count_input_tokens(body: CountInputTokensRequest, state: State, caller
 
 @router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response() -> Response:
-    """Refused: nothing is left out of a conversation."""
+    """Refuse the request: conversations are never shortened here."""
     reason = "nothing is left out of a conversation here. Send one that is shorter, or go on from a response"
     raise HTTPError(404, f"Conversations are not compacted: {reason}.", code="unknown_url")
 
@@ -159,7 +159,7 @@ def _begin(
     conversation: Conversation,
     body: ResponseRequest,
 ) -> Response:
-    """Return a background response at once; the store has it, now unfinished and later with its end."""
+    """Return a background response at once. It is stored as unfinished now, and again when it ends."""
     if not state.stores.responses.is_on:
         raise RequestError("'background' needs a server that stores responses.", param="background")
     jobs = state.stores.responses.jobs
@@ -186,7 +186,7 @@ def _begin(
 
 
 def _connection(request: Request) -> str:
-    """Return the id of the WebSocket connection that a request comes from; empty for others."""
+    """Return the id of the WebSocket connection of a request; empty if it came otherwise."""
     given = request.headers.get(CONNECTION_HEADER, "")
     return given if _CONNECTION.fullmatch(given) else ""
 
@@ -207,7 +207,7 @@ async def get_response(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, le=MAX_EVENT_NUMBER)] = None,
 ) -> Response:
-    """A stored response, or its events from the first one or from behind one of them."""
+    """Get a stored response; or its events, from the first one or after a given one."""
     _refuse_include(request)
     record = _find(state, caller, response_id)
     if not stream:
@@ -223,7 +223,7 @@ async def get_response(
 
 
 def _last_event_id(request: Request, default: int) -> int:
-    """Return the number of the last event that a client has, by its header; it is newer than the query's."""
+    """Return the number of the last event that a client has seen: the header's, which is newer, else the query's."""
     given = request.headers.get("last-event-id", "")
     if not given:
         return default
@@ -235,7 +235,7 @@ def _last_event_id(request: Request, default: int) -> int:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, caller: CallerOf, state: State) -> Response:
-    """Delete a stored response; a running one is cancelled."""
+    """Delete a stored response; if it is running, it is cancelled."""
     connection = _connection(request)
     _find(state, caller, response_id, connection)
     state.stores.responses.delete(caller.key.tenant, response_id, connection)
@@ -245,7 +245,7 @@ async def delete_response(response_id: str, request: Request, caller: CallerOf, 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, caller: CallerOf, state: State) -> Response:
-    """Cancel a background response. One that has ended is unchanged."""
+    """Cancel a background response. A response that has ended does not change."""
     record = _find(state, caller, response_id)
     if not orjson.loads(record.body)["background"]:
         raise RequestError("Only a response that was made with 'background' can be cancelled.")
@@ -266,7 +266,7 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The input items of a response, those of its previous responses included."""
+    """List the input items of a response, including those of its previous responses."""
     _refuse_include(request)
     items = _find(state, caller, response_id).items()
     if order == "desc":

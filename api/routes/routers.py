@@ -1,4 +1,4 @@
-"""The routers of all routes, and those of them that are answered without the framework."""
+"""The routers of all routes, and those of them that do not need the framework."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DIRECT: tuple[APIRouter, ...] = tuple(
     module.router
     for module in (chat, completions, decisions, scores, pooled, responses, anthropic, ollama, tgi, files, batches)
 )
-"""Those whose routes are answered without the framework where a body is all that they take."""
+"""Routers whose routes are handled without the framework if a body is their only parameter."""
 ROUTERS: tuple[APIRouter, ...] = (
     *DIRECT,
     *(module.router for module in (models, adapters, admin_models, cache, replicas, tokenize, health, inference, ui)),

@@ -1,4 +1,4 @@
-"""``POST /v1/score``: probabilities of labels behind a query with each of several items."""
+"""``POST /v1/score``: probabilities of labels after a query combined with each of several items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of Text Generation Inference: ``/generate``, ``/generate_stream``, both at ``/``, and ``/info``."""
+"""Routes of Text Generation Inference: ``/generate``, ``/generate_stream``, both in one at ``/``, and ``/info``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .dependencies import CallerOf, JsonRoute, State, set_facts
 
 
 class TgiErrorBody(BaseModel):
-    """Body of every error response of these routes."""
+    """Body of every error response of the routes of Text Generation Inference."""
 
     error: str
     error_type: str
@@ -45,19 +45,19 @@ async def tgi_generate(body: TgiRequest, request: Request, state: State, caller:
 
 @router.post("/generate_stream")
 async def tgi_generate_stream(body: TgiRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Continue a prompt, with an event for each token."""
+    """Continue a prompt, and stream an event for each token."""
     return await _generate(body, request, state, caller, stream=True)
 
 
 @router.post("/")
 async def tgi_root(body: TgiRequest, request: Request, state: State, caller: CallerOf) -> Response:
-    """Continue a prompt, as a stream where the body says so: what clients ask that know the address alone."""
+    """Continue a prompt; as a stream if the body requests one. For clients that only know the server's address."""
     return await _generate(body, request, state, caller, stream=body.stream)
 
 
 @router.get("/info")
 async def tgi_info(state: State, _caller: CallerOf) -> Response:
-    """The model, its length, and the server."""
+    """Get the model, its context length, and the server's version."""
     engine = state.engine.serving()
     return json_response(
         {
@@ -93,7 +93,7 @@ async def _generate(
 
 
 async def _prompt(body: TgiRequest, target: ModelTarget, caller: Caller) -> str | list[int]:
-    """Return the prompt, or its last tokens where it is to be cut."""
+    """Return the prompt, or only its last tokens if it is to be truncated."""
     most = body.parameters.truncate
     if most is None:
         return body.inputs

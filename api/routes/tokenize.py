@@ -14,14 +14,14 @@ from ..generate.build_request import chat_tokens, token_array
 from ..protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from .dependencies import CallerOf, JsonRoute, State
 
-_MANY_TOKENS = 4096  # tokens up to which the event loop decodes itself, without another thread
+_MANY_TOKENS = 4096  # Number of tokens up to which the event loop decodes directly, without another thread.
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
-    """The tokens of a text or of a conversation."""
+    """Tokenize a text or a conversation."""
     target = await state.models.locate(body.model, caller)
     async_engine = target.engine
     if body.messages is not None:
@@ -43,7 +43,7 @@ async def tokenize(body: TokenizeRequest, state: State, caller: CallerOf) -> dic
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) -> dict[str, Any]:
-    """The text of tokens."""
+    """Convert tokens to text."""
     async_engine = (await state.models.locate(body.model, caller)).engine
     tokens = token_array("tokens", body.tokens, async_engine.vocab_size)
     decode = partial(async_engine.tokenizer.decode, tokens, skip_special_tokens=False)
@@ -52,7 +52,7 @@ async def detokenize(body: DetokenizeRequest, state: State, caller: CallerOf) ->
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(state: State, _caller: CallerOf) -> dict[str, Any]:
-    """The tokenizer's configuration, for clients that count tokens or render templates themselves."""
+    """Get the tokenizer's configuration, for clients that count tokens or render templates themselves."""
     if not state.options.enable_tokenizer_info_endpoint:
         problem = "There is no such route: start the server with --enable-tokenizer-info-endpoint."
         raise HTTPError(404, problem, code="unknown_url")

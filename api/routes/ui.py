@@ -1,4 +1,4 @@
-"""``GET /ui``, the live page, ``GET /ui/state``, its data, and ``GET /``, which leads to it."""
+"""``GET /ui``, the live page; ``GET /ui/state``, its data; and ``GET /``, which redirects browsers to it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/ui/state")
 async def ui_state(state: State, models: Models, since: Annotated[float, Query(ge=-1)] = -1) -> Response:
-    """A snapshot of the engine at most half a second old, points of the curves after ``since``, the last requests.
+    """Get a snapshot of the engine not older than half a second, the curves' points after ``since``, the last requests.
 
     If no snapshot arrives in time, for example during a long step, ``engine`` is null and ``waiting`` has the reason;
     all other fields are set.
 
     Raises:
-        CapacityError: the model is being loaded.
+        CapacityError: the model is loading.
         EngineDead: the engine is gone.
     """
     if state.engine.client is None or state.engine.async_engine is None:
         raise CapacityError("The model is still being loaded.")
     if not state.engine.is_healthy:
         raise state.engine.death()
-    # The snapshot has all that could be told about an engine of one process.
+    # The snapshot describes an engine of one process completely, so ``fleet`` is null for it.
     fleet = fleet_json(state.engine.client.status()) if isinstance(state.engine.client, ReplicaOwner) else None
     is_empty = fleet is not None and not fleet["data"]
     engine, waiting = b"null", None
@@ -67,18 +67,18 @@ async def _file(request: Request) -> Response:
 
 
 async def _to_page(_request: Request) -> Response:
-    """The page's links are relative to ``/ui``."""
+    """Redirect to ``/ui``, as the page's links are relative to that path."""
     return RedirectResponse("../ui", 308)
 
 
 async def _root(request: Request) -> Response:
-    """Lead a browser to the page, and tell others where the interfaces are, by paths below this one."""
+    """Redirect a browser to the live page. Other clients get the relative paths of the interfaces."""
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("ui", 307)
     return json_response({"server": "rootgraft", "openai": "v1", "health": "health", "page": "ui"})
 
 
 _HANDLERS = {"/": _root, "/ui/": _to_page}
-# Plain routes, so that OpenAPI does not describe files.
+# Added as plain routes, because OpenAPI should not describe files.
 for path in sorted(PATHS):
     router.add_route(path, _HANDLERS.get(path, _file), methods=["GET"])

@@ -1,4 +1,4 @@
-"""Parts of a request without effect: unknown fields, which are dropped, and what is left out; named in plain ASCII."""
+"""Parts of a request without effect: unknown fields that are dropped and parts left out, with names in ASCII."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FieldPath = Sequence[str | int]
 
 
 def drop_field(body: Any, path: FieldPath) -> bool:
-    """Drop the field of a pydantic error from a body; whether it was there. ``<alternatives>`` count not."""
+    """Drop the field of a pydantic error from a body. Returns whether it was there. ``<alternatives>`` are skipped."""
     *above, name = path
     for part in above:
         if isinstance(part, str) and part.startswith("<") and not (isinstance(body, dict) and part in body):
@@ -49,20 +49,20 @@ class IgnoredFields:
         return ", ".join(self._names) + (f" and {more} more" if more else "")
 
     def add(self, paths: Sequence[FieldPath]) -> None:
-        """Count fields, and remember the names of the first ones."""
+        """Count dropped fields, and keep the names of the first ones."""
         self._count += len(paths)
         self._names += map(_name, paths[: _MOST_NAMED - len(self._names)])
 
 
 def named(parts: Sequence[str]) -> str:
-    """Return names of parts that were left out, bounded as those of dropped fields."""
+    """Return the names of parts that were left out, with the same limit as for dropped fields."""
     more = len(parts) - _MOST_NAMED
     shown = ", ".join(shortened(_ODD_PART.sub("?", part), _LONGEST) for part in parts[:_MOST_NAMED])
     return shown + (f" and {more} more" if more > 0 else "")
 
 
 def _name(path: FieldPath) -> str:
-    """Return ``messages[0].x`` with '?' for all but letters, digits and ``_.-[]``; a long one loses its middle."""
+    """Return a name like ``messages[0].x``. Other characters become '?'; the middle of a long name is left out."""
     *above, last = path
     parts = [part for part in above if isinstance(part, int) or not part.startswith("<")]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*parts, last))

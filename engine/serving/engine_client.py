@@ -230,8 +230,7 @@ class EngineClient(asyncio.Protocol):
         return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
 
     async def import_session(self, data: bytes) -> int:
-        """Import a session from a file. Returns the cached tokens, 0 if it does not match. Raises like
-        `export_session`."""
+        """Import a session from a file. Returns the number of cached tokens, 0 without a match. Raises as above."""
         reply = await self._call(ImportSession(self._calls.new_id(), data))
         return reply.count if isinstance(reply, SessionReply) else 0
 

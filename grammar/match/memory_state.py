@@ -190,7 +190,7 @@ class MemoryState:
         return some
 
     def _has_plain_items(self, frame: _Frame) -> bool:
-        """Return whether the items are strings of an endless language. Only a whole string can then be a repetition."""
+        """Return whether the items are strings of an endless language, where only a whole string is a repetition."""
         is_inner = frame.outer is not None and frame.outer.is_watched
         return frame.has_distinct_items and not is_inner and all(each.is_plain for each in frame.counters)
 
