@@ -1,4 +1,4 @@
-"""Server limits: which requests a server answers, how many at a time, and how many are being answered."""
+"""Server limits: the keys that requests need, the limits of requests at a time, and the requests under way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_keys(options: ServerConfig) -> KeyRing:
 
 
 class ServerLimits:
-    """Keys and admission of one base model's requests. Belongs to the server's event loop.
+    """Keys and admission for the requests of one base model. Belongs to the server's event loop.
 
     Args:
         shares_cache: whether tenants share the prefix cache.
@@ -29,7 +29,7 @@ class ServerLimits:
     Attributes:
         keys: the keys of the whole server.
         admission: queue limits of the model, and the rate limits of the keys.
-        active: running generations. Written by ``generate`` alone.
+        active: number of running generations. Only ``generate`` writes it.
     """
 
     def __init__(self, keys: KeyRing, admission: RequestAdmission, *, shares_cache: bool) -> None:
@@ -39,7 +39,7 @@ class ServerLimits:
         self._shares_cache = shares_cache
 
     async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
-        """Admit the requests of one HTTP request, all or none. Raises as ``RequestAdmission.admit``."""
+        """Admit the requests of one HTTP request: all or none. Raises like ``RequestAdmission.admit``."""
         return self.admission.admit(caller.key, Demand.of(requests, is_strict=caller.is_strict))
 
     async def limit_headers(self, key: Key) -> Mapping[str, str]:

@@ -1,8 +1,9 @@
 """Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
 
-Each worker appends an answer to the batch's answer file before it sends its next request, and the file determines the
-requests left. An answer that finds no space on the disk is kept in memory until it does, and its worker waits. So a
-request is answered twice only if the server ended between an answer and its line; usage counts it once even then.
+Each worker appends an answer to the batch's answer file before it sends its next request. The requests that are not in
+this file are left to answer. If the disk has no space for an answer, it is kept in memory until it has, and its worker
+waits. So a request is answered twice only if the server ended between an answer and its line in the file; usage counts
+it once even then.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from .batch_work import answer_all
 from .fair_slots import FairSlots, OwnerTurns
 from .internal_client import InternalClient
 
-MAX_UNFINISHED = 100  # batches of one owner
-# One owner has at most so many batches.
+MAX_UNFINISHED = 100  # Limit of unfinished batches of one owner.
+# Limit of all batches of one owner.
 MAX_RECORDS = 10_000
-MAX_AT_ONCE = 4  # batches in progress of one owner
-WORKERS = 16  # requests in flight per batch
-MAX_IN_FLIGHT = 64  # requests of all batches, shared evenly by the owners
-MAX_FILE_CALLS = 4  # calls at a time that read or write files, of which a tenant leaves half
-LEAST_IN_FLIGHT = 4  # requests of an owner, while others have all of these in flight
+MAX_AT_ONCE = 4  # Limit of batches in progress of one owner.
+WORKERS = 16  # Requests in flight for each batch.
+MAX_IN_FLIGHT = 64  # Requests in flight for all batches, shared evenly by the owners.
+MAX_FILE_CALLS = 4  # Calls at a time that read or write files. A tenant may use half of them.
+LEAST_IN_FLIGHT = 4  # Requests in flight of an owner when other owners already use all of the above.
 _POLL_SECONDS = 0.5
-_RETRY_SECONDS = 30.0  # seconds between two tries to write to the folder
+_RETRY_SECONDS = 30.0  # Seconds between two attempts to write to the folder.
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +65,11 @@ class BatchService:
     """Files and batches in a folder, locked against other processes. Belongs to one event loop.
 
     Args:
-        folder: created if missing.
-        max_bytes: limit on all files together.
+        folder: folder of the files and batches; created if missing.
+        max_bytes: limit of the bytes of all files together.
         find_caller: see ``FindCaller``.
-        max_upload: bytes of the largest file.
-        max_line: bytes of the longest request in one.
+        max_upload: limit of the bytes of one file.
+        max_line: limit of the bytes of one request in a file.
 
     Raises:
         ConfigError: the folder cannot be used, or another server uses it.
@@ -105,7 +106,7 @@ class BatchService:
         self._threads = TenantThreads(MAX_FILE_CALLS, "batch-files")
 
     async def on_thread(self, owner: str, call: Callable[[], T]) -> T:
-        """Return what a call does with files of the owner, made on another thread. Raises as the call, and NoThread."""
+        """Run a call on files of the owner on another thread; return its result. Raises its exception, or NoThread."""
         return await self._threads.call(owner, call)
 
     def resume(self, client: InternalClient) -> None:
@@ -157,7 +158,7 @@ class BatchService:
         self.records.mark(record, "cancelling")
         try:
             self.records.save(record)
-        except OSError as error:  # `_advance` saves it before it ends the batch
+        except OSError as error:  # `_advance` saves the record before it ends the batch.
             logger.error("batch %s is cancelled, and waits for its folder: %s", record.id, error)
         if (task := self._tasks.get(record.id)) is not None:
             task.cancel()
@@ -171,7 +172,7 @@ class BatchService:
         self._tasks[record.id] = asyncio.get_running_loop().create_task(self._run(record, previous))
 
     async def _run(self, record: BatchRecord, previous: asyncio.Task[None] | None) -> None:
-        """Take a batch from any state to its end, after its ``previous`` task has ended."""
+        """Process a batch from its present state to its end, once its ``previous`` task has ended."""
         if previous is not None:
             await asyncio.gather(previous, return_exceptions=True)
         try:
@@ -182,7 +183,7 @@ class BatchService:
                 del self._tasks[record.id]
 
     async def _attempt(self, record: BatchRecord) -> bool:
-        """Whether the batch has ended; False if the folder could not be written, such as on a full disk."""
+        """Return whether the batch has ended; False if the folder could not be written, as on a full disk."""
         try:
             await self._advance(record)
         except (OSError, ConfigError) as error:
@@ -214,7 +215,7 @@ class BatchService:
         return None
 
     async def _validate(self, record: BatchRecord, path: Path) -> bool:
-        """Whether the input is a valid batch file; if not, the batch fails with the reason."""
+        """Return whether the input is a valid batch file. If it is not, the batch fails with the reason."""
         try:
             record.counts.total = await self.on_thread(
                 record.owner, lambda: sum(1 for _ in read_requests(path, record.endpoint, self._max_line))
@@ -227,9 +228,10 @@ class BatchService:
         return record.counts.total > 0
 
     async def _answer(self, record: BatchRecord, path: Path) -> None:
-        """Answer the requests without an answer, until all are done or the batch expires.
+        """Answer the requests that have no answer yet, until all have one or the batch expires.
 
-        A batch that waits for its turn has no file open: there may be more of them than a process may have files.
+        A batch that waits for its turn keeps no file open, as there may be more batches than a process can have open
+        files.
         """
 
         async def post(request: BatchRequest) -> tuple[int, Mapping[str, str], bytes]:
@@ -268,7 +270,7 @@ class BatchService:
     async def _write(
         self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse
     ) -> None:
-        """Write an answer, and try again until there is space for it."""
+        """Write an answer; if there is no space for it, try again until there is."""
         failed = False
         while True:
             try:
@@ -282,7 +284,7 @@ class BatchService:
         self._count(record, output)
 
     def _recount(self, record: BatchRecord) -> None:
-        """Count the answers in the batch's file, which is made if there was no turn."""
+        """Count the answers in the batch's file. The file is created if the batch never had a turn."""
         with BatchOutput(self.records.answers_path(record)) as output:
             self._count(record, output)
 
@@ -290,7 +292,7 @@ class BatchService:
         record.counts.completed, record.counts.failed = len(output.done) - output.failed, output.failed
 
     async def _finalise(self, record: BatchRecord, path: Path) -> None:
-        """Make the output and error files. After a crash this runs again, with the same file ids."""
+        """Write the output and error files. After a crash this is repeated with the same file ids."""
         answers = self.records.answers_path(record)
         if record.output_file_id is None:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
@@ -305,7 +307,7 @@ class BatchService:
         answers.unlink(missing_ok=True)
 
     async def _store(self, record: BatchRecord, kind: str, lines: Iterable[bytes]) -> str | None:
-        """Store these lines as a file and return its id; None, and no file, without lines."""
+        """Store these lines as a file and return its id; None, and no file, if there are no lines."""
         file_id = record.output_file_id if kind == "output" else record.error_file_id
         name = f"{record.id}_{kind}.jsonl"
         facts = self.files.new(record.owner, name, "batch_output", 0, record.output_expiry, file_id)
@@ -324,5 +326,5 @@ class BatchService:
 
 
 def _usage_id(record: BatchRecord, request: BatchRequest) -> str:
-    """Return the id under which the usage of a line counts, the same however often the line is asked."""
+    """Return the id under which the usage of a line is counted. It is the same if the line is sent again."""
     return hashlib.sha256(f"{record.id}\0{request.custom_id}".encode()).hexdigest()[:32]

@@ -21,18 +21,18 @@ from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24
 _HEALTH_SECONDS, _HEALTH_TIMEOUT = 10.0, 60.0  # seconds between two health checks, and time limit of one
-_SILENT_SECONDS = 600.0  # most seconds between two streamed tokens
+_SILENT_SECONDS = 600.0  # Largest number of seconds between two streamed tokens.
 _CONNECT_SECONDS = 10.0
 _DEFAULT_ADDRESS = "http://127.0.0.1:8000/v1"
 
 
 class RemoteError(EngineError):
-    """A server is not reachable, refuses a request or breaks off an answer.
+    """A server cannot be reached, refuses a request or breaks off an answer.
 
     Args:
         kind: kind of the error for counting: "HTTP 503", "not reachable", "broken off".
         message: one line for the user.
-        code: code of the server's error, such as "context_length_exceeded"; empty without one.
+        code: code of the server's error, such as "context_length_exceeded"; empty if it has none.
     """
 
     def __init__(self, kind: str, message: str, code: str = "") -> None:
@@ -93,7 +93,7 @@ class RemoteServer:
         """Open a session; without a model's name, use the first listed model. Raises ``RemoteError``, ``ConfigError``.
 
         Args:
-            uds: Unix domain socket to which to connect, regardless of the address's host.
+            uds: Unix domain socket to which to connect, whatever the host of the address is.
         """
         url = _base_url(_default_url() if options.url is None else options.url)
         key = os.environ.get("ROOTGRAFT_API_KEY") if options.api_key is None else options.api_key
@@ -147,7 +147,7 @@ class RemoteServer:
             return response.status, response.headers, await response.read()
 
     async def download(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Send a request and return the file in its answer. Raises as ``call``."""
+        """Send a request and return the file in its answer. Raises like ``call``."""
         async with self._sent("POST", path, body) as response:
             await _raise_for_status(response)
             return await response.read()
@@ -181,10 +181,10 @@ class RemoteServer:
                 yield event
 
     async def watch(self) -> NoReturn:
-        """Ask for the server's health repeatedly; any answer counts.
+        """Request the server's health repeatedly. Any answer counts.
 
         Raises:
-            RemoteError: the server has not answered for a minute, or is not reachable.
+            RemoteError: the server has not answered for a minute, or cannot be reached.
         """
         while True:
             try:
@@ -207,7 +207,7 @@ class RemoteServer:
         try:
             data = body if body is None or isinstance(body, bytes) else dumps_exact(body)
         except UnicodeEncodeError as error:
-            # The terminal delivers bytes that are not UTF-8 as lone surrogates.
+            # Input bytes from the terminal that are not UTF-8 are lone surrogates in the text.
             raise RemoteError("no UTF-8", "The text is not UTF-8, as a request must be. Try: iconv -t UTF-8") from error
         try:
             timeout = _timeout(silent)

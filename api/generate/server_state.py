@@ -1,4 +1,4 @@
-"""Server state: what the routes need of one base model, and of the server that it is served by.
+"""Server state: what the routes need to serve one base model, and the parts that the whole server shares.
 
 ServerState --> ModelEngine      the engine, and whether it serves
             --> ModelDirectory   names, adapters, versions
@@ -41,8 +41,9 @@ class ServerState:
 
     Args:
         names: names of the base model.
-        engine: None for one that is not started.
-        main: the state of the whole server, whose keys, rate limits and stores are used; None for the first one.
+        engine: engine of the model; None if it is not started yet.
+        main: the state of the whole server, whose keys, rate limits and stores are used; None if this is the first
+            state.
 
     Raises:
         ConfigError: the file with keys cannot be read.
@@ -51,8 +52,8 @@ class ServerState:
         options: options of the server and of this model.
         version: version of the server.
         started: start of the server, in seconds since 1970.
-        plan: who answers in the model's place.
-        is_main: it tells what is of the whole server, of which the states of other models have a part.
+        plan: the models that may answer in place of this one.
+        is_main: whether this state reports the figures of the whole server, which states of other models leave out.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class ServerState:
         return state
 
     def begin_loading(self, names: tuple[str, ...], client: EngineLike, *, finds_adapters: bool) -> None:
-        """Take the model's names and its engine's client; metrics begin again under the first name."""
+        """Set the model's names and its engine's client. Metrics start anew under the first name."""
         self.engine.client, self.engine.finds_adapters = client, finds_adapters
         self.models.names = names
         self._renew_metrics(client, EngineFacts())
@@ -116,7 +117,7 @@ class ServerState:
     def begin_serving(
         self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts, base_digest: str = ""
     ) -> None:
-        """Take the engine once it is ready; metrics begin again with what is known of it now."""
+        """Set the engine once it is ready. Metrics start anew with the facts about it that are known now."""
         self._renew_metrics(client, facts)
         self.engine.async_engine, self.engine.base_digest = async_engine, base_digest
 
@@ -136,25 +137,25 @@ class ServerState:
 
     @property
     def is_named(self) -> bool:
-        """Whether the names are the model's: they may come from its files, which are looked for first."""
+        """Whether the names are known. They may come from the model's files, which have to be located first."""
         return self.engine.client is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are answered."""
+        """Whether new requests are accepted."""
         gateways = self.observers.gateways
         return self.engine.is_healthy and not self.engine.draining and (gateways is None or gateways().serves)
 
     def fingerprint_of(self, version: str | None) -> str:
-        """Return OpenAI's ``system_fingerprint``, a hash of server, model and version of the catalogue."""
+        """Return OpenAI's ``system_fingerprint``, a hash of server, model and version in the catalogue."""
         text = f"{self.version}\0{self.models.names[0]}" + (f"\0{version}" if version else "")
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters for the metrics: the engine's last ones and the server's own."""
+        """Return gauges and counters for the metrics: the engine's latest ones and the server's own."""
         queue, client = self.limits.admission.queue_limits, self.engine.client
         own = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        # These are counted once for all models, by the main one.
+        # The figures of the stores are the same for all models, so only the main state reports them.
         if self.is_main:
             own |= self.stores.stats()
         if client is None or self.engine.removed:
@@ -164,5 +165,5 @@ class ServerState:
 
 
 def _first_name(options: ServerConfig) -> str:
-    """Return the name that metrics carry until the model's is known."""
+    """Return the name that metrics carry until the model's name is known."""
     return (options.served_model_name or ("loading",))[0]

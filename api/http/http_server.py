@@ -1,4 +1,4 @@
-"""HTTP server: uvicorn with our protocol on an open socket, without signal handlers of its own; gRPC beside it."""
+"""HTTP server: uvicorn with our protocol class on an open socket, without signal handlers, with gRPC beside it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .tls import RenewableContext
 logger = logging.getLogger("rootgraft.server")
 
 FLUSH_SECONDS = 2
-"""For answers to be sent to their ends, once the server is told to end."""
+"""Seconds for responses to be sent to their ends, once the server is told to end."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn that leaves signals to its process.
+    """A uvicorn server that leaves signals to its process.
 
     Args:
-        tls: None for plain HTTP.
-        state: state of a server that may speak gRPC as well; None for one that does not.
+        tls: TLS context; None for plain HTTP.
+        state: state of a server that may offer gRPC too; None for a server that does not.
         max_message_bytes: largest size of a WebSocket message.
 
     Raises:
-        ConfigError: as ``open_rpc``.
+        ConfigError: see ``open_rpc``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
         self._rpc = None if state is None else open_rpc(app, state)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer HTTP until ``should_exit``, and gRPC as long."""
+        """Serve HTTP, and gRPC beside it, until ``should_exit`` is set."""
         if self._rpc is None:
             await super().serve(sockets)
             return

@@ -31,9 +31,9 @@ from ..observe.engine_facts import EngineFacts
 if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
 
-_FETCHER_SECONDS = 10.0  # seconds that the adapter fetcher gets to close
-_IDLE_SECONDS = 0.1  # seconds between two looks at whether a removed model is idle
-# Seconds that requests get which had found the model before it was removed, and are not active yet.
+_FETCHER_SECONDS = 10.0  # Seconds that the adapter fetcher may take to close.
+_IDLE_SECONDS = 0.1  # Seconds between two checks of whether a removed model is idle.
+# Seconds allowed for requests that have found the model before it was removed, and are not active yet.
 _GRACE_SECONDS = 2.0
 
 logger = logging.getLogger("rootgraft.server")
@@ -45,7 +45,7 @@ class ModelService:
     Args:
         model: the model and its options.
         state: state of the model, which this service fills.
-        num_engines: the most engine processes of all models of the server, which share the machine.
+        num_engines: largest number of engine processes of all models of the server together, as they share the machine.
         spawn: starts the process, if there is one engine; None for ``spawn_engine``.
         catalog: catalogue lent by the service that this one will replace; None to open the catalogue that the options
             name.
@@ -78,15 +78,15 @@ class ModelService:
         self._num_engines = num_engines
         self._spawn = spawn
         self._fetcher = _open_fetcher(self._config) if self._config.enable_lora else None
-        self._lending = asyncio.Lock()  # held while the catalogue is lent
+        self._lending = asyncio.Lock()  # Held while the catalogue is lent.
         self._owns_catalog = catalog is None
         self._catalog = _open_catalog(self._config, self._options) if catalog is None else catalog
 
     async def load(self, found: Callable[[], None] = lambda: None) -> None:
-        """Load the model and let its state serve.
+        """Load the model, and let its state serve it.
 
         Args:
-            found: called once the model's files are found.
+            found: called once the model's files are located.
 
         Raises:
             ConfigError: an option does not fit the model.
@@ -116,7 +116,7 @@ class ModelService:
             ready = await starting
         finally:
             starting.cancel()
-            # Where the engine has failed too, the error of defaults or tokenizer counts.
+            # If the engine has failed too, the error of the defaults or the tokenizer is the one raised.
             await asyncio.gather(starting, return_exceptions=True)
         multiplexer = EngineMultiplexer(client) if self._options.gateways > 1 else None
         async_engine = AsyncEngine(
@@ -136,12 +136,12 @@ class ModelService:
             logger.warning("%s%s", which, line)
 
     def has_catalog(self, path: str | None) -> bool:
-        """Return whether a catalogue's file is its own, which nobody else can open meanwhile."""
+        """Return whether a catalogue's file belongs to this service. Then no other service can open it meanwhile."""
         return path is not None and self._owns_catalog and self._options.model_catalog == path
 
     @asynccontextmanager
     async def lending_catalog(self) -> AsyncIterator[ModelCatalog]:
-        """Lend the catalogue to a service that is being loaded, and keep it as it is meanwhile."""
+        """Lend the catalogue to a service that is being loaded. It does not change meanwhile."""
         assert self._catalog is not None and self.state.models.versions is not None
         async with self._lending:
             await self.state.models.versions.keep()
@@ -152,11 +152,11 @@ class ModelService:
                     self.state.models.versions.free()
 
     def give_catalog(self, other: ModelService) -> None:
-        """Let the service that was lent the catalogue have it: it changes it from now on, and closes it."""
+        """Give the catalogue to the service to which it was lent. That service now changes it, and closes it."""
         self._owns_catalog, other._owns_catalog = False, True
 
     async def serves(self, model: ServedModel) -> bool:
-        """Return whether this is what a model is now: the same options, and the same content of its files."""
+        """Return whether this service serves ``model`` as it is now: with the same options and file contents."""
         if model.engine != self._config or model.own_options != self._own_options:
             return False
         files = await asyncio.to_thread(resolve_served_model, model.engine)
@@ -165,7 +165,7 @@ class ModelService:
         return digest == self.state.engine.base_digest
 
     async def _make_client(self, path: Path) -> tuple[EngineLike, Mapping[str, FetchedAdapter]]:
-        """Return the client of an engine, and the adapters of the start that were fetched from sources."""
+        """Return the client of an engine, and the adapters named at the start that were fetched from sources."""
         if self._fetcher is None:
             return engine_of(self._config, path, self._options, self._num_engines, self._spawn), {}
         from ...engine.adapter_sources.named_sources import fetch_named
@@ -197,7 +197,7 @@ class ModelService:
         logger.info("%s: the engine that was replaced or removed has ended", self.state.models.names[0])
 
     async def close_engine(self, reason: str) -> None:
-        """Close the engine, whose streams then end with an error of this text."""
+        """Close the engine. Its streams end with an error with the text ``reason``."""
         client = self.state.engine.client
         if client is not None:
             if self.state.limits.active:
@@ -216,7 +216,7 @@ class ModelService:
 
 
 async def _ended(call: Callable[[], None], seconds: float) -> None:
-    """Wait for a blocking call, at most so long; it goes on as long as the process does."""
+    """Wait for a blocking call, for at most ``seconds``. The call itself may go on until the process ends."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     loop = asyncio.get_running_loop()
@@ -228,14 +228,14 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
 def engine_of(
     config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1, spawn: SpawnEngine | None = None
 ) -> EngineLike:
-    """Return the engine: one process, or a fleet, with or without Ray. Fleets are only imported here.
+    """Return the engine: a single process, or a fleet with or without Ray. Fleets are imported only when needed.
 
-    With several models, each has a fleet, even if of one process: a process that ends is started again, without effect
-    on the other models.
+    On a server of several models, each model has a fleet, even one of a single process: a process that ends is
+    restarted without an effect on the other models.
 
     Args:
-        num_engines: the most engine processes of the whole server.
-        spawn: as in ``EngineClient``.
+        num_engines: largest number of engine processes of the whole server.
+        spawn: see ``EngineClient``.
     """
     if options.ray_address is not None:
         from ...fleet.on_ray.ray_fleet import ray_fleet
@@ -258,7 +258,7 @@ def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog |
 
 
 def _open_fetcher(config: EngineConfig) -> AdapterFetcher:
-    """Return the fetcher of adapters; a server without adapters does not import what it needs."""
+    """Return the fetcher of adapters. It is imported here, so that servers without adapters do not import it."""
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
 
     return AdapterFetcher.of(config)

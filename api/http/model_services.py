@@ -1,4 +1,4 @@
-"""Model services: the base models of a server process together; adds, replaces and removes them while it serves.
+"""Model services: all base models of a server process; adds, replaces and removes them while the server runs.
 
 SIGHUP --read again--> models that are new or changed --load beside the old--> take their names --> old ones end
 """
@@ -25,20 +25,20 @@ logger = logging.getLogger("rootgraft.server")
 
 
 ModelReader = Callable[[], Sequence[ServedModel]]
-"""Reads again what is to be served; raises ConfigError or ModelError if it is wrong."""
+"""Reads the models to serve again. Raises ConfigError or ModelError if something is wrong."""
 
 
 class ModelServices:
     """Services of all models of a server. Belongs to its event loop.
 
     Args:
-        models: models that the server starts with; the state of the first one is ``main``.
+        models: models with which the server starts; the state of the first one is ``main``.
         main: state of the whole server, and of its first model.
         read_again: reads the models file again and returns its models.
         spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
 
     Attributes:
-        router: picks the state of a request.
+        router: finds the state of a request's model.
     """
 
     def __init__(
@@ -56,28 +56,28 @@ class ModelServices:
         self._services = [
             ModelService(model, state, num_engines, spawn) for model, state in zip(models, states, strict=True)
         ]
-        self._jobs = BackgroundTasks()  # ends of removed models, and a reload
+        self._jobs = BackgroundTasks()  # Tasks that end removed models, and a reload.
         self._reload = asyncio.Lock()
         self.router = ModelRouter(states)
         self.router.on_removed = self._end
 
     @property
     def served(self) -> list[ModelService]:
-        """The services of models that were not removed."""
+        """The services of all models that were not removed."""
         return [service for service in self._services if not service.state.engine.removed]
 
     @property
     def num_active(self) -> int:
-        """Requests that are being answered."""
+        """Number of requests that are being answered."""
         return sum(service.state.limits.active for service in self._services)
 
     @property
     def sick(self) -> ServerState | None:
-        """The state of a model whose engine does not run; None if all do."""
+        """The state of a model whose engine does not run; None if all engines run."""
         return next((service.state for service in self.served if not service.state.engine.is_healthy), None)
 
     async def load(self, found: Callable[[], None]) -> None:
-        """Load all models at once. Argument as of ``ModelService.load``; raises as it, once all loads have ended."""
+        """Load all models at once. See ``ModelService.load``; an error is raised once all loads have ended."""
         loads = [asyncio.create_task(service.load(found)) for service in self._services]
         try:
             await asyncio.gather(*loads)
@@ -87,13 +87,13 @@ class ModelServices:
             await asyncio.gather(*loads, return_exceptions=True)
 
     def loaded_model(self) -> tuple[LoadedModel, EngineMultiplexer]:
-        """Return the only model, which is loaded, and its engine, for gateways."""
+        """Return the only model, which must be loaded, and its engine, for gateways."""
         [service] = self._services
         assert service.shared is not None
         return service.shared
 
     def begin_reload(self) -> None:
-        """Read the models again, and serve what they are now. What cannot be loaded leaves the old one in its place."""
+        """Start reading the models again, and serve the new list. If one cannot be loaded, the old one stays."""
         self._jobs.begin(self._reloaded())
 
     async def _reloaded(self) -> None:
@@ -108,7 +108,7 @@ class ModelServices:
                 logger.error("the models stay as they are: %s", error)
 
     async def _apply(self, models: Sequence[ServedModel]) -> None:
-        """Serve these models. If one cannot be loaded, none is removed: that may be the one that was to be changed."""
+        """Serve these models. If one cannot be loaded, none is removed, as it may be the new form of an old one."""
         num_engines = sum(each.server.most_replicas for each in models)
         kept: list[ModelService] = []
         for model in models:
@@ -123,7 +123,7 @@ class ModelServices:
                     self.router.remove(service.state.models.names[0])
 
     async def _serving(self, model: ServedModel) -> ModelService | None:
-        """Return the service that has exactly this model; None if there is none."""
+        """Return the service that serves exactly this model; None if there is none."""
         for service in self.served:
             if await service.serves(model):
                 service.state.plan = model.entry.plan
@@ -131,7 +131,7 @@ class ModelServices:
         return None
 
     async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
-        """Load a model, and let it take its names from those that have them. Raises as ``ModelService.load``."""
+        """Load a model, and give it its names, taking them from the services that have them. Raises like the load."""
         holder = next((each for each in self._services if each.has_catalog(model.server.model_catalog)), None)
         if holder is not None and holder.state.engine.removed:
             place = model.entry.place
@@ -146,7 +146,7 @@ class ModelServices:
         return service
 
     async def _loaded(self, model: ServedModel, num_engines: int, catalog: ModelCatalog | None) -> ModelService:
-        """Return the service of a model, which is loaded. Raises as ``ModelService.load``."""
+        """Return the service of a model, once it is loaded. Raises like ``ModelService.load``."""
         state = ServerState.beside(self._main, model.server)
         service = ModelService(model, state, num_engines, self._spawn, catalog)
         try:
@@ -158,7 +158,7 @@ class ModelServices:
         return service
 
     def _end(self, state: ServerState) -> None:
-        """Begin to end a model that was removed."""
+        """Start ending a model that was removed."""
         self._jobs.begin(self._ended(next(each for each in self._services if each.state is state)))
 
     async def _ended(self, service: ModelService) -> None:
@@ -166,7 +166,7 @@ class ModelServices:
         self._services.remove(service)
 
     def drain(self) -> None:
-        """Take no new requests."""
+        """Refuse new requests from now on."""
         for state in (self._main, *(service.state for service in self._services)):
             state.engine.draining = True
 
@@ -181,7 +181,7 @@ class ModelServices:
             service.kill()
 
     async def close_engines(self, reason: str) -> None:
-        """Close all engines, whose streams then end with an error of this text."""
+        """Close all engines. Their streams end with an error with the text ``reason``."""
         self._jobs.cancel()
         await self._jobs.wait()
         await asyncio.gather(*(service.close_engine(reason) for service in self._services))

@@ -1,4 +1,4 @@
-"""Call server: grpcio's asynchronous server, which a malformed name of a method does not end."""
+"""Call server: grpcio's asynchronous server, made robust against malformed method names."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 
 import grpc
 
-# Private names of grpcio, which pyproject.toml holds to the version that has them so: of another one the import fails.
+# Private names of grpcio. pyproject.toml pins the version that has them: with another version this import fails.
 from grpc._cython.cygrpc import AioServer, _handle_rpc, _MethodResolver, _schedule_rpc_coro, get_working_loop
 from grpc.aio._server import Server
 
-UNKNOWN = "/"  # no method of ours: the name under which the library answers all calls that are of none
+UNKNOWN = "/"  # No method of ours: the library answers all calls of unknown methods under this name.
 
 
 class _CallTaker(AioServer):  # type: ignore[misc]  # grpcio has no types
-    """Answers calls of methods that are not registered, instead of giving them to the library's task.
+    """Answers calls of methods that are not registered, in place of a task of the library.
 
-    That task decodes a name as UTF-8 and ends at other bytes: one call without a key closes the port for everybody,
-    and what it leaves of the calls that run can end the process. Names of registered methods are compared as bytes.
+    That task decodes the method's name as UTF-8 and ends at other bytes. So a single call, even without a key, would
+    close the port for all clients, and the calls that still run could then end the process. Names of registered methods
+    are compared as bytes.
     """
 
     async def _request_call(self) -> Any:
-        """Take and answer such calls until the server ends, which raises what the library expects."""
+        """Take and answer such calls until the server ends; then the exception that the library expects is raised."""
         loop = asyncio.get_running_loop()
         answers: set[asyncio.Task[Any]] = set()
         while True:

@@ -1,4 +1,4 @@
-"""``rootgraft.v1.Generation``: typed generation, as chats and completions of the HTTP routes."""
+"""``rootgraft.v1.Generation``: generation with typed messages, through the HTTP routes of chats and completions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GenerationService:
         path, body = await beside_loop(partial(as_body, request))
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         kind = message("rootgraft.v1.GenerateChunk")
-        held = None  # the last piece, which waits for the usage
+        held = None  # The last piece, which is held back until the usage arrives.
         async for event in self._calls.events(context, path, body):
             if event.get("usage") and held is not None:
                 held.usage.CopyFrom(_usage(event))
@@ -62,7 +62,7 @@ class GenerationService:
 
 
 def as_body(request: Any) -> tuple[str, dict[str, Any]]:
-    """Return the route of a request, and its body. Raises CallError for what the route would not see."""
+    """Return the route and the body of a request. Raises CallError for errors that the route could not detect."""
     body: dict[str, Any] = {"return_token_ids": True}
     form, given = request.WhichOneof("form"), request.WhichOneof("input")
     if given is None:
@@ -101,7 +101,7 @@ def _extra(text: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(choice: dict[str, Any], part: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of an answer or of a piece; ``part`` is a chat's message or delta."""
+    """Return the fields of an answer or of a piece of it; ``part`` is a chat's message or delta."""
     part = {} if part is None else part
     calls = part.get("tool_calls")
     return {

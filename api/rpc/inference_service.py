@@ -1,4 +1,4 @@
-"""``inference.GRPCInferenceService``: the Open Inference Protocol over gRPC, by the handlers of ``/v2``."""
+"""``inference.GRPCInferenceService``: the Open Inference Protocol over gRPC, through the handlers of ``/v2``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InferenceService:
 
     @property
     def unary(self) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """The methods with one answer, by name."""
+        """The methods that return one answer, by name."""
         return {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -89,7 +89,7 @@ class InferenceService:
         return _response(told, is_raw=bool(request.raw_input_contents))
 
     async def stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncGenerator[Any, None]:
-        """Yield the answers to requests, one request after another; an error is an answer of its own."""
+        """Yield the answers to the requests, one request after another. An error is an answer too."""
         kind = message("inference.ModelStreamInferResponse")
         async for request in requests:
             try:
@@ -146,7 +146,7 @@ def infer_body(request: Any) -> dict[str, Any]:
 
 
 def _checked(request: Any) -> tuple[dict[str, Any], InferRequest]:
-    """Return a request as a body, and as the route would take it. Raises CallError with pydantic's first error."""
+    """Return a request as a body, and as the route would parse it. Raises CallError with pydantic's first error."""
     body = infer_body(request)
     try:
         return body, InferRequest.model_validate(body)
@@ -161,7 +161,7 @@ def _values(tensor: Any) -> list[Any]:
 
 
 def _raw_values(tensor: Any, data: bytes) -> list[Any]:
-    """Return the values of Triton's raw form: texts behind their lengths in 4 bytes, booleans of one byte."""
+    """Return the values of Triton's raw form: each text follows its length in 4 bytes; a boolean is one byte."""
     if tensor.datatype == "BOOL":
         return [bool(each) for each in data]
     if tensor.datatype != "BYTES":
@@ -199,7 +199,7 @@ def _outputs(asked: InferRequest, model: str, told: Mapping[str, list[str]]) -> 
 
 
 def _response(told: dict[str, Any], *, is_raw: bool) -> Any:
-    """Return the message of an answer, its values in the form in which those of the request came."""
+    """Return the message of an answer. Its values have the same form, raw or not, as those of the request."""
     response = message("inference.ModelInferResponse")(
         model_name=told["model_name"], model_version=told["model_version"], id=told["id"]
     )

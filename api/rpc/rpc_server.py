@@ -28,11 +28,11 @@ from .messages import message, pool
 HEALTH = "grpc.health.v1.Health"
 WATCH_SECONDS = 1.0
 MAX_STREAMS = 1000
-"""Calls of one connection that run at a time."""
+"""Largest number of calls of one connection that run at a time."""
 MAX_CONNECTIONS = MAX_CALLS
-"""Of those with a call a tenant has its share at most, and others are closed after ``_IDLE_SECONDS``."""
+"""Largest number of connections. A tenant may use its share for calls; idle ones close after ``_IDLE_SECONDS``."""
 MAX_METADATA_BYTES = 16 << 10
-"""Of a call, each entry counted as HTTP/2 does: name, value and 32 bytes."""
+"""Largest size of a call's metadata. Each entry counts as in HTTP/2: name, value and 32 bytes."""
 _IDLE_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10.0
 _GRACE = 2.0
@@ -51,7 +51,7 @@ class RpcServer:
         connections: largest number of open connections.
 
     Raises:
-        ConfigError: the port is taken, or the certificate cannot be used.
+        ConfigError: the port is in use, or the certificate cannot be used.
 
     Attributes:
         port: port on which the server listens.
@@ -62,7 +62,7 @@ class RpcServer:
         self._state, self._app = state, app
         self._limits = {
             "grpc.max_receive_message_length": state.options.max_request_bytes,
-            # Between the two gRPC refuses some calls at random.
+            # Between the two limits gRPC refuses calls at random, so both are equal.
             "grpc.max_metadata_size": MAX_METADATA_BYTES,
             "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
             "grpc.max_concurrent_streams": MAX_STREAMS,
@@ -78,7 +78,7 @@ class RpcServer:
         self._server, self.port = self._listening(port)
 
     def _listening(self, port: int) -> tuple[CallServer, int]:
-        """Return a server that holds a port, and the port."""
+        """Return a server that has bound a port, and the port."""
         options = self._state.options
         server = CallServer([self.shares], self._limits)
         calls = AppCalls(self._app)
@@ -97,11 +97,11 @@ class RpcServer:
             raise ConfigError(f"--grpc-port {port} cannot be used: {error}") from None
 
     async def start(self) -> None:
-        """Take calls."""
+        """Start accepting calls."""
         await self._server.start()
 
     async def close(self) -> None:
-        """Take no new call, and cut off those that still run after two seconds."""
+        """Accept no new calls, and cut off those that still run after two seconds."""
         await self._server.stop(_GRACE)
 
 
@@ -116,7 +116,7 @@ def _listen(server: Any, address: str, options: ServerConfig) -> int:
 
 
 class _Pools:
-    """Descriptors of our messages, and of the health service's, for reflection."""
+    """Descriptors of our messages and those of the health service, for reflection."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("Find"):
@@ -159,7 +159,7 @@ def _inference(service: InferenceService) -> dict[str, Any]:
 
 
 def _health(calls: AppCalls) -> dict[str, Any]:
-    """Return the handlers of gRPC's health service, which tells what ``/health/ready`` does."""
+    """Return the handlers of gRPC's health service. It reports the same as ``/health/ready``."""
     kind, response = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 
     async def status() -> Any:
@@ -209,7 +209,7 @@ def _streaming(kind: Any, method: Stream) -> Any:
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
-    """Return a message. Raises CallError, as gRPC itself answers malformed ones with an internal error."""
+    """Return a parsed message. Raises CallError: gRPC itself would answer a malformed one with an internal error."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -218,7 +218,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
 
 
 async def _abort(context: Any, error: CallError | CapacityError) -> None:
-    if isinstance(error, CapacityError):  # no thread for a large message now
+    if isinstance(error, CapacityError):  # There is no thread for a large message at present.
         error = CallError(grpc.StatusCode.UNAVAILABLE, str(error))
     await context.abort(error.status, error.message, error.trailers)
 

@@ -1,12 +1,12 @@
-"""Compile service: compiles grammars in killable worker processes and caches them within a byte budget.
+"""Compile service: compiles grammars in killable worker processes, and caches them up to a limit of bytes.
 
-No grammar library bounds its own work, and a thread cannot be stopped, so a compile runs in a worker process with
-limits on processor time and memory; a worker that exceeds either is killed and replaced. If the machine gives a worker
-no time, or kills it when memory is short, this does not count against the grammar: the compile continues or is tried
-again, and if it fails in the end, the client may ask again. Workers yield the cores to the engine, unless that leaves
-them none. A tenant may use at most as many workers and places in the queue as it leaves free for others. Results and
-errors are cached by content; beyond the limit, entries of the tenant with the most bytes are evicted first. Requests
-for a grammar that is being compiled share one future.
+No grammar library limits its own work, and a thread cannot be stopped. So a grammar is compiled in a worker process
+with limits on processor time and memory; a worker that exceeds either is killed and replaced. If the machine gives a
+worker no processor time, or kills it when memory is short, this does not count against the grammar: the compile
+continues or is repeated, and if it fails in the end, the client may try again. Workers yield the cores to the engine,
+unless they would then get none. A tenant may use at most as many workers and places in the queue as it leaves free for
+others. Results and errors are cached by content; beyond the limit, entries of the tenant with the most bytes are
+evicted first. Requests for a grammar that is being compiled share one future.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ logger = logging.getLogger("rootgraft.grammar")
 
 ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
-# Seconds after which a compile that took too much processor time may be tried again: beside other work, the same
-# compile takes up to twice as much processor time.
+# Seconds after which a compile that took too much processor time may be tried again. The limit may have been exceeded
+# only because of other work on the machine, which can double the processor time of a compile.
 RETRY_SECONDS = 60.0
-# Workers that may die, one after the other, over one grammar.
+# Number of workers that may end, one after the other, while they compile one grammar.
 MOST_TRIES = 2
-# Seconds for which workers do not yield after one that yields has starved.
+# Seconds for which new workers do not yield, after a yielding worker got no processor time.
 STEADY_SECONDS = 600.0
-# The niceness of the threads that load compiled grammars.
+# Niceness of the threads that load compiled grammars.
 NICENESS = 10
 
 
@@ -96,7 +96,7 @@ class _Pending:
     """A compile that waits or runs.
 
     Attributes:
-        future: future of the result, for all callers that asked for it.
+        future: future of the result, for all callers that requested it.
         turns: for each tenant, its turn for a worker. The first turn that is granted is used.
     """
 
@@ -126,8 +126,8 @@ class CompileService:
         """Start a worker that yields and one that does not; others start on demand.
 
         Args:
-            workers: most compiles at once, and most workers that yield and that do not.
-            seconds: limit on a compile's processor time, dry run included; there is none by the clock.
+            workers: largest number of compiles at a time, of yielding workers, and of workers that do not yield.
+            seconds: limit on a compile's processor time, dry run included; elapsed time has no limit.
             memory_bytes: limit on the address space that one compile adds.
             cache_bytes: limit on the estimated size of the cached grammars.
             most_pending: limit on compiles that wait for a worker.
@@ -156,7 +156,7 @@ class CompileService:
             tenant: tenant whose share of workers and queue the compile uses; "" if there is only one tenant.
 
         Raises:
-            CompileQueueFull: if too many compiles of the tenant's, or in all, are pending.
+            CompileQueueFull: too many compiles are pending, of this tenant or in all.
         """
         with self._lock:
             entry = self._entries.get(spec.key)
@@ -172,7 +172,7 @@ class CompileService:
             if pending.has_begun or tenant in pending.turns:
                 return pending.future
             try:
-                # One that another tenant has asked for waits for a turn of this tenant's too.
+                # A compile that another tenant has requested waits for a turn of this tenant too.
                 turn = pending.turns[tenant] = self._slots.ask(tenant)
             except ShareFull:
                 if pending.turns:
@@ -184,13 +184,13 @@ class CompileService:
         return pending.future
 
     def take_seconds(self) -> list[float]:
-        """Return the seconds of each compile since the last call (at most 4096), failures included, waiting not."""
+        """Return the seconds of each compile since the last call (at most 4096), failed ones too, without waiting."""
         with self._lock:
             taken, self._seconds_taken = self._seconds_taken, []
         return taken
 
     def close(self) -> None:
-        """End all workers; pending compiles fail."""
+        """End all workers. Pending compiles fail."""
         for workers in (self._yielding, self._steady):
             workers.close()
         with self._lock:
@@ -201,7 +201,7 @@ class CompileService:
         self._pending.clear()
 
     def _begin(self, pending: _Pending, turn: Turn) -> None:
-        """Compile what has got a turn. Of several, the others are given back."""
+        """Compile when a turn is granted. The other turns for the same compile are given back."""
         with self._lock:
             if self._is_closed:
                 return
@@ -225,7 +225,7 @@ class CompileService:
             result = self._compiled(spec)
         except GrammarError as error:
             result = error.copy()
-        except Exception as error:  # the future must be resolved whatever happens; a retry may succeed
+        except Exception as error:  # The future must be resolved whatever happens; a retry may succeed.
             logger.error("A grammar could not be compiled", exc_info=error)
             result = CompileUnavailable(f"The grammar could not be compiled now ({type(error).__name__}).")
         with self._lock:
@@ -257,7 +257,7 @@ class CompileService:
                     continue
                 if not isinstance(error, WorkerCrashed):
                     raise
-                # Two fresh workers have ended themselves: that is the grammar's doing.
+                # Two new workers have ended by themselves, so the grammar is the cause.
                 reason = f"needs more than {self._memory_bytes >> 20} MiB to compile, or ends the compiler"
                 raise self._stopped(spec, reason) from None
         if body[:1] != DONE:
@@ -268,9 +268,9 @@ class CompileService:
         """Return a worker's answer.
 
         Raises:
-            WorkerStarved: no processor time.
+            WorkerStarved: the worker got no processor time.
             WorkerDied: the worker has ended.
-            GrammarTimeout: past the limit on processor time.
+            GrammarTimeout: the limit on processor time was exceeded.
         """
         worker = workers.acquire()
         try:
@@ -283,7 +283,7 @@ class CompileService:
             workers.discard(worker)
             raise self._stopped(spec, f"takes longer than {self._seconds:g} s of processor time to compile") from None
         except BaseException:
-            # Whatever the error, the pool must not count the worker as busy for ever.
+            # After any error the worker must be returned to the pool or dropped, or it would count as busy for ever.
             workers.discard(worker)
             raise
         workers.release(worker)
@@ -295,7 +295,7 @@ class CompileService:
         return _timeout(spec, reason)
 
     def _remember(self, key: str, result: CompiledGrammar | GrammarError | CompileUnavailable, tenant: str) -> None:
-        """Note that a compile has ended, and keep its result. Beyond the limit the tenant with the most loses first."""
+        """Record that a compile has ended, and cache its result. Beyond the limit, evict from the largest tenant."""
         if isinstance(result, CompileUnavailable):
             with self._lock:
                 self._pending.pop(key, None)
@@ -320,7 +320,7 @@ class CompileService:
                     held[each.tenant] += 0 if uses[part] else size
                     uses[part] += 1
             while held.total() > self._cache_bytes and len(self._entries) > 1:
-                # The newest stays, as whoever asked for it needs it now.
+                # The newest entry is kept, because its caller needs it now.
                 others = {each.tenant for each in islice(self._entries.values(), len(self._entries) - 1)}
                 largest = max(others, key=held.__getitem__)
                 oldest = next(each for each, found in self._entries.items() if found.tenant == largest)
@@ -345,9 +345,9 @@ def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> Wo
 def _lower_priority() -> None:
     """Raise this thread's niceness, so that loading large grammars delays the engine's threads less.
 
-    Not to SCHED_IDLE, in which the thread could hold the interpreter's lock and be given no core.
+    The policy SCHED_IDLE is not used: such a thread could hold the interpreter's lock while it gets no core.
     """
-    # Outside Linux niceness belongs to the whole process.
+    # On other systems than Linux the niceness applies to the whole process.
     if sys.platform == "linux":
         os.nice(NICENESS)
 
