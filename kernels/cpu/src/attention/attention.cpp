@@ -12,14 +12,14 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 17;    // multiplications below which one thread is faster
-constexpr int64_t kSmallMerge = 1 << 14;  // floats of partials below which one thread merges them sooner
-constexpr int64_t kPartsOfThread = 4;  // so many parts of all tiles for each thread
-constexpr int64_t kRunsOfThread = 16;  // so many runs of splits, where threads share tiles
+constexpr int64_t kSmall = 1 << 17;    // number of multiplications below which one thread is faster
+constexpr int64_t kSmallMerge = 1 << 14;  // number of floats of partials below which one thread merges them faster
+constexpr int64_t kPartsOfThread = 4;  // number of parts into which the tiles are cut, for each thread
+constexpr int64_t kRunsOfThread = 16;  // number of runs of splits for each thread, if threads share tiles
 
 thread_local Room split_room;
 
-// Adds the keys of `part` to those of `whole`.
+// Adds the result over the keys of `part` to the result over those of `whole`.
 void merge(const Partial& whole, const Partial& part, int count, int64_t value_dim) {
   alignas(64) float keep[kWidth], add[kWidth];
   for (int first = 0; first < count; first += kWidth) {
@@ -49,7 +49,7 @@ void copy(const Partial& to, const Partial& from, int count, int64_t value_dim) 
   std::copy_n(from.values, count * value_dim, to.values);
 }
 
-// The results of a KV head of the tile.
+// The part of a tile's results that belongs to one KV head.
 template <class E>
 void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, const Partial& whole) {
   const int64_t group = op.group(), kv_head = tile.first_head + kv_head_of_tile;
@@ -72,7 +72,7 @@ void write_out(const Attention& op, const QueryTile& tile, int kv_head_of_tile, 
   }
 }
 
-// One tile over one split, and the target of its result.
+// One tile over one split, and the place of its result.
 struct Item {
   Stretch stretch;
   Partial result;
@@ -89,7 +89,7 @@ void attend_in(const Int8Call& op, const Stretch& stretch, const Stretch& next, 
   attend_int8(op, stretch, next, result, resumes);
 }
 
-// A thread takes several items in a row, and knows which block comes next but at their end.
+// A thread takes several items in a row. Except at the last one, it knows which block comes next.
 template <class E, class Call>
 void attend_to_items(const Call& op, const std::vector<Item>& items, int threads) {
   const int64_t count = (int64_t)items.size(), runs = std::min<int64_t>(count, kRunsOfThread * threads);
@@ -109,7 +109,7 @@ struct alignas(64) PartialMemory {
 };
 thread_local PartialMemory memory;
 
-// The queries of all rows over the splits that they share.
+// Attention of the queries of all rows over the splits that these rows share.
 template <class E, class Call>
 void run_shared(const Call& op, const Plan& plan) {
   const int64_t count = (int64_t)plan.shared_tiles.size();
@@ -130,7 +130,7 @@ void run_shared(const Call& op, const Plan& plan) {
   });
 }
 
-// Starts a KV head's `whole` from the shared splits of the tile's row; false where it has none.
+// Copies the result over the shared splits of the tile's row to a KV head's `whole`; false if the row shares none.
 bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, int head, const Partial& whole) {
   if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
   bool is_first = true;
@@ -144,7 +144,7 @@ bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& t
   return true;
 }
 
-// Copies the shared blocks' result into a split, which continues from it; false where there are none.
+// Copies the result over the shared blocks to a split, which continues from it; false if there are none.
 bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const Partial& result) {
   const QueryTile& tile = *stretch.tile;
   if (plan.of_rows.empty() || stretch.split != tile.first_split()) return false;
@@ -157,7 +157,7 @@ bool resume(const Attention& op, const Plan& plan, const Stretch& stretch, const
   return true;
 }
 
-// Tiles [first, end), one after the other; this thread will probably go on with tile `then`.
+// Computes tiles [first, end) one after the other. `then` is the tile with which this thread will probably continue.
 template <class E, class Call>
 void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, int64_t then) {
   const auto start = [&](int64_t i) {
@@ -186,7 +186,8 @@ void walk_tiles(const Call& op, const Plan& plan, int64_t first, int64_t end, in
   }
 }
 
-// Each thread begins with tiles of its own, one by one. Their number differs, so that some parts of a share are empty.
+// Each thread starts with its own tiles, one by one. Threads have different numbers of tiles, so parts of a share may
+// be empty.
 template <class E, class Call>
 void run_by_owner(const Call& op, const Plan& plan, int threads) {
   int64_t most = 1;
@@ -198,7 +199,7 @@ void run_by_owner(const Call& op, const Plan& plan, int threads) {
   });
 }
 
-// A thread takes some tiles, or a large one, and walks their splits.
+// A thread takes some tiles, or a large one, and computes all their splits.
 template <class E, class Call>
 void run_by_tile(const Call& op, const Plan& plan, int threads) {
   const int64_t tiles = (int64_t)plan.tiles.size();
@@ -208,13 +209,13 @@ void run_by_tile(const Call& op, const Plan& plan, int threads) {
   parallel_items(threads, parts, [&](int64_t i) { walk_tiles<E>(op, plan, edge(i), edge(i + 1), edge(i + threads)); });
 }
 
-// A thread takes one split of one tile: for few tiles with long contexts.
+// A thread takes one split of one tile. Used for few tiles with long contexts.
 template <class E, class Call>
 void run_by_split(const Call& op, const Plan& plan, int threads) {
   struct Merged {
     const QueryTile* tile;
     int head;
-    size_t first, end;  // of the tile's items
+    size_t first, end;  // range of the tile's items
   };
   std::vector<Item> items;
   std::vector<Merged> merged;
@@ -256,7 +257,7 @@ void run(const Call& op, const Plan& plan) {
 
 using namespace rootgraft;
 
-// Returns 1 if an index leads outside its table, 2 without memory, else 0.
+// Returns 1 if an index leads outside of its table, 2 if there is not enough memory, else 0.
 extern "C" int attention(const Attention* op) try {
   const Plan* plan = plan_attention(*op);
   if (!plan) return 1;

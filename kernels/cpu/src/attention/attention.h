@@ -1,14 +1,15 @@
-// Arguments of paged attention, and its partition into tiles and splits with bit-identical results on any thread.
+// Arguments of paged attention, and its partition into tiles and splits. Results are bit-identical for any number of
+// threads.
 //
-//   tile     up to kTileQueries query vectors: of one KV head, all heads of its group, then the next token; of few
-//            tokens, several KV heads, which lie side by side in a page. The queries are those of one row, or, for a
-//            split whose pages several rows share, those of all these rows.
-//   block    kBlock keys, from a multiple of kBlock: scored together, one softmax rescaling each.
-//   split    kSplit keys, from a multiple of kSplit: starts from nothing and ends in a Partial; partials are merged in
-//            order. So a long context can be spread over threads, and a single thread computes the same sums. The
-//            result of its first blocks may be copied from rows that share them, and continued.
+//   tile     up to kTileQueries query vectors: of one KV head, first all heads of its group, then the next token; or,
+// for            few tokens, of several KV heads, which are neighbours in a page. The queries belong to one row, or,
+// for a            split whose pages several rows share, to all these rows.   block    kBlock keys, starting at a
+// multiple of kBlock. They are scored together and rescaled at most once.   split    kSplit keys, starting at a
+// multiple of kSplit. Its computation starts without keys and ends in a Partial;            partials are merged in
+// order. So a long context can be spread over threads, and a single thread computes            the same sums. The
+// result of its first blocks may be copied from rows that share them, and continued.
 //
-// Blocks and splits lie at fixed positions of the context, never of the batch, and masked keys add exact zeros.
+// Blocks and splits start at fixed positions of the context, whatever the batch is, and masked keys add exact zeros.
 #pragma once
 
 #include <algorithm>
@@ -21,23 +22,25 @@
 namespace rootgraft {
 
 constexpr int kTileQueries = 192, kBlock = 64, kSplit = 256;
-constexpr float kNothing = -3e38f;  // the reference of no scores: finite, so that nothing minus nothing is 0
+// the reference if there are no scores: finite, so that it can be subtracted from itself
+constexpr float kNothing = -3e38f;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct Attention {
   const void *q, *k_cache, *v_cache;
   const int32_t *page_table, *query_start, *context_len;
   void* out;
   int64_t tokens, rows, table_width, num_pages, heads, kv_heads, page_size, head_dim;
-  int64_t window;  // keys seen by a token; at least the context where there is no window
+  int64_t window;  // number of keys that a token sees; at least the context length if there is no window
   int64_t is_bf16, threads;
-  int64_t kv_is_int8;  // the caches are as int8_kv.h says, in pages of whole panels; q and out are of is_bf16
-  const float* sinks;  // [heads] or null: a score of each head in every softmax, which has no value
-  // Dimensions of a value. Less than head_dim: values are the first dimensions of cells as wide as keys, mostly of the
-  // keys themselves, v_cache being k_cache.
+  // the caches have the layout of int8_kv.h, in pages of whole panels; q and out have the type of is_bf16
+  int64_t kv_is_int8;
+  const float* sinks;  // [heads] or null: a score for each head that is part of every softmax, but has no value
+  // Dimensions of a value. If smaller than head_dim, a value is the first dimensions of a cell as wide as a key, mostly
+  // of the key itself (v_cache is then k_cache).
   int64_t value_dim;
-  int64_t chunk;       // a token sees keys from a multiple of it on; 0 for none
-  double scale, soft_cap;  // soft_cap 0: none
+  int64_t chunk;       // a token sees keys from the last multiple of this position on; 0 for no limit
+  double scale, soft_cap;  // soft_cap 0: no cap
 
   // Bytes of a key or value in its cache, without its scale.
   int64_t cell_bytes() const { return head_dim * (kv_is_int8 ? 1 : is_bf16 ? 2 : 4); }
@@ -49,7 +52,7 @@ struct Attention {
   int64_t group() const { return heads / kv_heads; }
   int64_t tokens_of(int64_t row) const { return query_start[row + 1] - query_start[row]; }
   int64_t queries(int64_t row) const { return tokens_of(row) * group(); }
-  // The position of a query vector of a row: of token query / group.
+  // The position of a query vector of a row, which belongs to token query / group.
   int64_t position(int64_t row, int64_t query) const { return context_len[row] - tokens_of(row) + query / group(); }
   // The first key that a token at a position sees.
   int64_t first_key(int64_t position) const {
@@ -66,24 +69,26 @@ struct Queries {
 
 struct QueryTile {
   const Queries* parts;
-  int num_parts, count;  // count: queries of each KV head
-  int64_t first_head;    // of the KV heads
+  int num_parts, count;  // count: number of queries of each KV head
+  int64_t first_head;    // first of the KV heads
   int heads;
-  int64_t begin, end;  // keys that any of the queries sees, and whose pages, those of the first row, serve them all
-  bool cached = false;  // whether the thread has read them for another tile, and has them in a cache
+  int64_t begin, end;  // keys that any of the queries sees. The pages of the first row hold them for all rows.
+  bool cached = false;  // whether the thread has read these keys for another tile, so that they are in a cache
 
   int vectors() const { return heads * count; }
   int64_t first_split() const { return begin / kSplit; }
   int64_t end_split() const { return (end + kSplit - 1) / kSplit; }
 };
 
-// Attention over some of the keys: for each query a reference near its largest score (base 2, see attention_softmax.h),
-// the sum of 2^(score - reference), and the sum of the values weighted so. The queries of a tile lie by KV head.
+// The result of attention over some of the keys. For each query: a reference near its largest score (base 2, see
+// attention_softmax.h), the sum of 2^(score - reference), and the sum of the values with these weights. The queries of
+// a tile are ordered by KV head.
 struct Partial {
   float* reference;  // [count]
   float* total;      // [count]
-  float* lanes;      // [count][16]: what total is the sum of, by which attention over more keys of the split goes on
-  float* values;     // [count][value_dim], and room to the end of a tile of AMX; dimensions maybe as are_unpacked() says
+  float* lanes;  // [count][16]: total is their sum. Attention over more keys of the split continues with these lanes.
+  // [count][value_dim], with room to the end of a tile of AMX; are_unpacked() gives the order of the dimensions
+  float* values;
 
   static constexpr int64_t floats(int64_t count, int64_t value_dim) {
     return values_at(count) + (count > kAmxRows ? round_up(count, kAmxRows) : count) * value_dim;
@@ -100,24 +105,27 @@ struct Partial {
   static constexpr int64_t values_at(int64_t count) { return round_up((2 + kWidth) * count, kWidth); }
 };
 
-// A tile over a split; empty without a tile.
+// A tile over a split. Empty if there is no tile.
 struct Stretch {
   const QueryTile* tile;
   int64_t split;
-  bool continues = false;  // whether the thread's last stretch was of this tile, so that the queries are laid out
+  // whether the thread's last stretch was of this tile, so that the queries are already laid out
+  bool continues = false;
 };
 constexpr Stretch kNoStretch = {nullptr, 0};
 
-// Memory is prefetched one block ahead, at the end that of `next`, this thread's probable next stretch. If the stretch
-// `resumes`, the result already holds that of the earlier blocks of the split.
+// Attention of a tile over a split. Memory is prefetched one block ahead; in the last block, that of `next`, which is
+// this thread's probable next stretch. If the stretch `resumes`, the result already covers the earlier blocks of the
+// split.
 template <class E>
 void attend(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
 // A call over 8-bit KV, with its queries quantised to bytes.
 struct Int8Call : Attention {
   const uint32_t* queries;  // [tokens][heads][words of head_dim]
-  const float* factors;     // [tokens][heads]: make scores in base 2, or what the cap takes, of sums times keys' scales
-  const int32_t* starts;    // [tokens][heads]: of sums, for keys are biased
+  // [tokens][heads]: turn (sum * the key's scale) into a score in base 2, or into the input of the cap
+  const float* factors;
+  const int32_t* starts;    // [tokens][heads]: start values of sums, as the bytes of keys are biased
 
   explicit Int8Call(const Attention& op);
 };
@@ -125,18 +133,18 @@ struct Int8Call : Attention {
 // attend() for 8-bit KV.
 void attend_int8(const Int8Call& op, const Stretch& stretch, const Stretch& next, const Partial& result, bool resumes);
 
-// The first blocks of a split, or all of them, that several rows see whole, through the same pages.
+// The first blocks of a split, or all its blocks, if several rows see all their keys through the same pages.
 struct SharedSplit {
   int64_t split;
   int blocks;
   std::vector<Queries> parts;  // all queries of each row
-  int count;                   // of all queries
+  int count;                   // number of queries of all rows
 
   bool is_whole() const { return blocks == kSplit / kBlock; }
 };
 
-// In the order of splits, as far as each row shares: of a row only the last may not be whole. No split holds more
-// queries than a tile.
+// Returns the shared splits in their order, for each row as far as it shares. Only the last one of a row may cover a
+// part of a split. No shared split has more queries than a tile.
 std::vector<SharedSplit> find_shared_splits(const Attention& op);
 
 }  // namespace rootgraft

@@ -7,11 +7,11 @@ namespace rootgraft {
 namespace {
 
 constexpr int kBandQueries = 2 * kAmxRows;
-static_assert(kTileQueries >= 2 * kBandQueries);  // the scores of two bands have room
+static_assert(kTileQueries >= 2 * kBandQueries);  // room for the scores of two bands
 
-// Two tiles of queries, or one. All tiles have as many rows, of which the last ones may be none.
+// Two tiles of queries, or one. All tiles have the same number of rows; the last rows may be unused.
 struct Band {
-  int first, end;  // queries
+  int first, end;  // range of queries
   AmxRows rows;
 };
 
@@ -29,17 +29,18 @@ struct Bands {
   }
 };
 
-// A product of a band's tiles and some panels, two by two, made a step along K at a time between other work.
+// The product of a band's tiles with some panels, two by two. It is computed one step along K at a time between other
+// work.
 class BandProduct {
  public:
   BandProduct() : panels_(0) {}
-  // `adds`: to what the target holds.
+  // `adds`: whether to add to the sums in the target.
   BandProduct(const Product& p, const AmxRows& rows, int panels, bool adds)
       : p_(p), rows_(rows), panels_(panels), adds_(adds) {}
 
   int steps() const { return (panels_ + 1) / 2 * (int)(p_.steps / kAmxWords); }
 
-  // False: all have been made.
+  // Computes one step. Returns false if all steps are done.
   INLINE bool step() {
     if (panel_ >= panels_) return false;
     with_constant<2>(panels_ - panel_ < 2 ? 1 : 2, [&](auto panels) {
@@ -81,8 +82,9 @@ class BandProduct {
   ptrdiff_t k_ = 0;
 };
 
-// All queries of a block, whose keys are laid out, a band at a time: while vectors weigh the scores of one, AMX multiplies
-// the values of the one before and makes the scores of the next. It makes those of the first while values are laid out.
+// All queries of a block whose keys are laid out, one band at a time. While the vector units weigh the scores of one
+// band, AMX multiplies the values of the band before and computes the scores of the next. The scores of the first band
+// are computed while the values are laid out.
 class BlockOfBands {
  public:
   BlockOfBands(const Bf16Block& block, const Bands& bands)
@@ -104,7 +106,7 @@ class BlockOfBands {
   }
 
  private:
-  // Panels of the keys that any query of a band sees; the others' weights would be zeros. One at least.
+  // Number of panels with keys that any query of a band sees, at least one. The weights of all others would be zeros.
   int seen_panels(const Band& band) const {
     if (block_.plain) return block_.rows.panels;
     int64_t end = 0;
@@ -131,7 +133,7 @@ class BlockOfBands {
             value_dim_ / kWidth, !block_.begins};
   }
 
-  // The scores of a band become weights, between steps of both products, the first one's before the second's.
+  // Turns the scores of a band into weights, between steps of both products: first those of `values`, then of `scores`.
   INLINE void weigh(int i, BandProduct& values, BandProduct& scores) const {
     const Band& band = bands_.all[i];
     const int groups = (band.end - band.first + kTakenRows - 1) / kTakenRows;

@@ -1,7 +1,7 @@
-// Attention over KV in bf16 by AMX: what tiles of many queries and of few have in common. Its sums have bits of their own
-// (gemm/tile_amx.h), so it makes those of few queries too. Products of weights and values are added to the result's sums,
-// which are shrunk before where a query's reference has changed: a sum depends on its query alone, whichever queries share
-// the tile.
+// Attention over KV in bf16 by AMX: the parts that tiles of many and of few queries share. AMX rounds sums differently
+// (gemm/tile_amx.h), so it computes those of few queries too. Products of weights and values are added to the result's
+// sums. If a query's reference has changed, its sums are rescaled first. So a sum depends on its query alone, whichever
+// queries share the tile.
 #pragma once
 
 #include "attention/attention_panels.h"
@@ -13,13 +13,13 @@ namespace rootgraft {
 
 using Bf16Block = Block<Bf16>;
 
-constexpr int kBlockWords = kBlock / Bf16::kPerWord;              // of a block's keys
-constexpr int kTakenRows = 4;                                     // whose scores are weighted together
-constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // of keys, in a step of the sums of values
+constexpr int kBlockWords = kBlock / Bf16::kPerWord;              // words of a block's keys
+constexpr int kTakenRows = 4;                                     // rows whose scores are weighted together
+constexpr int kStepPanels = kAmxWords * Bf16::kPerWord / kWidth;  // panels of keys in a step of the sums of values
 
-// Weights of R queries from m on, of a block of P panels, as weigh() makes them, in rows of kBlock words, and zeros to the
-// end of a step of AMX; but their total is that of the rounded ones, by which values are multiplied. In the first block of
-// a split, where each query finds its reference, there are no sums to shrink.
+// Computes the weights of R queries from m on for a block of P panels, like weigh(), in rows of kBlock words with zeros
+// to the end of a step of AMX. Their total is the sum of the rounded weights, as the values are multiplied by these. In
+// the first block of a split, where each query gets its reference, there are no sums to rescale.
 template <int R, int P>
 INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], float* rows) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
@@ -65,7 +65,7 @@ INLINE void weigh_rows(const Bf16Block& block, int m, Floats (&scores)[R][P], fl
   }
 }
 
-// Where the keys' panels end within a step of AMX, zeros behind those of the values.
+// If the keys' panels end within a step of AMX, writes zeros after the values.
 INLINE void clear_values_end(const Bf16Block& block) {
   const int panels = block.rows.panels, first = panels * kWidth / Bf16::kPerWord;
   for (int64_t p = 0; panels % kStepPanels && p < block.op.value_dim / kWidth; p++) {
@@ -74,8 +74,8 @@ INLINE void clear_values_end(const Bf16Block& block) {
   }
 }
 
-// Values of a block in pairs of keys, by unpacking: two panels share 32 dimensions, see are_unpacked().
-// `row(key)`: where those of a key lie. each() runs for every pair.
+// Lays out the values of a block in pairs of keys by unpacking: two panels share 32 dimensions, see are_unpacked().
+// `row(key)` is the address of a key's values. each() is called for every pair.
 template <class Row, class Each>
 INLINE void unpack_values(const Bf16Block& block, int steps, Row row, Each each) {
   const int64_t words = block.op.value_dim / Bf16::kPerWord;
@@ -95,8 +95,8 @@ INLINE void unpack_values(const Bf16Block& block, int steps, Row row, Each each)
   }
 }
 
-// Values of the block as the second product takes them. `steps`: of what is to come, for each panel of keys. each() runs
-// now and then meanwhile.
+// Lays out the values of the block for the second product. `steps`: number of prefetch steps for each panel of keys.
+// each() is called now and then meanwhile.
 template <class Each>
 INLINE void take_values(const Bf16Block& block, int steps, Each each) {
   const void* cache = block.op.v_cache;
@@ -113,13 +113,13 @@ INLINE void take_values(const Bf16Block& block, int steps, Each each) {
   clear_values_end(block);
 }
 
-// Whether so few queries have tiles of their own shapes.
+// Whether a tile has so few queries that registers with their own shapes are used.
 inline bool are_few(const Attention& op, const QueryTile& tile) {
   const int64_t words = op.head_dim / Bf16::kPerWord;
   return tile.count <= kAmxRows && op.page_size % kWidth == 0 && tile.heads * words <= kBlock * kMaxHeadDim / kWidth;
 }
 
-// attend_by_amx() of a tile of few queries, which are gathered.
+// attend_by_amx() for a tile of few queries, which are gathered first.
 void attend_few_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                        bool resumes, Scratch& scratch);
 

@@ -1,6 +1,6 @@
-// Attention of few queries by AMX, mostly of decodes, which is bound by memory. Registers have shapes of their own: keys
-// are rows and queries columns of the scores, no more than there are, and weights have as many rows. Memory is asked for
-// evenly between all instructions, because what is asked for at once keeps other loads waiting.
+// Attention of few queries by AMX, mostly for decode steps, which are bound by memory. The registers have their own
+// shapes: for the scores, keys are rows and queries are columns, no more than there are; weights have as many rows.
+// Prefetches are spread evenly between all instructions, because many at once delay other loads.
 #include "attention/attention_amx.h"
 
 #if ROOTGRAFT_AMX
@@ -8,13 +8,13 @@
 namespace rootgraft {
 namespace {
 
-// Registers: sums of scores, two of queries, two of keys or values, weights, two of sums of values.
+// Numbers of the registers: sums of scores, two of queries, two of keys or values, weights, two of sums of values.
 constexpr int kScoreSums = 0, kQueries = 1, kRows = 3, kWeights = 5, kValueSums = 6;
-constexpr int kHeldWords = 2 * kAmxWords;  // of a head, whose queries stay in registers
-// Of what is to come, for each panel of keys, in each of: scores, weights, values, their sums.
+constexpr int kHeldWords = 2 * kAmxWords;  // words of a head whose queries stay in registers
+// Prefetch steps of each phase (scores, weights, values, their sums) for each panel of keys.
 constexpr int kPanelSteps = kWidth / 2;
 
-alignas(64) thread_local float few_scores[kBlock * kWidth];  // of a block, [key][query]
+alignas(64) thread_local float few_scores[kBlock * kWidth];  // scores of a block, [key][query]
 
 AmxShapes few_shapes(int count, int columns) {
   AmxShapes shapes;
@@ -28,7 +28,7 @@ AmxShapes few_shapes(int count, int columns) {
   return shapes;
 }
 
-// The queries of each KV head as columns, in the room of laid out keys: [head][word][column].
+// Writes the queries of each KV head as columns to the memory of the laid out keys: [head][word][column].
 void turn_queries(const Attention& op, const QueryTile& tile, int columns, Scratch& scratch) {
   const int words = (int)op.head_dim / Bf16::kPerWord;
   uint32_t* to = scratch.keys;
@@ -47,7 +47,7 @@ void turn_queries(const Attention& op, const QueryTile& tile, int columns, Scrat
   }
 }
 
-// Scores of a block, [key][column]. Keys are taken as they lie in their pages.
+// Computes the scores of a block, [key][column]. Keys are read directly from their pages.
 template <bool kHeld>
 INLINE void score_keys(const Bf16Block& block, int columns, float* scores) {
   const int words = (int)block.op.head_dim / Bf16::kPerWord, line = columns * (int)sizeof(uint32_t);
@@ -74,9 +74,9 @@ INLINE void score_keys(const Bf16Block& block, int columns, float* scores) {
   }
 }
 
-// Scores of four queries against a panel of keys, whose rows are `columns` apart.
+// Loads the scores of four queries against a panel of keys. The rows of `from` are `columns` apart.
 INLINE void load_scores(const float* from, int columns, Floats (&scores)[4]) {
-  __m512 keys[4];  // four each
+  __m512 keys[4];  // four keys each
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     const float* at = from + 4 * i * columns;
@@ -120,7 +120,7 @@ void weigh_few(const Bf16Block& block, int columns, const float* from) {
   });
 }
 
-// Adds the block's values, times weights.
+// Adds the block's values times the weights.
 INLINE void add_few_values(const Bf16Block& block) {
   constexpr int kLine = kWidth * sizeof(uint32_t);
   const int value_dim = (int)block.op.value_dim, panels = value_dim / kWidth, stride = value_dim * (int)sizeof(float);

@@ -8,21 +8,21 @@ namespace rootgraft {
 
 inline const uint32_t kZeros[kMaxHeadDim] = {};
 
-// Byte offsets of a block's keys in a cache; none for keys that no query of the tile sees.
+// Byte offsets of a block's keys in a cache. Keys that no query of the tile sees have none.
 struct BlockRows {
   static constexpr int64_t kNowhere = -1;
 
-  int64_t offset[kBlock];  // for the tile's first KV head; not kept where KV is of 8 bits
-  int64_t head_bytes;      // from there to the next head
-  int heads, panels;       // panels of 16 keys in use
+  int64_t offset[kBlock];  // for the tile's first KV head; not set for 8-bit KV
+  int64_t head_bytes;      // bytes from a KV head to the next one
+  int heads, panels;       // heads: KV heads; panels: used panels of 16 keys
 
-  bool cached = false;     // whether there is nothing to ask for
-  bool full = false;       // whether every key of the block is in use, and panels are whole
-  bool whole;              // whether panels lie in one page each, where their keys follow each other
-  int64_t start[kBlock / kWidth];   // of each panel, where they are whole; perhaps of a masked key
-  int64_t scales[kBlock / kWidth];  // of each panel's keys, where KV is of 8 bits
+  bool cached = false;     // whether the block is in a cache already, so that nothing is prefetched
+  bool full = false;       // whether every key of the block is used, and panels are whole
+  bool whole;              // whether each panel lies within one page, with its keys one after another
+  int64_t start[kBlock / kWidth];   // of each panel, if panels are whole; its key may be masked
+  int64_t scales[kBlock / kWidth];  // of each panel's keys, for 8-bit KV
 
-  // No tile: no rows.
+  // Without a tile there are no rows.
   BlockRows(const Attention& op, const QueryTile* tile, int64_t first_key) : head_bytes(op.head_bytes()) {
     heads = panels = 0;
     whole = op.page_size % kWidth == 0;
@@ -55,7 +55,7 @@ struct BlockRows {
     std::fill_n(offset + end, panels * kWidth - end, kNowhere);
   }
 
-  // The first key of a whole panel.
+  // Address of the first key of a whole panel.
   const uint32_t* panel(const void* cache, int head, int panel) const { return at(cache, head, start[panel]); }
 
   const uint32_t* row(const void* cache, int head, int i) const {
@@ -73,18 +73,18 @@ struct BlockRows {
 };
 
 #if ROOTGRAFT_AMX
-constexpr bool kHasTurns = true;  // if the CPU has AMX, too
+constexpr bool kHasTurns = true;  // if the CPU also has AMX
 #else
 constexpr bool kHasTurns = false;
 #endif
 
-// Prefetches the next block in small steps while the current one is computed: the hardware's prefetchers stop at page
-// ends, and many prefetches at once stall. KV heads of a page are prefetched in memory order; with AMX panels take turns,
-// all of a head, keys and values, because such a CPU gets more out of several streams (others were not measured). The
-// target is the second-level cache, because a block would evict too much from the first.
+// Prefetches the next block in small steps while the current one is computed. The hardware's prefetchers stop at the
+// ends of pages, and many prefetches at once stall. The KV heads of a page are prefetched in memory order. With AMX,
+// panels take turns for each head, keys and values, because such a CPU is faster with several streams (others were not
+// measured). The target is the second-level cache, as a block would evict too much from the first.
 class Ahead {
  public:
-  // To be spread over so many panels of the current block, one KV head's each.
+  // The prefetches are spread over `panels` panels of the current block, each of one KV head.
   Ahead(const Attention& op, const BlockRows& next, int panels) : op_(op), next_(next), cell_bytes_(op.cell_bytes()) {
     const int rows = (op.values_are_keys() ? 1 : 2) * kWidth * next.panels * next.heads, steps = 2 * kWidth * panels;
     rate_ = (rows + steps - 1) / steps;
@@ -94,7 +94,8 @@ class Ahead {
     else start_panel();
   }
 
-  // For each panel of the current block kWidth steps while its keys are multiplied, as many while its values are.
+  // Called for each panel of the current block with kWidth steps while its keys are multiplied, and again with as many
+  // while its values are.
   INLINE void step(int steps) {
     if (rate_) run(steps * rate_);
   }
@@ -127,7 +128,7 @@ class Ahead {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
   }
 
-  // Keys, then values; then the next KV head's; then the next panel's.
+  // The order is: keys, values, the next KV head, the next panel.
   void next_panel() {
     row_ = 0;
     const bool ends_head = of_values_ || op_.values_are_keys();
@@ -170,11 +171,11 @@ class Ahead {
   const BlockRows& next_;
   const char* base_ = nullptr;
   int64_t cell_bytes_;
-  int rate_;  // rows for each step; 0: all were asked for
+  int rate_;  // rows for each step; 0 if all were prefetched
   int panel_ = 0, head_ = 0, row_ = 0;
   bool of_values_ = false;
 
-  int turn_rows_;  // so many rows of each panel of a head in turns; 0: panel by panel
+  int turn_rows_;  // rows of each panel of a head that are prefetched in turns; 0: panel by panel
   int num_turns_ = 0, turn_ = 0, due_ = 0;
   const char* turns_[2 * kBlock / kWidth];
 };

@@ -1,5 +1,5 @@
 // The two products of attention for few queries, directly from rows of the caches: packing a block in panels first
-// would take longer than multiplying it. Sums have the order of multiply(), hence the same bits.
+// would take longer than multiplying it. Sums are added in the order of multiply(), so their bits are the same.
 #pragma once
 
 #include "attention/attention_block.h"
@@ -7,7 +7,7 @@
 
 namespace rootgraft {
 
-// Scores of N queries against P panels of keys, key(i) being a pointer. `panel` has room for one panel.
+// Scores of N queries against P panels of keys; key(i) is the address of a key. `panel` is memory for one panel.
 template <class E, int N, int P, class Key>
 INLINE void score_rows(const uint32_t* queries, int words, Key key, float* scores, [[maybe_unused]] uint32_t* panel,
                        Ahead& ahead) {
@@ -49,7 +49,7 @@ INLINE void score_rows(const uint32_t* queries, int words, Key key, float* score
 #endif
 }
 
-// A word of the output's B: a dimension of one key (fp32) or of two neighbouring keys (bf16), for 16 dimensions.
+// A word of the output's B: one dimension of one key (fp32) or of two neighbouring keys (bf16), for 16 dimensions.
 template <class E>
 INLINE Words value_words(const uint32_t* first, const uint32_t* second, int64_t dim) {
   if constexpr (E::kPerWord == 1) {
@@ -60,8 +60,8 @@ INLINE Words value_words(const uint32_t* first, const uint32_t* second, int64_t 
   }
 }
 
-// Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * those of the block's keys. No shrink:
-// there are no values yet.
+// Values of N queries, dimensions [dim, dim + 16 P): values * shrink + weights * values of the block's keys. Without
+// `shrink`, there are no earlier values.
 template <class E, int N, int P>
 INLINE void add_value_rows(const Attention& op, const BlockRows& rows, int head, int64_t dim,
                            const uint32_t* weights, const float* shrink, float* values, Ahead& ahead) {

@@ -1,10 +1,11 @@
 // Attention of a query tile over one split of its context with 8-bit KV (int8_kv.h): both products have 8-bit factors
 // and exact sums.
 //
-// A query is rounded to 8 bits with one scale. The weights of a query against a block, each times the scale of its
-// value, are rounded to unsigned bytes with a scale of their own: where one key has most of the weight, others far from
-// it keep theirs. Rounding adds a fraction that differs from lane to lane before it cuts: of many weights below half a
-// step some become a step, so that together they keep their weight, where rounding to the nearest would drop them all.
+// A query is rounded to 8 bits with one scale. The weights of a query for a block, each multiplied by the scale of its
+// value, are rounded to unsigned bytes with a scale of their own for each block. So in blocks without the largest
+// weights, small weights are still represented. Before it truncates, rounding adds a fraction that differs from lane to
+// lane. So of many weights below half a step some become a whole step, and together they keep their weight. Rounding to
+// the nearest would drop them all.
 #include <type_traits>
 
 #include "attention/attention_int8_softmax.h"
@@ -13,9 +14,10 @@
 namespace rootgraft {
 namespace {
 
-constexpr ptrdiff_t kWordsTogether = 4;  // of a head, which has 16 dimensions or a multiple of it
+// words of a head that are multiplied together. A head has 16 dimensions or a multiple.
+constexpr ptrdiff_t kWordsTogether = 4;
 
-// By whole registers: a call of the library's takes longer.
+// Copies whole registers, as a call of the library takes longer.
 INLINE void copy_words(const uint32_t* from, uint32_t* to, int64_t count) {
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) store_words(to + i, load_words(from + i));
@@ -35,8 +37,8 @@ void gather_queries(const Int8Call& op, const QueryTile& tile, Int8Scratch& scra
   }
 }
 
-// Scores of N queries of a head from `query` on, which are rows of the band from `row` on. Not to be inlined: among
-// other code the compiler would not keep all sums in registers.
+// Scores of N queries of a head from `query` on; in the band they are the rows from `row` on. Must not be inlined:
+// among other code the compiler would not keep all sums in registers.
 template <int N, bool kPlain, int kDims>
 __attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratch, const Int8Head& head, int query,
                                      int steps, int row) {
@@ -73,8 +75,8 @@ __attribute__((noinline)) void score(const BlockWork& block, Int8Scratch& scratc
   store_scores<N, kPlain>(block, scratch, head, query, scores, scratch.band, row);
 }
 
-// values = values * shrink + weights * those of the block, for N queries of a head from `query` on, which are rows of
-// the band from `row` on, and dimensions [dim, dim + 16 P). Where nothing shrinks, values stay as they are.
+// values = values * shrink + weights * the block's values, for N queries of a head from `query` on, which are the rows
+// of the band from `row` on, and dimensions [dim, dim + 16 P). If no sum shrinks, the multiplication is left out.
 template <int N, int P, int kDims>
 __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head& head, int query, const Band& band,
                                           int row, int64_t dim) {
@@ -118,7 +120,7 @@ __attribute__((noinline)) void add_values(const BlockWork& block, const Int8Head
   else store_sums([&](const float* sum, int i) { return load(sum) * broadcast(band.shrink[row + i]); });
 }
 
-// Prefetch steps of the next block: with each word of the keys, and with the values, of a tile of queries.
+// Number of prefetch steps of the next block for a tile of queries: for each word of the keys, and for the values.
 struct Pace {
   int of_word, of_values;
 
@@ -130,7 +132,7 @@ struct Pace {
   }
 };
 
-// The queries [query, query + count) of each of some KV heads.
+// Attention of the queries [query, query + count) of each of some KV heads.
 template <bool kPlain, int kDims>
 void attend_band(const BlockWork& block, Int8Scratch& scratch, const Pace& pace, int first_head, int heads, int query,
                  int count) {
@@ -177,9 +179,9 @@ void attend_block(const BlockWork& block, Int8Scratch& scratch) {
   }
 }
 
-// f(the dimensions of a head), or f(0) where they are not usual: if they are known, no loop reckons addresses. Known
-// ones fill whole tiles of panels. Where a register has four lanes, products take so long that addresses do not count,
-// and each instance takes long to compile.
+// Calls f with the number of dimensions of a head, or f(0) for unusual numbers. If it is known at compile time, loops
+// need no address computation. Known numbers fill whole tiles of panels. If a register has four lanes, products take so
+// long that this makes no difference, and each instance takes long to compile.
 template <class F>
 INLINE void with_head_dim(int64_t dims, F f) {
 #if defined(__AVX2__)
@@ -189,7 +191,7 @@ INLINE void with_head_dim(int64_t dims, F f) {
   f(std::integral_constant<int, 0>());
 }
 
-constexpr int64_t kSmall = 1 << 13;  // values to round below which one thread is faster
+constexpr int64_t kSmall = 1 << 13;  // number of values to round below which one thread is faster
 
 template <class E>
 void round_queries(const Attention& op, uint32_t* queries, float* factors, int32_t* starts) {
@@ -201,7 +203,7 @@ void round_queries(const Attention& op, uint32_t* queries, float* factors, int32
       const auto* from = static_cast<const typename E::Value*>(op.q) + query * dims;
       const float scale = quantise_block<E>(from, dims, {to}, totals);
       const float factor = op.soft_cap ? scale : scale * (float)op.scale * kLog2E;
-      // Never 0, by which a masked score would be no number. A NaN stays.
+      // Never 0, as a masked score would then become NaN. A NaN stays.
       factors[query] = std::max(factor, std::numeric_limits<float>::min());
       starts[query] = kBiasedStart * totals[0];
     }
@@ -211,7 +213,8 @@ void round_queries(const Attention& op, uint32_t* queries, float* factors, int32
 }  // namespace
 
 Int8Call::Int8Call(const Attention& op) : Attention(op) {
-  thread_local std::vector<uint32_t> words;  // fresh memory would come from the operating system
+  // kept between calls, because new memory would come from the operating system
+  thread_local std::vector<uint32_t> words;
   thread_local std::vector<float> of_queries;
   thread_local std::vector<int32_t> of_sums;
   const int64_t count = tokens * heads;

@@ -1,7 +1,9 @@
-// Blocks of KV of 8 bits by AMX, for tiles of many queries: the sums of vectors, and so their bits.
+// Blocks of 8-bit KV by AMX, for tiles of many queries. The sums are those of the vector code, so their bits are the
+// same.
 //
-// A panel is loaded for two bands, because loading it takes as long as multiplying it. There is no more than two bands'
-// memory, so that all stays in the first cache: to multiply ahead while vectors weigh gains less than that loses.
+// A panel is loaded for two bands at a time, because loading it takes as long as multiplying it. Memory is kept for two
+// bands only, so that all of it stays in the first cache. Multiplying ahead while the vector units compute weights
+// would need more memory, and lose more than it gains.
 #include "attention/attention_int8_softmax.h"
 #include "gemm/tile_amx.h"
 
@@ -10,8 +12,8 @@
 namespace rootgraft {
 namespace {
 
-constexpr int kTakenRows = 4;               // rows whose scores are taken together
-constexpr int kSumDims = kPanels * kWidth;  // dimensions whose sums fit the room of a band's scores
+constexpr int kTakenRows = 4;               // rows whose scores are processed together
+constexpr int kSumDims = kPanels * kWidth;  // dimensions whose sums fit in the memory of a band's scores
 
 struct alignas(64) AmxScratch {
   Band bands[2];
@@ -55,7 +57,7 @@ struct AmxBlock {
     lay_out_values(block, head, amx.values);
   }
 
-  // Scores of R bands as integers, where they will be as floats. Rows behind the last query hold anything.
+  // Scores of R bands as integers, in the place of the later floats. Rows after the last query have undefined contents.
   template <int R>
   INLINE void multiply_keys(int band) const {
     const ptrdiff_t words = block.op.head_dim / kWordBytes;
@@ -71,7 +73,7 @@ struct AmxBlock {
     }
   }
 
-  // Memory to ask for beside each kTakenRows rows of a band, in each of two passes over the tile.
+  // Number of prefetches for each kTakenRows rows of a band, in each of two passes over the tile.
   int pace(int rows) const {
     return kWidth * block.rows.panels / (bands.count * ((rows + kTakenRows - 1) / kTakenRows));
   }
@@ -104,7 +106,7 @@ struct AmxBlock {
     }
   }
 
-  // R bands take each step together: what there is one of for each query is a long chain, of which two fit side by side.
+  // R bands take each step together: the numbers of a query need a long chain of instructions, and two chains overlap.
   template <int R, bool kPlain>
   __attribute__((noinline)) void weigh(int band) const {
     for (int r = 0; r < R; r++) store_band<kPlain>(amx.bands[r], band + r);
@@ -117,7 +119,7 @@ struct AmxBlock {
     for (int r = 0; r < R; r++) weigh_band<kPlain>(amx.bands[r], band + r);
   }
 
-  // Sums of weights and values of kSumDims dimensions as integers, where the scores were.
+  // Sums of weights and values of kSumDims dimensions as integers, in the memory of the scores.
   template <int R>
   INLINE void multiply_values(int64_t dim) const {
     constexpr ptrdiff_t kWords = kBlock / kWordBytes;
@@ -135,7 +137,7 @@ struct AmxBlock {
     }
   }
 
-  // The result of a band, kSumDims dimensions, with these sums.
+  // Adds these sums of kSumDims dimensions to the result of a band.
   void add_sums(const Band& from, int band, int64_t dim) const {
     const int64_t dims = block.op.head_dim;
     const auto* sums = reinterpret_cast<const int32_t*>(from.scores);
@@ -182,7 +184,7 @@ bool takes_amx(const Attention& op, const QueryTile& tile) {
 
 void attend_int8_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                         bool resumes, Int8Scratch& scratch) {
-  // To give registers their shapes takes as long as ten products: once for all blocks.
+  // Setting the shapes of the registers takes as long as ten products, so it is done once for all blocks.
   const AmxScope scope(amx_shapes(Bands(stretch.tile->count).each, kAmxWords));
   walk_blocks(op, stretch, next, result, resumes, scratch.end, [&](const BlockWork& block) {
     const AmxBlock work(block, scratch);

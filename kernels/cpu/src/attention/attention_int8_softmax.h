@@ -1,9 +1,9 @@
-// Softmax of 8-bit attention to weights in bytes, band by band: store all scores and find their maxima, compute the
-// per-query numbers of all queries at once, then turn scores into weights.
+// Softmax of 8-bit attention to weights in bytes, band by band: store all scores and find their maxima; compute the
+// numbers of all queries at once; then convert scores to weights.
 //
-// The weights of a query against a block are relative to its largest score there, which has the largest byte but for
-// the values' scales. Their ratio to the query's reference (see attention_softmax.h) is a factor of their sum and of
-// the output.
+// The weights of a query for a block are relative to its largest score there. Apart from the values' scales, that score
+// has the largest byte. The ratio of these weights to the query's reference (see attention_softmax.h) is a factor of
+// their sum and of the output.
 #pragma once
 
 #include "attention/attention_int8.h"
@@ -13,7 +13,7 @@ namespace rootgraft {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// The fractions 1/32, 3/32, ... 31/32, neighbours far apart.
+// The fractions 1/32, 3/32, ... 31/32; neighbouring lanes have very different ones.
 alignas(64) constexpr float kFractions[kWidth] = {0.03125f, 0.53125f, 0.28125f, 0.78125f, 0.15625f, 0.65625f,
                                                   0.40625f, 0.90625f, 0.09375f, 0.59375f, 0.34375f, 0.84375f,
                                                   0.21875f, 0.71875f, 0.46875f, 0.96875f};
@@ -22,16 +22,16 @@ INLINE Floats most_of(const Floats (&panels)[kPanels]) {
   return max(max(panels[0], panels[1]), max(panels[2], panels[3]));
 }
 
-// Factor from the largest of the values' scales to the largest byte.
+// Factor that scales the largest of the values' scales to the largest byte.
 INLINE Floats to_bytes(const Floats& step) {
   return map([&](int i) { return step.part[i] > 1e-30f ? (float)kMostByte / step.part[i] : FloatPart{}; });
 }
 
-// Lane i holds the largest lane of rows[i], for i < count.
+// Lane i gets the largest lane of rows[i], for i < count.
 INLINE Floats largest_of_rows(const float (&rows)[kBandQueries * kWidth], int count) {
 #if defined(__AVX512F__)
-  // Each step folds two registers into one, and halves what is left of each row: in the end row 4 b + 2 c + d lies in
-  // lane 8 b + 4 ... of one register, two lanes a row.
+  // Each step folds two registers into one, and halves the remaining lanes of each row. In the end, row 4 b + 2 c + d
+  // is in lane 8 b + 4 ... of one register, with two lanes for each row.
   const auto halves = [](__m512 a, __m512 b) {
     return _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
   };
@@ -40,7 +40,7 @@ INLINE Floats largest_of_rows(const float (&rows)[kBandQueries * kWidth], int co
   };
   const auto of_eight = [&](const float* first) {
     const auto row = [&](int i) { return _mm512_load_ps(first + i * kWidth); };
-    const __m512 low = quarters(halves(row(0), row(1)), halves(row(2), row(3)));  // a row in each 128 bits
+    const __m512 low = quarters(halves(row(0), row(1)), halves(row(2), row(3)));  // one row in each 128 bits
     const __m512 high = quarters(halves(row(4), row(5)), halves(row(6), row(7)));
     const __m512 pairs = _mm512_max_ps(_mm512_unpacklo_ps(low, high), _mm512_unpackhi_ps(low, high));
     // In each 128 bits: low 0, high 0, low 1, high 1.
@@ -56,8 +56,8 @@ INLINE Floats largest_of_rows(const float (&rows)[kBandQueries * kWidth], int co
 #endif
 }
 
-// 2^x to 1e-4 relative for x up to 0, and a little above: enough for what is rounded to bytes next. A least-maximum fit
-// with 2^0 = 1 and 2^1 = 2.
+// 2^x with relative error 1e-4 for x up to 0 and a little above, which is enough if the result is rounded to bytes
+// next. A minimax fit with 2^0 = 1 and 2^1 = 2.
 INLINE Floats coarse_exp2(const Floats& x) {
   const auto power = [](const Floats& fraction) {
     Floats p = broadcast(7.826797e-2f);
@@ -81,14 +81,14 @@ INLINE Floats coarse_exp2(const Floats& x) {
 #endif
 }
 
-// Of a block, for a query of the tile.
+// The keys of a block that a query of the tile sees.
 INLINE SeenKeys seen_keys(const BlockWork& block, const Int8Scratch& scratch, int query) {
   const int64_t last = scratch.end[query] - 1;
   return {block.op.first_key(last) - block.first_key, last + 1 - block.first_key};
 }
 
-// Scores of N queries of a KV head, from `query` on, to rows of a band from `row` on: without the queries' factors, but
-// where they are capped.
+// Writes the scores of N queries of a KV head, from `query` on, to the rows of a band from `row` on. They are not
+// multiplied by the queries' factors, unless scores are capped.
 template <int N, bool kPlain>
 INLINE void store_scores(const BlockWork& block, const Int8Scratch& scratch, const Int8Head& head, int query,
                          Floats (&scores)[N][kPanels], Band& band, int row) {
@@ -113,7 +113,7 @@ INLINE void store_scores(const BlockWork& block, const Int8Scratch& scratch, con
   }
 }
 
-// The largest scale of the values that each query of a band sees, `count` queries of each of some heads.
+// The largest scale of the values that each query of a band sees; each head has `count` queries.
 template <bool kPlain>
 INLINE Floats value_steps(const Band& band, const Int8Head* heads, int num_heads, int count) {
   if constexpr (!kPlain) return largest_of_rows(band.value_steps, num_heads * count);
@@ -122,7 +122,7 @@ INLINE Floats value_steps(const Band& band, const Int8Head* heads, int num_heads
   return steps;
 }
 
-// The per-query numbers of a band, whose first query has this number in the tile.
+// The numbers of a band's queries. `first` is the number of its first query in the tile.
 template <bool kPlain>
 INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Band& band, const Floats& value_step,
                           int first, int count) {
@@ -142,7 +142,7 @@ INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Ba
       store(lanes, load(lanes) * broadcast(band.shrink[i]));
     }
   }
-  // A block of weights below 2^-100 is dropped; a block without weights gets a finite largest score.
+  // A block of weights below 2^-100 is dropped. A block without weights gets a finite largest score.
   const Floats largest = exp2(max(broadcast(-100.0f), top - reference));
   store(band.largest, largest);
   store(band.top, max(broadcast(kNothing), top));
@@ -151,7 +151,7 @@ INLINE void choose_scales(const BlockWork& block, const Int8Scratch& scratch, Ba
   store(band.weight_scale, largest * value_step * broadcast(1.0f / kMostByte));
 }
 
-// Weights as bytes, each times its value's scale.
+// Rounds weights to bytes, each multiplied by its value's scale.
 INLINE void round_weights(const Floats (&weights)[kPanels], const Floats (&value_scales)[kPanels], uint8_t* to) {
   const Floats fractions = load(kFractions);
   Ints rounded[kPanels];
@@ -172,8 +172,8 @@ INLINE void round_weights(const Floats (&weights)[kPanels], const Floats (&value
 #endif
 }
 
-// Scores of a KV head become weights, [row, row + count) of a band, whose first is `query` of the head. The sums of
-// weights are added to their lanes.
+// Converts the scores of a KV head to weights, for the rows [row, row + count) of a band; the first row is query
+// `query` of the head. The sums of the weights are added to their lanes.
 template <bool kPlain>
 INLINE void weigh_scores(const BlockWork& block, const Int8Scratch& scratch, const Int8Head& head, int query,
                          Band& band, int row, int count) {

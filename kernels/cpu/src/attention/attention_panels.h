@@ -7,7 +7,7 @@
 
 namespace rootgraft {
 
-// As words of W.
+// Queries as words of W.
 template <class E, class W = E>
 void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch) {
   using Value = typename E::Value;
@@ -28,7 +28,7 @@ void gather_queries(const Attention& op, const QueryTile& tile, Scratch& scratch
   }
 }
 
-// Keys of the block in panels of Operands: scratch.keys.
+// Writes the keys of the block to scratch.keys, in panels of Operands.
 template <class E>
 void lay_out_keys(const Block<E>& block) {
   using W = typename Operands<E>::Type;
@@ -41,13 +41,13 @@ void lay_out_keys(const Block<E>& block) {
     if constexpr (W::kPerWord == E::kPerWord) {
       transpose_rows(keys, words, to);
     } else {
-      transpose_rows(keys, words, block.scratch.values);  // whose turn is later
+      transpose_rows(keys, words, block.scratch.values);  // free, as values are written later
       widen_panel(block.scratch.values, words, reinterpret_cast<float*>(to));
     }
   }
 }
 
-// Values of the block in panels of Operands: scratch.values.
+// Writes the values of the block to scratch.values, in panels of Operands.
 template <class E>
 void lay_out_values(const Block<E>& block) {
   using W = typename Operands<E>::Type;
@@ -66,15 +66,16 @@ void lay_out_values(const Block<E>& block) {
 }
 
 #if ROOTGRAFT_AMX
-// Whether AMX makes the sums of a call in bf16: of all its queries, for these sums have bits of their own.
+// Whether AMX computes the sums of a call in bf16. If so, it does for all its queries, as AMX rounds differently.
 inline bool attends_by_amx(const Attention& op) { return op.head_dim / Bf16::kPerWord % kAmxWords == 0 && has_amx(); }
 
-// Whether sums of values lie as values are unpacked: two panels share 32 dimensions, four by four in turns.
+// Whether sums of values have the order in which values are unpacked: two panels share 32 dimensions, alternating by
+// four.
 inline bool are_unpacked(const Attention& op) {
   return op.is_bf16 && !op.kv_is_int8 && op.value_dim % (2 * kWidth) == 0 && attends_by_amx(op);
 }
 
-// Two such panels in the order of dimensions.
+// Changes two such panels to the order of dimensions.
 INLINE void repack_sums(Floats& first, Floats& second) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -83,7 +84,7 @@ INLINE void repack_sums(Floats& first, Floats& second) {
   second.part[0] = (FloatPart)_mm512_permutex2var_ps(a, high, b);
 }
 
-// attend() of such a call.
+// attend() for such a call.
 void attend_by_amx(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                    bool resumes, Scratch& scratch);
 #else

@@ -10,7 +10,7 @@
 namespace rootgraft {
 namespace {
 
-// Whether every index that the call leads to lies inside its table.
+// Whether every index of the call is within its table.
 bool in_bounds(const Attention& op) {
   if (op.query_start[0] != 0 || op.query_start[op.rows] != op.tokens) return false;
   for (int64_t row = 0; row < op.rows; row++) {
@@ -30,7 +30,7 @@ bool same_rows(const SharedSplit& a, const SharedSplit& b) {
                     [](const Queries& mine, const Queries& other) { return mine.row == other.row; });
 }
 
-// The splits from the first one on that the same rows share whole, by the index of the first among `all`.
+// The consecutive splits that the same rows share, by the index of the first of them in `all`.
 using Chains = std::map<size_t, std::vector<size_t>>;
 
 Chains find_chains(const std::vector<SharedSplit>& all) {
@@ -47,8 +47,8 @@ Chains find_chains(const std::vector<SharedSplit>& all) {
   return chains;
 }
 
-// Of how many KV heads one thread takes a whole chain. What is left must keep all threads busy until the last chain
-// ends.
+// Number of KV heads of which one thread computes a whole chain. The other work must keep all threads busy until the
+// last chain ends.
 int64_t heads_in_one(const Attention& op, int64_t chains) {
   if (op.threads == 1) return op.kv_heads;
   for (int64_t heads = op.kv_heads - 1; heads > 0; heads--) {
@@ -58,12 +58,12 @@ int64_t heads_in_one(const Attention& op, int64_t chains) {
   return 0;
 }
 
-// Lays the partials of shared tiles side by side.
+// Plans the shared tiles, and places their partials one after another.
 class SharedPlanner {
  public:
   SharedPlanner(const Attention& op, Plan& plan, float* room) : op_(op), plan_(plan), free_(room) {}
 
-  // Keys from the begin of a split up to `end`, of some KV heads.
+  // Adds the keys from the start of a split up to `end`, for some KV heads.
   void add(const SharedSplit& shared, int64_t end, int64_t first_head, int64_t end_head) {
     if (first_head == end_head) return;
     int64_t query = 0;
@@ -90,7 +90,7 @@ class SharedPlanner {
 
 void plan_shared(const Attention& op, Room& room, Plan& plan) {
   plan.shared = find_shared_splits(op);
-  int64_t floats = 0;  // at most
+  int64_t floats = 0;  // upper bound
   for (const SharedSplit& shared : plan.shared) floats += op.kv_heads * Partial::floats(shared.count, op.value_dim);
   if (floats > kMostPartials) plan.shared.clear();
   if (plan.shared.empty()) return;
@@ -110,7 +110,7 @@ void plan_shared(const Attention& op, Room& room, Plan& plan) {
   }
 }
 
-// KV heads of a tile of these queries. The heads of few queries stay together, where that leaves enough splits for the
+// Number of KV heads in a tile of these queries. The heads of few queries stay together if enough splits remain for the
 // threads: memory is then read in longer pieces.
 int heads_together(const Attention& op, const Queries& part, int64_t splits) {
   if (part.count > kTileRows || splits < 4 * op.threads) return 1;
@@ -119,10 +119,11 @@ int heads_together(const Attention& op, const Queries& part, int64_t splits) {
 
 int64_t scores_of(const QueryTile& tile) { return tile.vectors() * (tile.end - tile.begin); }
 
-// The largest tiles first, so that no thread begins with one when the others are about to end. Of many tokens each thread
-// begins with those whose rows it has in linear ops and norms, so that neither queries nor results cross between caches.
+// Sorts the tiles so that the largest come first; no thread should start a large one when the others are about to end.
+// With many tokens, each thread starts with the tiles whose rows it also has in linear ops and norms. So neither
+// queries nor results move between caches.
 void order_tiles(const Attention& op, Plan& plan) {
-  constexpr int64_t kManyTokens = 128;  // of a thread
+  constexpr int64_t kManyTokens = 128;  // tokens of each thread
   const bool has_owners = op.threads > 1 && op.tokens >= kManyTokens * op.threads;
   const auto owner = [&](const QueryTile& tile) {
     const Queries& queries = *tile.parts;
@@ -138,12 +139,12 @@ void order_tiles(const Attention& op, Plan& plan) {
   for (int64_t thread = 0; thread < op.threads; thread++) plan.of_threads[thread + 1] += plan.of_threads[thread];
 }
 
-// Tiles of the same keys follow the largest one of their thread, which has read them. Not where they displace each other,
-// nor where it is not known which thread takes a tile.
+// Places tiles with the same keys after the largest such tile of their thread, which has read the keys. This is not
+// done if the tiles evict each other from the cache, or if it is not known which thread takes a tile.
 void find_cached(const Attention& op, Plan& plan) {
   if (op.threads > 1 && plan.of_threads.empty()) return;
-  constexpr int64_t kCachedBytes = 512 << 10;  // of a row's keys and values
-  std::map<std::pair<int64_t, int64_t>, int64_t> read;  // of a row and a KV head: keys from where on
+  constexpr int64_t kCachedBytes = 512 << 10;  // bytes of a row's keys and values
+  std::map<std::pair<int64_t, int64_t>, int64_t> read;  // by row and KV head: the first key that was read
   for (size_t i = 0, thread = 0; i < plan.tiles.size(); i++) {
     for (; !plan.of_threads.empty() && (int64_t)i == plan.of_threads[thread + 1]; thread++) read.clear();
     QueryTile& tile = plan.tiles[i];
@@ -159,7 +160,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
       plan.queries.push_back({row, first, (int)std::min<int64_t>(kTileQueries, op.queries(row) - first)});
     }
   }
-  const auto whole = [&](const Queries& part) {  // tile of all KV heads
+  const auto whole = [&](const Queries& part) {  // a tile of all KV heads
     const int64_t shared = plan.of_rows.empty() ? 0 : plan.of_rows[part.row].keys;
     const int64_t begin = op.first_key(op.position(part.row, part.first));
     const int64_t end = op.position(part.row, part.first + part.count - 1) + 1;
@@ -189,7 +190,7 @@ void plan_tiles(const Attention& op, Plan& plan) {
   }
 }
 
-// Cache key of a plan.
+// The arguments on which a plan depends, as a cache key.
 class Question {
  public:
   bool is_of(const Attention& op) const {
@@ -229,7 +230,7 @@ const Plan* plan_attention(const Attention& op) {
   thread_local Question last;
   if (last.is_of(op)) return &plan;
   if (!in_bounds(op)) return nullptr;
-  last = {};  // there may be no memory
+  last = {};  // cleared first, as there may not be enough memory for a new plan
   plan = {};
   plan_shared(op, room, plan);
   plan_tiles(op, plan);

@@ -1,5 +1,5 @@
-// Plan of an attention call: its tiles and splits. All layers of a step have the same plan, so each thread caches its
-// last one.
+// Plan of an attention call: its tiles and splits. All layers of a step have the same plan, so each thread caches the
+// last plan that it made.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,10 @@
 
 namespace rootgraft {
 
-constexpr int64_t kMostPartials = 1 << 24;  // floats of partials held at once
+constexpr int64_t kMostPartials = 1 << 24;  // limit of the floats of partials that are held at once
 
-// Floats for partials in whole lines, kept from call to call: fresh memory of this size would come from the operating system, zeroed.
+// Memory for partials, in whole cache lines. It is kept from call to call, as the operating system would zero new
+// memory.
 class Room {
  public:
   float* take(int64_t floats) {
@@ -32,10 +33,10 @@ class Room {
   int64_t lines_ = 0;
 };
 
-// Results of a row from a shared split, or from several: its queries start at `query` of `count`, in the partials of some
-// KV heads.
+// The results of a row over one shared split or several: its queries start at `query` of `count` in the partials of
+// some KV heads.
 struct Share {
-  float* partials;  // one after the other
+  float* partials;  // one partial after the other
   int64_t first_head, end_head;
   int count;
   int64_t query;
@@ -46,33 +47,35 @@ struct Share {
   }
 };
 
-// The queries of rows that share splits, of one KV head, over one of these or several, and their partial.
+// The queries of one KV head of the rows that share splits, over one or several of these splits, and their partial.
 struct SharedTile {
   QueryTile tile;
   float* partial;
 };
 
-// What a row gets from splits that it shares.
+// The results that a row takes from the splits that it shares.
 struct Shared {
-  std::vector<Share> whole;  // of splits, for each KV head in order
-  Share begun;               // of the first blocks of the next split, if there are any
+  std::vector<Share> whole;  // over whole splits, for each KV head in order
+  Share begun;               // over the first blocks of the next split; may be empty
   bool has_begun = false;
   int64_t keys = 0;
 };
 
 struct Plan {
   std::vector<SharedSplit> shared;
-  std::vector<SharedTile> shared_tiles;  // over these; those over several splits are first
-  std::vector<Shared> of_rows;           // empty where nothing is shared
-  std::vector<Queries> queries;          // what the parts of tiles point to
-  std::vector<QueryTile> tiles;          // over what no other row shares; maybe over nothing
-  bool are_small = true;                 // whether all these are; else the largest are first
-  std::vector<int64_t> of_threads;       // edges of the tiles with which each thread begins; empty: they take turns
-  int64_t floats = 0;                    // of partials, one for each split of a tile
-  int64_t work = 0;                      // multiplications of the tiles, for each product
+  std::vector<SharedTile> shared_tiles;  // tiles over shared splits; those over several splits come first
+  std::vector<Shared> of_rows;           // by row; empty if no row shares a split
+  std::vector<Queries> queries;          // the parts of tiles point to these
+  std::vector<QueryTile> tiles;          // tiles over the keys that no other row shares; there may be no such keys
+  bool are_small = true;                 // whether all of these are small; otherwise the largest come first
+  // for each thread, the index of its first tile, then the end; empty if threads take tiles in turn
+  std::vector<int64_t> of_threads;
+  int64_t floats = 0;                    // floats of partials, one for each split of a tile
+  int64_t work = 0;                      // multiplications of the tiles in each of the two products
 };
 
-// Null where an index of the call leads outside its table. The plan holds until the thread asks for another.
+// Returns null if an index of the call is outside of its table. The plan is valid until the thread requests another
+// one.
 const Plan* plan_attention(const Attention& op);
 
 }  // namespace rootgraft

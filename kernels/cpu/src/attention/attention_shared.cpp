@@ -1,4 +1,4 @@
-// Search for shared prefixes: rows whose page tables begin with the same pages, as in a prefix tree.
+// Search for shared prefixes: rows whose page tables begin with the same pages, found as in a prefix tree.
 #include "attention/attention.h"
 
 #include <utility>
@@ -12,13 +12,13 @@ struct Search {
   const Attention& op;
   std::vector<SharedSplit>& found;
 
-  // A row that fills much of a tile alone gains nothing from sharing.
+  // A row that fills a large part of a tile alone gains nothing from sharing.
   bool joins(int64_t row) const {
     const int64_t queries = op.queries(row);
     return queries > 0 && queries <= kTileQueries / 2;
   }
 
-  // Whether all queries of the row see all keys of the split's first blocks, and one more key behind them.
+  // Whether all queries of the row see all keys of the split's first blocks, and at least one key after them.
   bool sees(int64_t row, int64_t split, int blocks) const {
     const int64_t last = op.position(row, op.queries(row) - 1);
     return split * kSplit + blocks * kBlock <= op.position(row, 0) && op.first_key(last) <= split * kSplit;
@@ -30,12 +30,12 @@ struct Search {
     return std::equal(op.pages(a) + first, op.pages(a) + end, op.pages(b) + first);
   }
 
-  // Rows that share all splits before this one.
+  // Visits rows that share all splits before this one.
   void visit(Rows rows, int64_t split) {
     for (int blocks = kSplit / kBlock; blocks > 0; blocks--) rows = visit_blocks(rows, split, blocks);
   }
 
-  // Those of the rows that share so many blocks of a split are done with. Returns the others.
+  // Records the rows that share this number of blocks of a split. Returns the other rows.
   Rows visit_blocks(Rows& rows, int64_t split, int blocks) {
     const auto is_blind = [&](int64_t row) { return !sees(row, split, blocks); };
     const auto seeing = std::partition(rows.begin(), rows.end(), is_blind);
@@ -60,7 +60,7 @@ struct Search {
   }
 
   void add(const int64_t* row, const int64_t* end, int64_t split, int blocks) {
-    bool full = true;  // no tile takes more rows
+    bool full = true;  // whether a tile has room for no further row
     for (; row < end; row++) {
       const int count = (int)op.queries(*row);
       if (full || found.back().count + count > kTileQueries) found.push_back({split, blocks, {}, 0});

@@ -1,6 +1,6 @@
-// From scores to weights: 2^(score - reference), whose sums are kept lane by lane. The reference is the largest score
-// of the first block; where a later one is far above it, that becomes the reference, and older sums shrink. Scores come
-// from memory, or from the registers in which they were summed.
+// Softmax: converts scores to weights 2^(score - reference), whose sums are kept lane by lane. The reference is the
+// largest score of the first block. If a later score is far above it, that score becomes the reference, and older sums
+// are rescaled. Scores come from memory, or from the registers in which they were summed.
 #pragma once
 
 #include <limits>
@@ -15,12 +15,12 @@ struct alignas(64) Scratch {
   uint32_t keys[kBlock * kMaxHeadDim];           // B of the scores: [panel of 16 keys][word of the head][key]
   uint32_t values[kBlock * kMaxHeadDim];         // B of the output: [panel of 16 dimensions][word of keys][dimension]
   float scores[kTileQueries * kBlock];           // of one KV head; then, in place, the weights as A of the output
-  float shrink[kTileQueries];                    // of one KV head: what a new reference does to older sums
-  int64_t end[kTileQueries];                     // of the keys that a query sees
+  float shrink[kTileQueries];                    // of one KV head: factors of older sums for a new reference
+  int64_t end[kTileQueries];                     // end of the keys that a query sees
 };
 
-// What the products of a tile of many queries are made of: without an instruction for bf16 all operands are widened, once
-// for all products, whose sums have the same bits.
+// Types of the operands for a tile of many queries. Without an instruction for bf16, all operands are widened to fp32
+// once for all products. The sums have the same bits.
 template <class E>
 struct Operands {
   using Type = E;
@@ -32,23 +32,23 @@ struct Operands<Bf16> {
 };
 #endif
 
-// How far scores, in base 2, may be above the reference. A weight of 2^6 is rounded as well as one of 1; finding the
-// largest of 16 lanes, and exchanging the reference, takes longer than a block's weights.
+// Limit by which scores, in base 2, may exceed the reference. A weight of 2^6 is rounded as precisely as one of 1, and
+// finding the largest of 16 lanes and changing the reference would take longer than a block's weights.
 constexpr float kHeadroom = 6.0f;
 
 // Arguments of a block for one KV head.
 template <class E>
 struct Block : BlockWork {
   int head;
-  Partial result;           // of the head
-  const uint32_t* queries;  // of the head
+  Partial result;           // result of the head
+  const uint32_t* queries;  // queries of the head
   Scratch& scratch;
 
   const float* shrink() const { return begins ? nullptr : scratch.shrink; }
 };
 
-// The scores of one query become weights, which are added to its lanes. `factor` brings scores to base 2. Returns what
-// the new reference, if there is one, does to older sums.
+// Converts the scores of one query to weights, and adds these to its lanes. `factor` converts scores to base 2. Returns
+// the factor of older sums, which is not 1 if there is a new reference.
 template <class E, int P>
 INLINE float to_weights(Floats (&scores)[P], const Floats& factor, float& reference, float* lanes) {
   Floats best = scores[0], total = load(lanes);
@@ -72,7 +72,7 @@ INLINE float to_weights(Floats (&scores)[P], const Floats& factor, float& refere
   return shrink;
 }
 
-// The weights of one query against a block, as words of W, in place of its scores.
+// Writes the weights of one query for a block, as words of W, in place of its scores.
 template <class E, class W, int P>
 INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
   const Floats factor = broadcast(block.op.soft_cap ? 1.0f : (float)block.op.scale * kLog2E);
@@ -86,12 +86,12 @@ INLINE void weigh_row(const Block<E>& block, int m, Floats (&scores)[P]) {
   }
 }
 
-// The keys [begin, end) of a block, a bit each.
+// The keys [begin, end) of a block, with one bit for each key.
 class SeenKeys {
  public:
   SeenKeys(int64_t begin, int64_t end) : bits_(upto(end) & ~upto(begin)) {}
 
-  // value where the lanes of a panel are those of these keys, else other.
+  // Returns `value` in the lanes of a panel that belong to these keys, and `other` in all other lanes.
   INLINE Floats keep(const Floats& value, int panel, float other) const {
     const uint32_t bits = (uint32_t)(bits_ >> panel * kWidth);
 #if defined(__AVX512F__)
@@ -119,7 +119,7 @@ INLINE Floats capped(const Floats& score, const Attention& op) {
   return fma(half, broadcast(2.0f), broadcast(-1.0f)) * broadcast(soft_cap * kLog2E);
 }
 
-// Scores in base 2: capped, and -infinity outside keys [begin, end).
+// Converts scores to base 2: applies the cap, and sets them to -infinity outside of the keys [begin, end).
 template <int P>
 INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const Attention& op) {
   const SeenKeys seen(begin, end);
@@ -129,7 +129,7 @@ INLINE void cap_and_mask(Floats (&scores)[P], int64_t begin, int64_t end, const 
   }
 }
 
-// The weights of a query, as words of W, in place of its scores in memory.
+// Writes the weights of a query, as words of W, in place of its scores in memory.
 template <class E, class W = E>
 void weigh(const Block<E>& block, int m) {
   const int64_t last = block.scratch.end[m] - 1;
@@ -144,10 +144,10 @@ void weigh(const Block<E>& block, int m) {
   });
 }
 
-// Whether the registers hold the scores of a tile of queries against a block.
+// Whether the scores of a tile of queries for a block fit in registers.
 constexpr bool kBlockFits = kTilePanels >= kBlock / kWidth;
 
-// Weights of MR queries from m on, of a block that is plain, whose keys lie in panels.
+// Weights of MR queries from m on, for a block without masks and caps whose keys are in panels.
 template <class E, int MR>
 INLINE void score_and_weigh(const Block<E>& block, int m) {
   using W = typename Operands<E>::Type;

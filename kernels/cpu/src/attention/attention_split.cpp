@@ -5,9 +5,9 @@
 namespace rootgraft {
 namespace {
 
-constexpr int kFewQueries = kTileRows;  // up to so many need no panels
+constexpr int kFewQueries = kTileRows;  // up to this number, queries need no panels
 
-// Weights of the block's keys, which are laid out in panels first.
+// Weights for the block's keys, which are laid out in panels first.
 template <class E>
 void weigh_panels(const Block<E>& block) {
   using W = typename Operands<E>::Type;
@@ -23,8 +23,8 @@ void weigh_panels(const Block<E>& block) {
   for (int m = 0; m < block.tile.count; m++) weigh<E, W>(block, m);
 }
 
-// Adds values of `steps` words of keys, times weights, to MR queries' sums of kTilePanels panels, as multiply() does. Without
-// prefetches in its loop, around which the compiler would store all sums.
+// Adds values of `steps` words of keys, times the weights, to MR queries' sums of kTilePanels panels, like multiply().
+// The loop has no prefetches, as with them the compiler would store all sums.
 template <class W, int MR>
 __attribute__((noinline)) void add_value_tile(const Product& p) {
   Floats sums[MR][kTilePanels];
@@ -80,7 +80,7 @@ void add_value_panels(const Block<E>& block) {
 
 template <class E, int N>
 void weigh_few(const Block<E>& block) {
-  constexpr int kMost = N <= 4 ? 2 : 1;  // panels whose columns and sums fit the registers
+  constexpr int kMost = N <= 4 ? 2 : 1;  // number of panels whose columns and sums fit in the registers
   const int words = (int)(block.op.head_dim / E::kPerWord);
   const BlockRows& rows = block.rows;
   for_tiles<N, kMost>(N, rows.panels, [&](int, int, int panel, int count) {

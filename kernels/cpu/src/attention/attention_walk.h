@@ -15,12 +15,13 @@ struct BlockWork {
   int64_t first_key;
   const BlockRows& rows;
   Partial result;
-  bool begins;  // the result holds no values yet
-  bool plain;   // every query sees every key, and no score is capped
+  bool begins;  // whether the result holds no values yet
+  bool plain;   // whether every query sees every key, and scores have no cap
   Ahead& ahead;
 };
 
-// f(m, count, row, token of the row, head of the group) for the queries of a tile in order: from m on `count` of a token.
+// Calls f(m, count, row, token of the row, head of the group) for the queries of a tile in order: `count` queries of
+// one token from m on.
 template <class F>
 INLINE void for_tokens(const Attention& op, const QueryTile& tile, F f) {
   const int64_t group = op.group();
@@ -47,8 +48,8 @@ inline void prefetch_stretch(const Attention& op, const Stretch& stretch) {
   Ahead(op, rows, 1).finish();
 }
 
-// The loop of attend(); `attend_block` adds each block to the result. `ends` gets where the keys
-// end that a query sees, [queries of a KV head].
+// The loop of attend(); `attend_block` adds each block to the result. `ends`, [queries of a KV head], receives the end
+// of the keys that each query sees.
 template <class F>
 INLINE void walk_blocks(const Attention& op, const Stretch& stretch, const Stretch& next, const Partial& result,
                         bool resumes, int64_t* ends, F attend_block) {
