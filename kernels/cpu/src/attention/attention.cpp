@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kSmall = 1 << 17;    // number of multiplications below which one thread is faster
 constexpr int64_t kSmallMerge = 1 << 14;  // number of floats of partials below which one thread merges them faster
-constexpr int64_t kPartsOfThread = 4;  // number of parts into which the tiles are cut, for each thread
+// number of parts for each thread, if tiles are small: each part is several tiles
+constexpr int64_t kPartsOfThread = 4;
 constexpr int64_t kRunsOfThread = 16;  // number of runs of splits for each thread, if threads share tiles
 
 thread_local Room split_room;
@@ -130,7 +131,7 @@ void run_shared(const Call& op, const Plan& plan) {
   });
 }
 
-// Copies the result over the shared splits of the tile's row to a KV head's `whole`; false if the row shares none.
+// Merges the results over the shared splits of the tile's row into a KV head's `whole`; false if the row shares none.
 bool start_from_shares(const Attention& op, const Plan& plan, const QueryTile& tile, int head, const Partial& whole) {
   if (plan.of_rows.empty() || plan.of_rows[tile.parts->row].whole.empty()) return false;
   bool is_first = true;

@@ -1,4 +1,4 @@
-// Activations of experts: act(gate) * up for each pick of each token, with gate and up side by side.
+// Activations of experts: act(gate) * up for each pick of each token. A gate row and its up row are neighbours.
 #include "gemm/gate.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
@@ -6,15 +6,15 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of outputs below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct ExpertActivation {
   const void* gate_up;  // [tokens][picks][2 * width]
   void* out;            // [tokens][picks][width]
   const float* weights;  // [tokens][picks] or null: factors of gate_up
   int64_t tokens, picks, width, kind, is_bf16, threads;
-  double alpha, limit;  // where clamped
+  double alpha, limit;  // for the clamped activation
 };
 
 enum Kind : int64_t { kPlainSilu = 0, kClamped = 1, kPlainGelu = 2 };
@@ -27,7 +27,7 @@ struct Plain {
   INLINE Floats operator()(const Floats& gate, const Floats& up) const { return Act::apply(gate) * up; }
 };
 
-// gate * sigmoid(alpha * gate) * (up + 1), with gate at most the limit, and up within it. NaN stays NaN.
+// gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, and up within -limit .. limit. NaN stays NaN.
 struct Clamped {
   float alpha, limit;
 

@@ -1,9 +1,9 @@
-// Products of tokens with weights of the experts that they are routed to: tokens are grouped by expert, and each expert
-// with tokens has one product.
+// Products of tokens with the weights of the experts to which they are routed: tokens are grouped by expert, and each
+// expert that has tokens gets one product.
 //
-// An item is some panels of an expert's weight times all of its rows, made by the op of plain or of quantised weights on
-// one thread. So weights of other experts are not read, and those of an expert once. A sum's bits depend on its row and
-// its column, not on the cuts (gemm/tile.h).
+// A work item is some panels of an expert's weight times all rows of the expert. One thread computes it with the op for
+// plain or quantised weights. So weights of experts without tokens are not read, and all others are read once. The bits
+// of a sum depend on its row and its column, not on how the work is cut (gemm/tile.h).
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -18,29 +18,30 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
-constexpr int64_t kFewRows = 6;      // make one tile, which takes as long as a single row: the time of its panels
-constexpr int64_t kSlices = 4;       // of all weights for each thread
-constexpr int64_t kPanels = 8;       // at least in a slice
+constexpr int64_t kSmall = 1 << 14;  // number of multiplications below which one thread is faster
+// rows that make one tile, which takes as long as a single row: the time to read its panels
+constexpr int64_t kFewRows = 6;
+constexpr int64_t kSlices = 4;       // slices of all weights for each thread
+constexpr int64_t kPanels = 8;       // smallest number of panels in a slice
 constexpr int kOutOfRange = 1, kNoMemory = 2;
-constexpr int64_t kPlain = -1;  // beside those of Format
+constexpr int64_t kPlain = -1;  // in addition to the values of Format
 constexpr auto kWidened = (int64_t)Format::kWidened, kFloat8 = (int64_t)Format::kFloat8;
 
 // A row of the table of experts.
 struct ExpertWeight {
   const uint32_t* panels;
-  const void* scales;  // of quantised weights
+  const void* scales;  // for quantised weights
   const void* bias;    // [columns] or null
 };
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct ExpertLinear {
-  const char* x;                // [tokens][width] or [tokens][picks][x_stride], of which width is multiplied
-  const int32_t* experts;       // [tokens][picks], or null: a token's picks are all experts in their order
+  const char* x;                // [tokens][width] or [tokens][picks][x_stride]; the first `width` values are multiplied
+  const int32_t* experts;       // [tokens][picks], or null: the picks of each token are all experts in order
   const ExpertWeight* weights;  // [num_experts]
-  char* out;                    // [tokens][picks][out_stride] of x's type, of which columns are written
+  char* out;                    // [tokens][picks][out_stride] of x's type; the first `columns` are written
   int64_t tokens, picks, num_experts, columns, width, shares_x, format, planes, is_bf16, threads, x_stride, out_stride;
-  int64_t carried;  // values behind x's width that are copied behind the columns
+  int64_t carried;  // number of values after x's width that are copied after the output columns
 
   int64_t value_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t panel_count() const { return (columns + kWidth - 1) / kWidth; }
@@ -49,9 +50,9 @@ struct ExpertLinear {
   char* out_of(int64_t pick, int64_t column) const { return out + (pick * out_stride + column) * value_bytes(); }
 };
 
-// The picks [tokens][picks] in the order of their experts.
+// The picks [tokens][picks], ordered by their experts.
 struct Groups {
-  std::vector<int64_t> picks, ends;  // of expert e: picks[ends[e - 1]] up to picks[ends[e]]
+  std::vector<int64_t> picks, ends;  // the picks of expert e are picks[ends[e - 1]] up to picks[ends[e]]
 
   bool fill(const ExpertLinear& op) {
     const int64_t count = op.tokens * op.picks;
@@ -75,7 +76,7 @@ struct Slice {
   int64_t expert, panel, panel_end;
 };
 
-// Slices of panels, so many of an expert as its rows take time.
+// Cuts each expert's panels into slices. An expert gets as many slices as the time for its rows requires.
 void cut(const ExpertLinear& op, const Groups& groups, int threads, std::vector<Slice>& slices) {
   const auto cost = [&](int64_t e) { return groups.size(e) ? std::max(groups.size(e), kFewRows) : 0; };
   const int64_t panels = op.panel_count(), most = threads == 1 ? 1 : std::max<int64_t>(1, panels / kPanels);
@@ -89,7 +90,7 @@ void cut(const ExpertLinear& op, const Groups& groups, int threads, std::vector<
   }
 }
 
-// Some panels of an expert's weight times rows that lie one after another.
+// Multiplies some panels of an expert's weight with rows that are one after another in memory.
 int multiply(const ExpertLinear& op, const Slice& slice, const char* x, int64_t rows, char* out, int64_t columns) {
   const ExpertWeight& weight = op.weights[slice.expert];
   const int64_t column = slice.panel * kWidth, width = op.width, bf16 = op.is_bf16;
@@ -125,7 +126,7 @@ int multiply(const ExpertLinear& op, const Slice& slice, const char* x, int64_t 
   return quantised_linear(&part);
 }
 
-// A slice times the rows of its expert. Of several rows, they are gathered first, and the results put to their places.
+// Multiplies a slice with the rows of its expert. Several rows are gathered first, and their results scattered.
 int run(const ExpertLinear& op, const Groups& groups, const Slice& slice) try {
   const int64_t column = slice.panel * kWidth, rows = groups.size(slice.expert);
   const int64_t columns = std::min((slice.panel_end - slice.panel) * kWidth, op.columns - column);
@@ -158,7 +159,7 @@ extern "C" int expert_linear(const ExpertLinear* op) try {
   if (!grouped.fill(*op)) return kOutOfRange;
   const int threads = threads_for(op->tokens * op->picks * op->width * op->columns, kSmall, op->threads);
   cut(*op, grouped, threads, cuts);
-  const Groups& groups = grouped;  // the caller's, on all threads
+  const Groups& groups = grouped;  // the caller's variable, on all threads
   const std::vector<Slice>& slices = cuts;
   std::atomic<int> failed{0};
   parallel_shares(threads, (int64_t)slices.size(), [&](int64_t i) {

@@ -1,5 +1,5 @@
-// The low-rank part of many adapters added to products of experts: the op of adapters on the picks [tokens][picks], whose
-// slot is that of the token's adapter and of the expert together.
+// The low-rank part of many adapters, added to products of experts. It is the op of adapters on the picks
+// [tokens][picks]. The slot of a pick follows from the token's adapter and the expert.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -10,12 +10,12 @@
 namespace rootgraft {
 namespace {
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct ExpertLora {
-  const char* x;           // [rows][width] or [rows][picks][x_stride], of which width is read
-  char* y;                 // [rows][picks][y_stride], of which the sum of columns is changed in place
-  const int32_t* experts;  // [rows][picks], or null: a row's picks are all experts in their order
-  const int32_t* tokens;   // row of each adapted token, by segment
+  const char* x;           // [rows][width] or [rows][picks][x_stride]; the first `width` values are read
+  char* y;                 // [rows][picks][y_stride]; the first values, as many as all columns, are changed in place
+  const int32_t* experts;  // [rows][picks], or null: the picks of each row are all experts in order
+  const int32_t* tokens;   // row of each token with an adapter, by segment
   const int32_t* slots;    // [segments]
   const int32_t* starts;   // [segments + 1]
   const Slot* table;       // [num_slots][num_experts]
@@ -31,7 +31,7 @@ struct ExpertLora {
 };
 
 struct Pick {
-  int64_t slot, pick;  // slot: of the table, an adapter's expert
+  int64_t slot, pick;  // slot: index in the table, which stands for an adapter and an expert
 };
 
 bool valid(const ExpertLora& op) {
@@ -47,7 +47,7 @@ bool valid(const ExpertLora& op) {
   return std::all_of(op.experts, op.experts + op.rows * op.picks, [&](int32_t e) { return below(e, op.num_experts); });
 }
 
-// The picks that adapters change, ordered by slot, and by place within one.
+// Finds the picks that adapters change, ordered by slot, and within a slot by place.
 void find(const ExpertLora& op, std::vector<Pick>& found) {
   found.clear();
   for (int64_t g = 0; g < op.segments; g++) {
@@ -68,7 +68,7 @@ void find(const ExpertLora& op, std::vector<Pick>& found) {
 
 using namespace rootgraft;
 
-// 0, or 1 if an index is out of range (nothing is written), or 2 without memory.
+// Returns 0, or 1 if an index is out of range (nothing is written), or 2 if there is not enough memory.
 extern "C" int expert_lora(const ExpertLora* op) try {
   if (!valid(*op)) return 1;
   static thread_local std::vector<Pick> picks;

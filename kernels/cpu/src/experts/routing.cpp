@@ -13,29 +13,29 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmallRoutes = 1 << 11;  // logits below which one thread is faster
-constexpr int64_t kSmallSums = 1 << 14;    // the same, for values to add
+constexpr int64_t kSmallRoutes = 1 << 11;  // number of logits below which one thread is faster
+constexpr int64_t kSmallSums = 1 << 14;    // number of values to add below which one thread is faster
 constexpr int kNoMemory = 2;
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
-constexpr float kTiny = 1e-20f;  // keeps a quotient finite where all weights are zero
+constexpr float kTiny = 1e-20f;  // keeps a quotient finite if all weights are zero
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct RouteTokens {
   const float* logits;      // [tokens][num_experts]
   const float* correction;  // [num_experts] or null: added to the scores by which experts are chosen
-  const float* factors;     // [num_experts] or null: of the weights
+  const float* factors;     // [num_experts] or null: factors of the weights
   int32_t* experts;         // [tokens][top_k]
   float* weights;           // [tokens][top_k]
   int64_t tokens, num_experts, top_k, is_sigmoid, renormalises, groups, top_groups, best_of_group, threads;
   double scale;
 };
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct SumExperts {
   const void* y;         // [tokens][picks][width]
   const float* weights;  // [tokens][picks], or null for 1
   const void* shared;    // [tokens][width] or null: results of the shared expert
-  const float* gate;     // [tokens] or null: logits of its weight
+  const float* gate;     // [tokens] or null: logits of the shared expert's weight
   void* out;             // [tokens][width] of y's type
   int64_t tokens, picks, width, is_bf16, threads;
 };
@@ -62,7 +62,7 @@ struct Router {
   }
 
  private:
-  // Several sigmoids may be 1, so that logits decide where nothing is added to the scores.
+  // Several sigmoids may round to 1. So the logits are compared, unless a correction is added to the scores.
   void choose_by(const RouteTokens& op, const float* logits) {
     if (op.is_sigmoid && !op.correction && op.top_groups == op.groups) {
       std::copy_n(logits, op.num_experts, choice.begin());
@@ -85,7 +85,7 @@ struct Router {
     for (int64_t e = 0; e < count; e++) scores[e] /= total;
   }
 
-  // The first of the largest that are not taken, which takes it; in range whatever the values are.
+  // Takes the first of the largest values that are not taken yet. The index is in range whatever the values are.
   int64_t take_largest(const float* values, int64_t count) {
     int64_t at = -1;
     for (int64_t i = 0; i < count; i++) {
@@ -95,7 +95,7 @@ struct Router {
     return at;
   }
 
-  // Rules out all experts but those of the best groups; a group is worth the sum of its best choices.
+  // Excludes all experts except those of the best groups. The score of a group is the sum of its best experts' scores.
   void leave_groups(const RouteTokens& op) {
     const int64_t size = op.num_experts / op.groups;
     group.resize(op.groups);

@@ -6,9 +6,9 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;  // numbers for which one thread is faster
+constexpr int64_t kSmall = 1 << 16;  // number of values below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct LargestOfRows {
   const float* values;  // [rows][columns]
   float* best;          // [rows]

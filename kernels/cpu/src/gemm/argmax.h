@@ -10,10 +10,10 @@ namespace rootgraft {
 
 constexpr float kLeast = -std::numeric_limits<float>::infinity();
 
-// Running maximum and argmax per lane over vectors of 16: the first of equal maxima; NaN if there is one.
+// Running maximum and argmax of each lane over vectors of 16. Of equal maxima the first counts; NaN counts as largest.
 struct Largest {
   Floats best = broadcast(kLeast);
-  Ints at = broadcast_int(0);  // which sixteen
+  Ints at = broadcast_int(0);  // number of the vector
 
   INLINE void take(const Floats& value, const Ints& sixteen) {
     for (int i = 0; i < kParts; i++) {
@@ -24,7 +24,7 @@ struct Largest {
     }
   }
 
-  // Of all lanes, and its place among all numbers.
+  // Writes the maximum of all lanes, and its index among all numbers.
   void write(float& value, int64_t& place) const {
     float lane[kWidth];
     store(lane, best);
@@ -37,7 +37,7 @@ struct Largest {
   }
 };
 
-// The largest of a row of numbers, and its place.
+// Finds the largest number of a row, and its index.
 inline void find_largest(const float* values, int64_t columns, float& best, int64_t& at) {
   const int32_t whole = (int32_t)(columns / kWidth);
   const int rest = (int)(columns % kWidth);
@@ -50,12 +50,12 @@ inline void find_largest(const float* values, int64_t columns, float& best, int6
   largest.write(best, at);
 }
 
-// Of the columns of a product that is computed in parts, each by one thread.
+// Finds the largest column of each row of a product that is computed in parts, each by one thread.
 class LargestColumns {
  public:
   LargestColumns(int64_t columns, int64_t rows, int64_t parts) : columns_(columns), rows_(rows), all_(rows * parts) {}
 
-  // A tile of sums, rows of panels of 16 columns. A part's panels come in order, and those of parts too.
+  // Takes a tile of sums: rows of panels of 16 columns. The panels of a part come in order, and so do parts.
   template <class E>
   void take(int64_t part, const float* sums, int64_t stride, int64_t row, int rows, int64_t panel, int panels,
             const typename E::Value* bias) {

@@ -1,6 +1,7 @@
-// Products of many rows of many words by AMX, in blocks along K: two tiles' rows of a block stay in the first cache
-// while panels pass. All rows of a part pass a block of its panels, which stays in the second cache; then come the
-// panels' next words. Sums wait in memory as they are, so that their bits are those of one product.
+// Products of many rows with many words by AMX, in blocks along K. In each block, the rows of two tiles stay in the
+// first cache while the panels are read from the second. All rows of a part are multiplied with a block of its panels,
+// then with the panels' next words. Unfinished sums are kept in memory unrounded, so their bits are those of one
+// product.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +16,10 @@
 
 namespace rootgraft {
 
-constexpr int64_t kDeepPanels = 16, kDeepPairs = 4;  // of a part; of gates and as many of factors
-constexpr int64_t kDeepRows = 320;                   // at most, of a part
+constexpr int64_t kDeepPanels = 16, kDeepPairs = 4;  // limit of panels of a part; with a gate, of pairs of panels
+constexpr int64_t kDeepRows = 320;                   // limit of rows of a part
 
-// Rows [rows][steps] of an op of bf16; or in blocks along K, [block][rows][words of the block].
+// Rows [rows][steps] of an op in bf16, or in blocks along K: [block][rows][words of the block].
 struct DeepRows {
   const uint32_t* words;
   int64_t rows, steps;
@@ -32,41 +33,43 @@ struct DeepRows {
 
 #if ROOTGRAFT_AMX
 
-constexpr int64_t kDeepSteps = 256;                          // at most, words of a block
-constexpr int64_t kMostSteps = 1024, kMostGatedSteps = 512;  // that are as fast in one piece, or in short ones
+constexpr int64_t kDeepSteps = 256;                          // limit of the words of a block
+// up to this many words, a product is as fast without blocks
+constexpr int64_t kMostSteps = 1024, kMostGatedSteps = 512;
 
-// Whether a product of so many rows and words is made so.
+// Whether a product of this many rows and words is computed in blocks.
 inline bool takes_deep(int64_t rows, int64_t steps, int64_t most = kMostSteps) {
   return takes_amx(steps) && rows >= kPartRows && steps > most;
 }
 inline bool takes_deep(const Linear& op) { return takes_deep(op.rows, op.steps); }
 inline bool takes_deep(const GatedLinear& op) { return takes_deep(op.rows, op.steps, kMostGatedSteps); }
 
-// Rows of a part: so many that those of its words that pass panels, of a block or all, stay in the second cache.
+// Rows of a part: their words that are multiplied with a set of panels (those of a block, or all) fit in the second
+// cache.
 inline int64_t most_amx_rows(int64_t steps, bool is_deep) {
   constexpr int64_t kBytes = 1 << 20;
   return is_deep ? kDeepRows : std::max<int64_t>(kPartRows, kBytes / (steps * (int64_t)sizeof(uint32_t)));
 }
 
-// The panels of an op, of `steps` words along K, and how many make a tile.
+// The panels of an op, with `steps` words along K, and the number of panels of a tile.
 struct DeepPanels {
   const uint32_t* panels;
   int64_t steps;
-  int tile_panels;  // at most, of a tile
-  int weights;      // with a gate two: a panel stands for one of each
-  ptrdiff_t apart;  // with a gate: words from a panel to that of the other weight
+  int tile_panels;  // largest number of panels of a tile
+  int weights;      // 2 with a gate: each panel then stands for one of the gate and one of its factor
+  ptrdiff_t apart;  // with a gate: words from a panel of the gate to the panel of its factor
 
   int64_t panel_words() const { return steps * kWidth; }
-  int sum_stride() const { return tile_panels * weights * (int)kWidth; }  // sums from row to row
+  int sum_stride() const { return tile_panels * weights * (int)kWidth; }  // floats from row to row
 
-  // Words of a block: of all but the last.
+  // Words of a block. Only the last block may be shorter.
   int64_t block() const {
     const int64_t words = steps / kAmxWords, blocks = (steps + kDeepSteps - 1) / kDeepSteps;
     return (words + blocks - 1) / blocks * kAmxWords;
   }
 
-  // Some words of eight panels after eight: what is due, while a tile of `part` is multiplied, of its words from `step`
-  // on, or behind its last ones of the first words of the part after it, if that is another.
+  // Memory to prefetch while a tile of `part` is multiplied: words from `step` on, of eight panels and the eight after
+  // them. After the part's last words, the first words of the following part are prefetched, if that is another one.
   Streams ahead(const ProductPart& part, const ProductPart& after, const TileSpan& tile, int64_t step) const {
     const bool is_other = step == steps;
     if (is_other && after.index == part.index) return Streams({panels, 0});
@@ -85,26 +88,27 @@ struct DeepPanels {
   }
 };
 
-// A tile of a part, some words of it along K.
+// A tile of a part, with some of its words along K.
 struct DeepTile {
   TileSpan tile;
   AmxRows rows;
   int64_t step, count;
-  bool is_last;   // of all words
-  void* room;     // the tile's sums of the words before, if there are some, and of these too unless they are the last
-  Streams ahead;  // to ask for meanwhile
+  bool is_last;   // whether these are the last words
+  // memory for the tile's sums: they are read from it unless these are the first words, and written unless the last
+  void* room;
+  Streams ahead;  // memory to prefetch meanwhile
 
   AmxReuse reuse() const { return rows.second ? AmxReuse::kSecondCache : AmxReuse::kFirstCache; }
 };
 
-// So many words that a thread keeps, for sums.
+// Returns memory for this many words of sums, which the thread keeps.
 inline uint32_t* deep_rooms(int64_t words) {
   static thread_local std::vector<Words> rooms;
   rooms.resize(std::max<size_t>(rooms.size(), words / kWidth));
   return reinterpret_cast<uint32_t*>(rooms.data());
 }
 
-// f(DeepTile) for a part, block after block. False: there is no memory for sums, and nothing was done.
+// Calls f(DeepTile) for a part, block after block. Returns false if there is no memory for sums; nothing was done then.
 template <class F>
 bool for_deep_tiles(const DeepPanels& op, const Cuts& cuts, int64_t index, F f) try {
   const ProductPart part = cuts.part(index), after = cuts.part(cuts.is_last(index) ? index : index + 1);
@@ -123,16 +127,16 @@ bool for_deep_tiles(const DeepPanels& op, const Cuts& cuts, int64_t index, F f) 
     }, op.tile_panels);
   }
   return true;
-} catch (const std::bad_alloc&) {  // which a worker must not throw
+} catch (const std::bad_alloc&) {  // a worker must not throw it
   return false;
 }
 
 inline DeepPanels deep_panels(const Linear& op) { return {op.panels, op.steps, kAmxPanels, 1, 0}; }
 inline DeepPanels deep_panels(const GatedLinear& op) { return {op.panels, op.steps, 1, 2, op.apart()}; }
 
-// Lays out rows in blocks along K, the i-th from word edge(i) on, where they lie a multiple of 2 KiB apart: those of two
-// tiles then share so few sets of the first cache that they do not stay there. The memory is the calling thread's, until
-// its next call.
+// Lays out rows in blocks along K; the i-th begins at word edge(i). Without this, rows are often a multiple of 2 KiB
+// apart: those of two tiles then share so few sets of the first cache that they evict each other. The memory belongs to
+// the calling thread, until its next call.
 template <class Edge>
 DeepRows deep_rows(const DeepRows& x, int64_t blocks, const Edge& edge, int threads) try {
   constexpr int64_t kApart = 2 << 10;
@@ -160,7 +164,8 @@ DeepRows deep_rows(const Op& op, int threads) {
   return deep_rows({op.x, op.rows, steps}, (steps + block - 1) / block, edge, threads);
 }
 
-// Multiplies a part of bf16; finish(product, deep) makes the last block of a tile. False: see for_deep_tiles.
+// Multiplies a part in bf16; finish(product, deep) computes the last block of a tile. Returns false like
+// for_deep_tiles.
 template <class Op, class F>
 bool multiply_deep_amx(const Op& op, const DeepRows& x, const Cuts& cuts, int64_t index, F finish) {
   const DeepPanels all = deep_panels(op);

@@ -1,8 +1,8 @@
-// Epilogue of a linear op, tile by tile: `Stored` or `Searched`, as the op's template argument Out.
+// Epilogues of a linear op, called tile by tile: `Stored` or `Searched`, passed as the op's template argument Out.
 //
-//   place   returns the target of a tile's sums: `room`, rows of fp32 kRoomStride apart, or the output itself
+//   place   returns where a tile's sums go: `room`, rows of fp32 kRoomStride apart, or the output itself
 //   take    processes the sums of a tile
-//   finish  ends after the last tile
+//   finish  is called after the last tile
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace rootgraft {
 
-constexpr int kRoomStride = 4 * kWidth;  // of the widest tile
+constexpr int kRoomStride = 4 * kWidth;  // row length of the widest tile
 
-// Rounds sums into the output, plus a bias [columns] of type Bias if there is one. A whole tile without a bias is
-// stored there at once: to store sums in between and load them again took a tenth of the time of products of bytes (Zen
-// 4).
+// Rounds sums into the output, after adding a bias [columns] of type Bias if there is one. A whole tile without a bias
+// is stored to the output directly: storing sums to memory in between took a tenth of the time of products of bytes
+// (Zen 4).
 template <class Bias, class To>
 class Stored {
  public:
@@ -58,7 +58,7 @@ class Stored {
   int64_t columns_;
 };
 
-// Finds the maximum of each row, plus a bias, while the sums are in the first cache.
+// Finds the maximum of each row, after adding a bias, while the sums are in the first cache.
 template <class Bias>
 class Searched {
  public:

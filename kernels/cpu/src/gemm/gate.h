@@ -26,7 +26,7 @@ struct Relu2 {
   }
 };
 
-// f(Silu{}), or with the activation of this kind.
+// Calls f(Silu{}), or f with the activation of this kind.
 template <class F>
 INLINE auto with_activation(int64_t kind, F f) {
   if (kind == kGeluTanh) return f(GeluTanh{});
@@ -34,7 +34,7 @@ INLINE auto with_activation(int64_t kind, F f) {
   return f(Silu{});
 }
 
-// out = act(gate) * up, of sixteen.
+// out = act(gate) * up, for sixteen values.
 template <class E, class Act>
 INLINE void store_gated(const typename E::Value* gate, const typename E::Value* up, typename E::Value* out) {
   E::store(out, Act::apply(E::load(gate)) * E::load(up));

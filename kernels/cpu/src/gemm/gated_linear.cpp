@@ -1,5 +1,5 @@
-// y = act(x G^T) * (x U^T): the product of a weight that holds G and U, rounded and activated without going to memory.
-// The bits are those of the product and the activation as two ops.
+// y = act(x G^T) * (x U^T): the product with a weight that holds G and U. Its sums are rounded and activated without
+// being stored to memory. The bits are those of the product and the activation as two ops.
 #include <algorithm>
 
 #include "gemm/deep_product.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kWeights = 2;
 
-// Gates and factors of a tile, one after the other, as `multiply_block` of a linear op makes them.
+// Computes the gates of a tile and then its factors, like `multiply_block` of a linear op.
 template <class E, class Act>
 void multiply_block(const GatedLinear& op, const ProductPart& part) {
   using Value = typename E::Value;
@@ -42,7 +42,7 @@ void multiply_block(const GatedLinear& op, const ProductPart& part) {
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX, a panel of gates beside that of its factors.
+// Likewise by AMX, with a panel of gates and the panel of its factors at a time.
 template <class Act>
 void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) {
   const ProductPart part = cuts.part(index);
@@ -63,7 +63,7 @@ void multiply_block_amx(const GatedLinear& op, const Cuts& cuts, int64_t index) 
   });
 }
 
-// The same in blocks along K. False: there is no memory for them.
+// Likewise in blocks along K. Returns false if there is no memory for the sums.
 template <class Act>
 bool multiply_block_deep(const GatedLinear& op, const DeepRows& x, const Cuts& cuts, int64_t index) {
   AmxEpilogue<ActivatedRows<Act>> epilogue;
@@ -99,7 +99,7 @@ void run(const GatedLinear& op) {
 
 using namespace rootgraft;
 
-// Whether it is as fast as two ops. Products of bf16 by multiply-adds of fp32 are made by the linear op alone.
+// Whether this op is at least as fast as two ops. Products of bf16 by fp32 multiply-adds exist in the linear op only.
 extern "C" int gated_linear_pays(int is_bf16) { return !(is_bf16 && ROOTGRAFT_FMA); }
 
 extern "C" int gated_linear(const GatedLinear* op) {

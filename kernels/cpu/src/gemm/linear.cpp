@@ -17,15 +17,15 @@ namespace {
 
 constexpr int kNoMemory = 2;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct PackLinear {
   const uint32_t* weight;  // [columns][steps] words
-  uint32_t* panels;        // [ceil(columns / 16)][steps][16] words, zero past the last column
+  uint32_t* panels;        // [ceil(columns / 16)][steps][16] words, zero after the last column
   int64_t columns, steps, threads;
 };
 
-// Several tiles of rows that use the same panels share the prefetch of the next ones, which overlaps memory with
-// computation. (A single tile only streams, and the hardware's prefetchers do better.)
+// Several tiles of rows that use the same panels share the prefetch of the next ones, so that reading memory overlaps
+// with computation. A single tile reads each panel once, and the hardware's prefetchers are better at that.
 template <class E, class Out>
 void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
   const int64_t panel_size = op.steps * kWidth, row_count = part.row_count();
@@ -43,10 +43,10 @@ void multiply_block(const Linear& op, const ProductPart& part, Out& out) {
 }
 
 #if ROOTGRAFT_AMX
-// The same by AMX, slice by slice; the panels of the next one come meanwhile. Few rows use a panel once.
+// Likewise by AMX, slice by slice, while the panels of the next slice are prefetched. Few rows use each panel once.
 template <class Out>
 void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& out) {
-  constexpr int64_t kLeastSlice = 4;  // panels
+  constexpr int64_t kLeastSlice = 4;  // smallest number of panels of a slice
   const ProductPart part = cuts.part(index);
   const int64_t panel_size = op.steps * kWidth;
   const auto streams = [&](int64_t first, int64_t end) {
@@ -74,7 +74,7 @@ void multiply_block_amx(const Linear& op, const Cuts& cuts, int64_t index, Out& 
 #endif
 
 #if ROOTGRAFT_AMX
-// The same in blocks along K. False: there is no memory for them.
+// Likewise in blocks along K. Returns false if there is no memory for the sums.
 template <class Out>
 bool multiply_block_deep(const Linear& op, const DeepRows& x, const Cuts& cuts, int64_t index, Out& out) {
   AmxEpilogue<RoundedRows> epilogue;
@@ -89,7 +89,7 @@ bool multiply_block_deep(const Linear& op, const DeepRows& x, const Cuts& cuts, 
 #endif
 
 #if ROOTGRAFT_FMA
-// Rows and panels that are widened for a part, in memory that a thread keeps.
+// Rows and panels that are widened to fp32 for a part, in memory that the thread keeps.
 struct WidenedOperands {
   explicit WidenedOperands(int64_t steps) : row(fma_row_floats(steps)), panel(steps * Bf16::kPerWord * kWidth) {
     const size_t lines = (most_rows() * row + kMostPanels * panel) / kWidth;
@@ -100,21 +100,21 @@ struct WidenedOperands {
   float* rows_at(int64_t i) const { return memory.data()->floats + i * row; }
   float* panels() const { return rows_at(most_rows()); }
 
-  const int64_t row, panel;  // floats, whole lines
+  const int64_t row, panel;  // floats, in whole cache lines
 
  private:
-  static constexpr int64_t kFloats = 64 << 10;  // of rows, which a core's second cache holds
+  static constexpr int64_t kFloats = 64 << 10;  // floats of rows that fit in a core's second cache
   static constexpr int kMostPanels = kWidensPanels ? fma_panels(kFmaRows) : 0;
 
-  // Of a cache, so that no load of a panel lies in two of them.
+  // A cache line. Aligned, so that no load of a panel crosses two lines.
   struct alignas(64) Line {
     float floats[kWidth];
   };
   static thread_local inline std::vector<Line> memory;
 };
 
-// The same of bf16 by multiply-adds of fp32, for as many rows as are widened at once, and then for the next. Returns
-// false where there is no memory.
+// Likewise for bf16 by fp32 multiply-adds: as many rows as fit are widened and multiplied, then the next ones. Returns
+// false if there is not enough memory.
 template <class Out>
 bool multiply_block_fma(const Linear& op, const ProductPart& part, Out& out) try {
   const WidenedOperands wide(op.steps);

@@ -7,7 +7,7 @@ namespace rootgraft {
 
 struct Prefetches {
   const uint32_t *line, *end;
-  ptrdiff_t burst;  // lines
+  ptrdiff_t burst;  // lines in a burst
 
   Prefetches(const Product& p, ptrdiff_t bursts)
       : line(p.ahead), end(p.ahead + p.ahead_lines * kWidth), burst((p.ahead_lines + bursts - 1) / bursts) {}
@@ -17,12 +17,13 @@ struct Prefetches {
   }
 };
 
-// Lines to ask for beside products, evenly over so many steps: of one run, or of Streams.
+// Lines to prefetch beside products, spread evenly over `steps` steps: of one run of lines, or of Streams.
 struct AheadLines {
   const uint32_t* line;
   ptrdiff_t stream, apart;  // words
   ptrdiff_t lines, steps;
-  ptrdiff_t due = 0, owed = 0;  // lines of each stream in this step; of `steps`, what is owed of a line
+  // due: lines of each stream in this step; owed: remainder of a line, in units of 1 / steps
+  ptrdiff_t due = 0, owed = 0;
 
   template <class AnyProduct>  // Product, ChannelProduct
   AheadLines(const AnyProduct& p, ptrdiff_t steps)
@@ -34,7 +35,7 @@ struct AheadLines {
     for (owed += lines; owed >= steps; owed -= steps) due++;
   }
 
-  // Those of the I-th of so many products of a step.
+  // Prefetches the share of product I of the `Products` products in a step.
   template <int I, int Products>
   INLINE void ask() const {
     if (!stream) {

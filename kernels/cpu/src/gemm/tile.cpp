@@ -1,4 +1,4 @@
-// The inner loop, one instance for each shape of tile.
+// The inner loop of tile products, one instance for each shape of tile.
 #include "gemm/tile.h"
 
 #include "gemm/prefetches.h"
@@ -7,8 +7,8 @@
 namespace rootgraft {
 namespace {
 
-// Steps between bursts of prefetches: loads of panels wait for a large burst, so those of many lines are shorter. (GCC
-// 12 keeps sums in memory during a burst; loops whose sums stay in registers were no faster.)
+// Steps between bursts of prefetches. Loads of panels wait for a large burst, so if many lines are prefetched, bursts
+// are more frequent. (GCC 12 keeps sums in memory during a burst; loops whose sums stay in registers were not faster.)
 ptrdiff_t run_steps(const Product& p) { return p.ahead_lines > p.steps ? 8 : 16; }
 
 template <class E, int MR, int NV>

@@ -1,11 +1,11 @@
 // Tile product: a few rows of A times panels of B, the inner loop of all linear ops; and packing of panels.
 //
 //   A        rows of words, any row stride                        (a word: one fp32 or a pair of bf16 along K)
-//   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels lie b_stride words apart
+//   B panel  [steps][16 words]: 16 columns side by side, K downwards; panels start b_stride words apart
 //   C        rows of fp32 or bf16, columns in the order of the panels
 //
-// A sum runs over K in order and alone, however the product is cut into tiles: its bits depend on its row of A and its
-// column of B, nothing else.
+// A sum is added up over K in order, separately from all others, however the product is cut into tiles. So its bits
+// depend only on its row of A and its column of B.
 #pragma once
 
 #include <type_traits>
@@ -22,13 +22,13 @@ struct Product {
   ptrdiff_t b_stride;  // words
   ptrdiff_t steps;     // words along K
   TileRows c;
-  const float* c_scale;  // per row of C, which is fp32 then: C = C * c_scale + A B; null: C = A B
-  // Memory to ask for while this runs, for a product soon to come.
+  const float* c_scale;  // null: C = A B; otherwise, for each row of C in fp32: C = C * c_scale + A B
+  // Memory to prefetch meanwhile, for a product that will follow soon.
   const uint32_t* ahead = nullptr;
-  ptrdiff_t ahead_lines = 0;  // of 64 bytes
-  // AMX: words from one of Streams to the next, each of so many lines, and between their halves; 0: one run.
+  ptrdiff_t ahead_lines = 0;  // number of lines of 64 bytes
+  // AMX: words from one of Streams to the next, with `ahead_lines` lines in each, and between their halves; 0: one run.
   ptrdiff_t ahead_stream = 0, ahead_apart = 0;
-  // AMX: sums that are added to, rows of fp32 so many apart; null: none.
+  // AMX: sums to which the product is added, in rows of fp32 start_stride apart; null: none.
   const float* start = nullptr;
   ptrdiff_t start_stride = 0;
 
@@ -37,7 +37,7 @@ struct Product {
   }
 };
 
-// The largest tile: its sums, one row of B and a word of A fill the registers.
+// The largest tile. Its sums, one row of B and a word of A fill the registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTilePanels = 4;  // 24 of 32 registers hold sums
 #elif defined(__AVX2__)
@@ -48,14 +48,14 @@ constexpr int kTileRows = 6, kTilePanels = 1;  // 24 of 32 registers
 constexpr int kTileRows = 3, kTilePanels = 1;  // 12 of 16 registers
 #endif
 
-// One tile, rows <= kTileRows and panels <= kTilePanels. Bf16 and Fp32.
+// Computes one tile, rows <= kTileRows and panels <= kTilePanels. For Bf16 and Fp32.
 template <class E>
 void multiply_tile(const Product& product, int rows, int panels);
 
 template <int N>
 using Constant = std::integral_constant<int, N>;
 
-// f(Constant<count>{}) for 1 <= count <= Most.
+// Calls f(Constant<count>{}) for 1 <= count <= Most.
 template <int Most, class F>
 INLINE void with_constant(int count, F f) {
   if constexpr (Most > 1) {
@@ -64,8 +64,8 @@ INLINE void with_constant(int count, F f) {
   f(Constant<Most>{});
 }
 
-// f(first row, rows, first panel, panels) for tiles that cover rows x panels, all rows of some panels before the next.
-// Both are cut evenly (8 rows into 4 + 4, not 6 + 2), because a small tile waits for its loads.
+// Calls f(first row, rows, first panel, panels) for tiles that cover rows x panels: all rows of some panels before the
+// next panels. Both are cut evenly (8 rows into 4 + 4, not 6 + 2), because a small tile waits for its loads.
 template <int kMostRows = kTileRows, int kMostPanels = kTilePanels, class F>
 INLINE void for_tiles(int rows, int panels, F f) {
   const int row_cuts = (rows + kMostRows - 1) / kMostRows, panel_cuts = (panels + kMostPanels - 1) / kMostPanels;
@@ -81,7 +81,7 @@ INLINE void for_tiles(int rows, int panels, F f) {
   }
 }
 
-// Any rows and panels, into fp32.
+// Multiplies any number of rows and panels into fp32.
 template <class E>
 INLINE void multiply(const Product& product, int rows, int panels) {
   for_tiles(rows, panels, [&](int row, int row_count, int panel, int panel_count) {
@@ -95,9 +95,9 @@ INLINE void multiply(const Product& product, int rows, int panels) {
 }
 
 #if defined(__AVX512VL__)
-constexpr int kColumns = 8;  // of a panel in registers
+constexpr int kColumns = 8;  // columns of a panel in registers
 
-// columns[w] = word w of the 16 rows, row(i) being a pointer. Words at and beyond `present` are not read and are 0.
+// columns[w] = word w of the 16 rows; row(i) is the address of a row. Words from `present` on are not read and are 0.
 template <class Row>
 INLINE void load_columns(Row row, Words columns[kColumns], int present = kColumns) {
   const __mmask8 mask = (__mmask8)((1u << present) - 1);
@@ -113,7 +113,7 @@ INLINE void load_columns(Row row, Words columns[kColumns], int present = kColumn
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
   }
-  // After this, the four 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 8 * g .. 8 * g + 3, then of the
+  // Now the four 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 8 * g .. 8 * g + 3, then those of the
   // next four rows.
 #pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
@@ -141,7 +141,7 @@ INLINE void transpose_eight(const uint32_t* const* rows, int first, uint32_t* ou
     b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
     b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
   }
-  // After this, the two 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 4 * g .. 4 * g + 3.
+  // Now the two 128-bit lanes of a[4 * g + c] hold words c and 4 + c of rows 4 * g .. 4 * g + 3.
 #pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
     a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);

@@ -14,8 +14,9 @@ struct Panels {
   INLINE const uint32_t* operator()(int i) const { return first + i * stride; }
 };
 
-// What is done beside products: lines are asked for, and rows of older sums finished. A local object without closures:
-// the compiler keeps it in registers, where members that a closure refers to go through memory before each product.
+// The work beside products: prefetching lines, and finishing rows of older sums. It is a local object without closures,
+// so that the compiler keeps it in registers; members captured by a closure would go through memory before each
+// product.
 template <int Products, bool kFinishes, class Rows>
 struct Beside {
   AheadLines ahead;
@@ -37,7 +38,7 @@ struct Beside {
   }
 };
 
-// The sums with which a product begins: those that it is to be added to, or zeros.
+// Sets the sums with which a product begins: those to which it is added, or zeros.
 template <int R, int P>
 INLINE void begin_sums(const Product& p, const AmxRows& rows) {
   if (!p.start) return for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
@@ -47,7 +48,7 @@ INLINE void begin_sums(const Product& p, const AmxRows& rows) {
   });
 }
 
-// Adds to the sums of R tiles of rows and P panels in registers.
+// Adds the product to the sums of R tiles of rows and P panels in registers.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse>
 INLINE void add_tiles(const Product& p, const AmxRows& rows) {
   const Panels panel = {p.b, p.b_stride};
@@ -73,7 +74,7 @@ void run(const Product& p, const AmxRows& rows) {
   });
 }
 
-// Adds to sums in registers, and finishes those that are pending.
+// Adds the product to sums in registers, and finishes the rows that are pending.
 template <int R, int P, AmxReuse kReuse, class Rows>
 INLINE void add_finishing(const Product& p, const AmxRows& rows, PendingRows& pending, const Rows& finish) {
   constexpr int kStepRows = R * P / Rows::kProducts;
@@ -94,7 +95,7 @@ INLINE void add_finishing(const Product& p, const AmxRows& rows, PendingRows& pe
   }
 }
 
-// One or two panels, to bf16.
+// Multiplies one or two panels, with results in bf16.
 template <int R, int P, AmxReuse kReuse, class Rows>
 void run_finished(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
   if (epilogue.pending.panels != P) epilogue.finish(epilogue.pending);
@@ -116,7 +117,7 @@ void store_gated_rows(const float* sums, uint16_t* to, ptrdiff_t stride, int row
   for (int r = 0; r < rows; r++, sums += kEpilogueStride, to += stride) finish(sums, 2, to, stride, 1);
 }
 
-// f(product, count) for two panels after two of a product.
+// Calls f(product, count) for each two panels of a product.
 template <class F>
 INLINE void for_pairs(const Product& product, int panels, F f) {
   for (int first = 0; first < panels; first += 2) {
@@ -132,7 +133,7 @@ INLINE void for_pairs(const Product& product, int panels, F f) {
   }
 }
 
-// P panels of any rows.
+// Multiplies P panels with any number of rows.
 template <int P, class Rows>
 void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece) {
   if (rows.second) {
@@ -142,7 +143,7 @@ void run_rows(const Product& p, const AmxRows& rows, AmxReuse reuse, AmxEpilogue
   }
 }
 
-// f(product, piece's begin, whether it is the last) for pieces along K.
+// Calls f(product, first word of the piece, whether it is the last) for pieces along K.
 template <class F>
 INLINE void for_pieces(const Product& product, AmxReuse reuse, F f) {
   const ptrdiff_t blocks = product.steps / kAmxWords, most = kShortPieceWords / kAmxWords;

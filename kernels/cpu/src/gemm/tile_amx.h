@@ -1,6 +1,6 @@
-// Tile products by AMX, see tile.h. Sums of bf16 run separately for even and odd K and are added after every 32, so
-// their bits differ from those of vectors; like these they depend only on row and column. For bytes A is signed and B
-// unsigned, and C is exact 32-bit integers.
+// Tile products by AMX, see tile.h. In bf16, the sums of even and odd K are separate and are added after every 32
+// values, so their bits differ from those of vector code; like these, they depend only on row and column. For bytes, A
+// is signed, B is unsigned, and C is exact 32-bit integers.
 #pragma once
 
 #include "simd/amx.h"
@@ -11,7 +11,8 @@
 
 namespace rootgraft {
 
-// Whether products with so many steps are made by AMX: then for every number of rows, for sums have bits of their own.
+// Whether products with this many steps use AMX. If so, they do for every number of rows, as AMX rounds sums
+// differently.
 inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_amx(); }
 
 }  // namespace rootgraft
@@ -20,22 +21,22 @@ inline bool takes_amx(ptrdiff_t steps) { return steps % kAmxWords == 0 && has_am
 
 namespace rootgraft {
 
-// One or two tiles of rows. A tile has at most kAmxRows, and the second may begin within the first.
+// One or two tiles of rows. A tile has at most kAmxRows, and the second may overlap with the first.
 struct AmxRows {
-  int count;   // of a tile
-  int second;  // row at which the second begins, 0: there is none
+  int count;   // rows of each tile
+  int second;  // first row of the second tile; 0 if there is none
 
   int all() const { return second + count; }
 };
 
-constexpr int kMostAmxRows = 2 * kAmxRows;  // of both
-constexpr int kAmxPanels = 4;               // at most, of sums in registers
-constexpr int kAmxGroup = 16;               // at most, of sums that are made in pieces along K
+constexpr int kMostAmxRows = 2 * kAmxRows;  // rows of both tiles
+constexpr int kAmxPanels = 4;               // limit of panels whose sums are in registers
+constexpr int kAmxGroup = 16;               // limit of panels whose sums are computed in pieces along K
 
-// Of A and B: bf16; signed bytes and unsigned ones; unsigned bytes and signed ones.
+// Types of A and B: bf16; signed and unsigned bytes; unsigned and signed bytes.
 enum class AmxWords { kBf16, kBytes, kUnsignedBytes };
 
-// f(Constant<0>{}), ... f(Constant<Count - 1>{})
+// Calls f(Constant<0>{}), ... f(Constant<Count - 1>{}).
 template <int Count, class F>
 INLINE void for_constants(F f) {
   if constexpr (Count > 0) {
@@ -51,11 +52,12 @@ INLINE void amx_dot() {
   else amx_dot_unsigned_signed<C, A, B>();
 }
 
-// How panels of B are used: by several rows from the first cache, or from the second, so that A stays in the first; or
-// once, from memory: lines are asked for shortly before, which gains a tenth of the speed over the hardware's prefetch.
+// How panels of B are used: by several rows from the first cache; by several rows from the second cache, so that A
+// stays in the first; or once, from memory. In the last case lines are prefetched shortly before their use, which is a
+// tenth faster than the hardware's prefetch.
 enum class AmxReuse { kFirstCache, kSecondCache, kNone };
 
-// f(kReuse) for one tile of rows, or for two.
+// Calls f(kReuse) for one tile of rows, or for two.
 template <int R, class F>
 INLINE void with_reuse(AmxReuse reuse, F f) {
   constexpr AmxReuse kOther = R == 1 ? AmxReuse::kNone : AmxReuse::kSecondCache;
@@ -63,9 +65,9 @@ INLINE void with_reuse(AmxReuse reuse, F f) {
   else f(std::integral_constant<AmxReuse, AmxReuse::kFirstCache>{});
 }
 
-// Products over kAmxWords words of one or two tiles of rows, at `a` and `second`, with P panels, panel(p) being a
-// pointer: the sums of tile r and panel p are added to those in register r P + p. each.before<i>() runs before the i-th
-// instruction that multiplies. Loads stand between products, each right before its first use.
+// Multiplies kAmxWords words of one or two tiles of rows, at `a` and `second`, with P panels; panel(p) is the address
+// of a panel. The sums of tile r and panel p are added to those in register r P + p. each.before<i>() runs before the
+// i-th multiplying instruction. Loads are placed between products, each directly before its first use.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse, int I = 0, class Panel, class Each>
 INLINE void amx_products(const uint32_t* a, const uint32_t* second, ptrdiff_t a_bytes, const Panel& panel, ptrdiff_t k,
                          Each& each) {
@@ -95,7 +97,7 @@ struct BeforeProducts {
   }
 };
 
-// The same over `steps` words; each() runs before every instruction that multiplies.
+// Likewise over `steps` words; each() runs before every multiplying instruction.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   const BeforeProducts<Each> before = {each};
@@ -104,20 +106,21 @@ INLINE void add_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel 
   }
 }
 
-// The same, from nothing.
+// Likewise, with sums that start at zero.
 template <AmxWords Kind, int R, int P, AmxReuse kReuse = AmxReuse::kFirstCache, class Panel, class Each>
 INLINE void sum_by_amx(const uint32_t* const (&a)[R], ptrdiff_t a_stride, Panel panel, ptrdiff_t steps, Each each) {
   for_constants<R * P>([](auto i) { amx_zero<i.value>(); });
   add_by_amx<Kind, R, P, kReuse>(a, a_stride, panel, steps, each);
 }
 
-// Two tiles' rows of so many words stay in the first cache while panels pass: longer ones are multiplied in pieces along
-// K, of which the sums of a group of panels go through memory. Shorter pieces leave room for these beside the rows.
+// Number of words up to which two tiles' rows stay in the first cache while panels are read. Longer rows are multiplied
+// in pieces along K, and the sums of a group of panels go through memory. Shorter pieces leave room for these sums in
+// the cache.
 constexpr ptrdiff_t kPieceWords = 18 * kAmxWords, kShortPieceWords = 12 * kAmxWords;
 constexpr ptrdiff_t kTileSums = kAmxRows * kWidth;
 
-// Where sums of R tiles of rows and P panels, tile after tile, come from, null for zeros, and go to, null for the target
-// of the product.
+// Memory of the sums of R tiles of rows and P panels, tile after tile. `from`: where they are read, null for zeros.
+// `to`: where they are written, null for the target of the product.
 template <class T>
 struct Piece {
   const T* from;
@@ -136,10 +139,10 @@ INLINE void end_piece(const Piece<T>& piece) {
   for_constants<Count>([&](auto i) { amx_store<i.value>(piece.to + i.value * kTileSums, kWidth * sizeof(T)); });
 }
 
-// Rows of sums, of two panels or one, rounded to as many columns of bf16.
+// Rounds rows of sums, of one panel or two, to as many columns of bf16.
 struct RoundedRows {
-  static constexpr int kRows = 1;      // at a time
-  static constexpr int kProducts = 1;  // beside which a row is finished
+  static constexpr int kRows = 1;      // rows at a time
+  static constexpr int kProducts = 1;  // number of products beside which a row is finished
 
   INLINE void operator()(const float* sums, int panels, uint16_t* to, ptrdiff_t, int) const {
     if (panels == 2) Bf16::store_two(to, load(sums), load(sums + kWidth));
@@ -147,7 +150,8 @@ struct RoundedRows {
   }
 };
 
-// Rows of sums, of a panel of gates and one of their factors, to one panel's columns: act(gate) * up of rounded ones.
+// Converts rows of sums, of a panel of the gate and one of its factor, to one panel's columns: act(gate) * up, both
+// rounded first.
 struct GatedRows {
   static constexpr int kRows = 2;
 
@@ -158,10 +162,10 @@ struct GatedRows {
   }
 };
 
-// The row function of an activation's kind.
+// The row function for an activation's kind.
 GatedRows gated_rows(int64_t kind);
 
-// The same of an activation that is known here.
+// The same for an activation that is known at compile time.
 template <class Act>
 struct ActivatedRows {
   static constexpr int kRows = 1;
@@ -176,7 +180,7 @@ struct ActivatedRows {
 
 constexpr int kEpilogueStride = 2 * kWidth;  // floats from row to row of sums
 
-// Sums that are left to finish; where the compiler keeps it in registers if it is a local copy.
+// Sums that are still to be finished. In a local copy, the compiler keeps it in registers.
 struct PendingRows {
   const float* from = nullptr;
   uint16_t* to = nullptr;
@@ -191,21 +195,21 @@ struct PendingRows {
   }
 };
 
-// Finishes sums some rows at a time while the next product is made, which leaves the vector units idle.
+// Finishes sums, some rows at a time, while the next product is computed, which leaves the vector units idle.
 template <class Rows>
 class AmxEpilogue {
  public:
   explicit AmxEpilogue(Rows rows = {}) : rows_(rows) {}
   ~AmxEpilogue() { finish(pending); }
 
-  // Room for the sums of two tiles of rows and two panels, which go to `c` from the next product on.
+  // Returns memory for the sums of two tiles of rows and two panels. From the next product on, they are written to `c`.
   float* begin(const TileRows& c, int rows, int panels) {
     finish(pending);
     pending = {sums_, static_cast<uint16_t*>(c.first), c.stride, rows, panels, 0};
     return sums_;
   }
 
-  // Before an instruction that multiplies: one row before each, or several before as many pairs of them.
+  // Called before a multiplying instruction. Finishes one row at each call, or several at as many pairs of calls.
   INLINE void step(PendingRows& left) const {
     if (!left.left) return;
     if constexpr (Rows::kRows > 1) {
@@ -227,49 +231,52 @@ class AmxEpilogue {
   Rows rows_;
 };
 
-// A product without c_scale that takes_amx(); in an AmxScope of amx_shapes(rows, kAmxWords). One tile of rows may use
-// panels once, two tiles may take them from the second cache.
+// Computes a product without c_scale for which takes_amx() is true, in an AmxScope of amx_shapes(rows, kAmxWords). One
+// tile of rows may use panels once; two tiles may take them from the second cache.
 template <AmxWords Kind>
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse = AmxReuse::kFirstCache);
 
-// The same of bf16 to bf16, at most kAmxGroup panels, which are stored when the epilogue goes on or ends.
+// Likewise from bf16 to bf16, for at most kAmxGroup panels. Results are stored when the epilogue continues or ends.
 void multiply_amx(const Product& product, const AmxRows& rows, int panels, AmxReuse reuse,
                   AmxEpilogue<RoundedRows>& epilogue);
 
-// The same of a panel of gates and one of their factors, b_stride apart, to one panel's columns.
+// Likewise for a panel of the gate and one of its factor, b_stride apart, to one panel's columns.
 template <class Act>
 void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse reuse,
                         AmxEpilogue<ActivatedRows<Act>>& epilogue);
 
-// How panels are used by so many rows of so many words. Two tiles' rows stay in the first cache, or those of many a piece
-// along K at a time, whose sums go through memory.
+// How this many rows of this many words use panels. The rows of two tiles stay in the first cache; with many rows, a
+// piece of them along K does, and sums go through memory.
 inline AmxReuse reuse_of(int rows, int64_t words) {
-  constexpr int64_t kFirstCache = 40 << 10;  // bytes of two tiles' rows that stay there while panels pass
-  constexpr int kMany = 128;                 // rows that pay for pieces
+  // bytes of two tiles' rows that stay in the first cache while panels are read
+  constexpr int64_t kFirstCache = 40 << 10;
+  constexpr int kMany = 128;                 // number of rows from which pieces are faster
   if (rows <= kAmxRows) return AmxReuse::kNone;
   const bool rows_stay = kMostAmxRows * words * (int64_t)sizeof(uint32_t) <= kFirstCache;
   return rows >= kMany || (rows_stay && rows > kMostAmxRows) ? AmxReuse::kSecondCache : AmxReuse::kFirstCache;
 }
 
-// f(slice) for slices of an op's part. Of many rows a slice, the next one and the rows fit the second cache, and
-// loading rows again is little beside products. `panel_lines`: of 64 bytes, of a panel; `pair`: panels that are
-// multiplied together; `least`: panels of a slice, if they are not very long.
+// Calls f(slice) for slices of an op's part. With many rows, a slice, the next slice and the rows fit in the second
+// cache; reading the rows again takes little time compared with the products. `panel_lines`: lines of 64 bytes of a
+// panel; `pair`: number of panels that are multiplied together; `least`: smallest number of panels of a slice, unless
+// they are very long.
 template <class F>
 INLINE void for_amx_slices(const Cuts& cuts, int64_t index, int64_t panel_lines, int64_t pair, F f, int64_t least = 6) {
-  constexpr int64_t kLines = 2304, kMostLines = 6 << 10;  // about so many lines, or of the least panels at most so many
+  // approximate lines of a slice; limit of lines for the smallest number of panels
+  constexpr int64_t kLines = 2304, kMostLines = 6 << 10;
   const ProductPart part = cuts.part(index);
   const int64_t most = std::max({pair, kLines / panel_lines, std::min(least, kMostLines / panel_lines)});
   for_slices(cuts, index, part.row_count() > kMostAmxRows ? most / pair * pair : part.panel_count(), f);
 }
 
-// Rows of each tile, where so many are cut into equal ones.
+// Number of rows of each tile if `count` rows are cut into equal ones.
 inline int amx_rows(int count) {
   const int tiles = (count + kAmxRows - 1) / kAmxRows;
   return (count + tiles - 1) / tiles;
 }
 
-// f(first row, rows, first panel, panels) for products that cover count x panels, all panels of some rows before the
-// next: rows then stay in the first cache, and panels come from the second, in the order in which they lie.
+// Calls f(first row, rows, first panel, panels) for products that cover count x panels: all panels of some rows before
+// the next rows. So rows stay in the first cache, and panels are read from the second cache in memory order.
 template <class F>
 INLINE void for_amx_tiles(int count, int panels, F f, int most = kAmxPanels) {
   const int each = amx_rows(count);

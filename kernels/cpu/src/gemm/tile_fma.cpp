@@ -7,7 +7,7 @@
 namespace rootgraft {
 namespace {
 
-// sums += a[m] * b for MR rows at constant distances.
+// sums += a[m] * b for MR rows that are a constant distance apart.
 template <int MR, int NV>
 INLINE void add_products(const float* a, const Floats (&b)[NV], Floats (&sums)[MR][NV]) {
 #pragma GCC unroll 16
@@ -18,7 +18,7 @@ INLINE void add_products(const float* a, const Floats (&b)[NV], Floats (&sums)[M
   }
 }
 
-// Two neighbours along K, `half` 0 and 1, of the columns of NV panels.
+// Two neighbours along K (`half` 0 and 1) of the columns of NV panels.
 template <class B, int NV>
 INLINE void load_half(const uint32_t* b, ptrdiff_t b_stride, int half, Floats (&columns)[NV]) {
 #pragma GCC unroll 4
@@ -39,7 +39,7 @@ INLINE void add_step(const float* a, const uint32_t* b, ptrdiff_t b_stride, Floa
   Floats columns[NV];
   load_half<B>(b, b_stride, 0, columns);
   add_products(a, columns, sums);
-  // Where the sums fill the registers, words are read twice, which is cheaper than to keep them.
+  // If the sums fill the registers, words are read twice, which is faster than keeping them.
   if constexpr (kParts > 1 && MR * NV >= 5) asm volatile("" ::: "memory");
   load_half<B>(b, b_stride, 1, columns);
   add_products(a + 1, columns, sums);
@@ -56,7 +56,7 @@ __attribute__((noinline)) void run_tile(const Product& p) {
   const auto* a = reinterpret_cast<const float*>(p.a);
   const uint32_t* b = p.b;
   const ptrdiff_t b_stride = p.b_stride, steps = p.steps;
-  constexpr ptrdiff_t kStep = kWidth * Bf16::kPerWord / B::kPerWord;  // words of B
+  constexpr ptrdiff_t kStep = kWidth * Bf16::kPerWord / B::kPerWord;  // words of B in a step
   Prefetches prefetches(p, (steps + kRunSteps - 1) / kRunSteps);
   ptrdiff_t k = 0;
   for (; k + kRunSteps <= steps; k += kRunSteps, a += MR * kWidth) {

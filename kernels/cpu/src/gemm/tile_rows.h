@@ -5,7 +5,7 @@
 
 namespace rootgraft {
 
-// A tile of sums: its first row and panel, and how many of each.
+// A tile of sums: its first row and panel, and its number of rows and panels.
 struct TileSpan {
   int64_t row, panel;
   int rows, panels;
@@ -16,7 +16,7 @@ struct TileRows {
   ptrdiff_t stride;  // elements from row to row
   bool is_bf16 = false;
 
-  // So many columns further.
+  // The same rows, `columns` columns further to the right.
   TileRows right(ptrdiff_t columns) const {
     return {static_cast<char*>(first) + columns * (is_bf16 ? sizeof(uint16_t) : sizeof(float)), stride, is_bf16};
   }

@@ -1,8 +1,8 @@
 // Products with quantised blocks by AMX: a block is one instruction for each plane of x, for sixteen rows and columns.
 //
-// Most of the work is scaling the sums, three or four instructions for each row of a block. So work shared by rows is
-// done once per panel beforehand: weights are unpacked to signed bytes, which need no offset correction, and scales
-// widened.
+// Most of the time is spent on scaling the sums, with three or four instructions for each row of a block. So work that
+// rows share is done once for each panel in advance: weights are unpacked to signed bytes, which need no offset
+// correction, and scales are widened.
 #include "gguf/block_tile.h"
 #include "int8/quantise.h"
 #include "gemm/tile.h"
@@ -12,10 +12,10 @@
 namespace rootgraft {
 namespace {
 
-constexpr int kAhead = 2;  // blocks that are multiplied while the sums of one are taken
+constexpr int kAhead = 2;  // number of blocks that are multiplied ahead of the one whose sums are scaled
 constexpr int kRooms = 4;
 
-// A block's exact sums, spilled by AMX to memory for the vector registers that scale them.
+// The exact sums of a block, which AMX stores to memory for the vector registers that scale them.
 template <int kPlanes>
 struct alignas(64) Room {
   int32_t sums[kPlanes][kAmxRows * kWidth];

@@ -1,4 +1,4 @@
-// Blocks of a panel as numbers, in order.
+// Reads the blocks of a panel as numbers, in order.
 #pragma once
 
 #include "gguf/super_blocks.h"
@@ -8,7 +8,7 @@
 namespace rootgraft {
 
 #if defined(__AVX512F__)
-// Lane i is the number i: a permutation by four bits of each lane turns these into numbers.
+// Lane i is the number i. A permutation indexed by four bits of each lane converts these bits to numbers.
 INLINE __m512 sixteen_numbers() {
   return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
@@ -16,7 +16,7 @@ INLINE __m512 sixteen_numbers() {
 
 constexpr int kHalfWords = kBlockWords / 2;
 
-// A block of sixteen columns: number<I>() is the one of each at place I along K.
+// A block of sixteen columns. number<I>() returns the number of each column at place I along K.
 struct NibbleNumbers {
   const uint32_t* from;
   Floats scale, minimum;
@@ -40,7 +40,7 @@ struct FourBitTable {
   float of[16];
 };
 
-// The integers of IQ4_NL, and twice the numbers of E2M1.
+// The integers of IQ4_NL, or twice the numbers of E2M1.
 template <Format F>
 constexpr FourBitTable kFourBits = {
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
@@ -49,7 +49,7 @@ inline constexpr FourBitTable kFourBits<Format::kFloat4> = {{0, 1, 2, 3, 4, 6, 8
 template <>
 inline constexpr FourBitTable kFourBits<Format::kSuperFloat4> = kFourBits<Format::kFloat4>;
 
-// The entries of a table as bytes, 128 added.
+// The entries of a table as bytes, with 128 added.
 struct BiasedTable {
   uint8_t of[16];
 };
@@ -61,7 +61,7 @@ constexpr BiasedTable biased_table() {
   return result;
 }
 
-// The entries at numbers below 16, one in each byte.
+// The table's entries for numbers below 16, one in each byte.
 INLINE Words look_up_bytes(const Words& numbers, const BiasedTable& table) {
   Words found;
   for (int p = 0; p < kParts; p++) {
@@ -82,10 +82,10 @@ INLINE Words look_up_bytes(const Words& numbers, const BiasedTable& table) {
   return found;
 }
 
-// The same as NibbleNumbers of a table's entries, without a minimum.
+// Like NibbleNumbers, for the entries of a table, and without a minimum.
 template <Format F>
 struct TableNumbers : NibbleNumbers {
-  // The entries of those at places 4 i up, one in each byte, 128 added.
+  // The entries for the numbers at places 4 i .. 4 i + 3, one in each byte, with 128 added.
   INLINE Words four(int i) const {
     alignas(16) static constexpr BiasedTable kTable = biased_table<F>();
     Words numbers = load_words(from + i % kHalfWords * kWidth);
@@ -103,7 +103,8 @@ struct TableNumbers : NibbleNumbers {
     return scale * Floats{{(FloatPart)_mm512_permutexvar_ps(low, _mm512_loadu_ps(table))}};
 #elif defined(__AVX2__)
     return scale * map([&](int p) {
-      const auto low = (__m256i)(word.part[p] >> kShift);  // the lowest three bits choose, the fourth which eight
+      // the lowest three bits choose within eight entries, the fourth chooses the eight
+      const auto low = (__m256i)(word.part[p] >> kShift);
       const __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), low);
       const __m256 second = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), low);
       return (FloatPart)_mm256_blendv_ps(first, second, (__m256)_mm256_slli_epi32(low, 28));
@@ -118,13 +119,13 @@ struct TableNumbers : NibbleNumbers {
   }
 };
 
-// Numbers in planes of kLow bits and, above them, of kTop bits, which may be 0.
+// Numbers in planes: kLow bits in the lower ones, and kTop bits, which may be 0, in those above.
 template <int kLow, int kTop>
 struct PlaneNumbers {
   static constexpr uint32_t kLowMask = (1 << kLow) - 1, kTopMask = (1 << kTop) - 1, kBytes = 0x01010101;
 
   const uint32_t* from;
-  Floats scales[2], minima[2];  // of the first sixteen places, and of the others
+  Floats scales[2], minima[2];  // for the first sixteen places, and for the others
 
   template <int I>
   INLINE Floats number() const {
@@ -135,7 +136,7 @@ struct PlaneNumbers {
     }), minima[kHalf]);
   }
 
-  // The one at a place as a word.
+  // The number at a place, as a word.
   template <int I>
   INLINE Words words() const {
     constexpr int kFour = I / kWordBytes, kByte = 8 * (I % kWordBytes);
@@ -149,7 +150,7 @@ struct PlaneNumbers {
     return whole;
   }
 
-  // Those at places 4 i up, one in each byte.
+  // The numbers at places 4 i .. 4 i + 3, one in each byte.
   INLINE Words four(int i) const {
     Words bytes = load_words(from + i % kLow * kWidth);
     const Words top = top_bits(i);
@@ -167,7 +168,7 @@ struct PlaneNumbers {
 
   INLINE Words top_bits(int four) const { return load_words(from + (kTop > 0 ? kLow + four % kTopWords : 0) * kWidth); }
 
-  // Bits so many places further down, or up.
+  // Shifts bits down, or up, by this many places.
   template <int kBy>
   static INLINE WordPart moved(const WordPart& bits) {
     if constexpr (kBy >= 0) return bits >> kBy;
@@ -175,7 +176,7 @@ struct PlaneNumbers {
   }
 };
 
-// What numbers of three bits choose, the values of the grids of IQ2_XXS, IQ2_XS and IQ2_S: a level, and its sign.
+// The values that numbers of three bits choose in the grids of IQ2_XXS, IQ2_XS and IQ2_S: a level with its sign.
 alignas(64) inline constexpr float kGridValues[16] = {1, 3.125f, 5.375f, 0, -1, -3.125f, -5.375f, 0};
 
 struct GridNumbers {
@@ -198,7 +199,7 @@ struct GridNumbers {
   }
 };
 
-// Numbers of E2M1, with scales of the first sixteen places and of the others.
+// Numbers of E2M1, with separate scales for the first sixteen places and for the others.
 struct Float4Numbers {
   TableNumbers<Format::kFloat4> halves[2];
 
@@ -224,7 +225,7 @@ struct ByteNumbers {
 };
 
 #if ROOTGRAFT_AMX
-// A word of each of four registers, which are so many words apart, in as many lanes.
+// Loads a word from each of four registers that are `apart` words apart, and repeats each word in four lanes.
 INLINE __m512i four_words(const uint32_t* from, int apart) {
   const __m512i first = _mm512_set1_epi32((int)from[0]);
   const __m512i second = _mm512_mask_set1_epi32(first, 0x00F0, (int)from[apart]);
@@ -232,7 +233,7 @@ INLINE __m512i four_words(const uint32_t* from, int apart) {
   return _mm512_mask_set1_epi32(third, 0xF000, (int)from[3 * apart]);
 }
 
-// The same of blocks that are arranged by columns, see block_rows.h.
+// The same for blocks that are arranged by columns, see block_rows.h.
 struct NibbleRowNumbers {
   const uint32_t* from;
   Floats scale, minimum;
@@ -262,21 +263,22 @@ struct ByteRowNumbers {
   }
 };
 
-// Fields of so many bits in lanes of 16 bits, or of 32; see block_rows.h. Registers: of all places, or of sixteen.
+// Fields of a given number of bits in lanes of 16 or 32 bits; see block_rows.h. Registers: those of all places, or of
+// sixteen.
 template <Format F>
 struct RowFields {
   static constexpr int kBits = bits_of<F>(), kLane = kBits > 5 ? 32 : 16, kCount = kLane / kBits, kSpare = kLane % kBits;
   static constexpr int kRegisters = kBits * kWidth / kLane, kFirstSpare = kCount * kBits;
   static constexpr uint32_t kMask = (1 << kBits) - 1;
 
-  // The lane of a register in which a place along K is; and its word, and the bit there at which it begins.
+  // The lane of a register that holds a place along K; also its word, and the bit at which the lane begins in it.
   static constexpr int lane(int i, int place) {
     return kLane == 16 ? i * kBlockValues + place : (2 * i + place / kWidth) * kWidth + place % kWidth;
   }
   static constexpr int word(int i, int place) { return lane(i, place) * kLane / 32; }
   static constexpr int first_bit(int place) { return kLane == 16 ? place % 2 * 16 : 0; }
 
-  // f(lane, bit there, bit of the number, how many) for the parts of a column's number.
+  // Calls f(lane, bit in the lane, bit of the number, number of bits) for the parts of a column's number.
   template <class Fn>
   static INLINE void for_parts(int column, int place, Fn f) {
     if (column < kCount * kRegisters) return f(lane(column / kCount, place), column % kCount * kBits, 0, kBits);
@@ -292,7 +294,7 @@ INLINE const float* values_of() {
 template <Format F>
 constexpr bool kHasTable = kIsTable<F> || kUnarranged<F> == Format::kSuperGrid;
 
-// Numbers in such fields, with scales and minima of the first sixteen places and of the others.
+// Numbers in such fields, with scales and minima for the first sixteen places and for the others.
 template <Format F>
 struct FieldRowNumbers {
   using Fields = RowFields<F>;
@@ -300,7 +302,7 @@ struct FieldRowNumbers {
   const uint32_t* from;
   Floats scales[2], minima[2];
 
-  // Those of all columns at a place; `last` are the fields of the last one, where they lie in bits to spare.
+  // The numbers of all columns at a place. `last` are the fields of the last column, if these are in left-over bits.
   template <int I>
   INLINE Floats number(const uint32_t* last) const {
     constexpr int kHalf = I / (kBlockValues / 2);
@@ -312,7 +314,7 @@ struct FieldRowNumbers {
     }
   }
 
-  // Those of a column.
+  // Stores the numbers of a column.
   INLINE void store_column(int column, float* to) const {
     using Lane = std::conditional_t<Fields::kLane == 16, uint16_t, uint32_t>;
     const auto* lanes = reinterpret_cast<const Lane*>(from);
@@ -356,7 +358,7 @@ struct FieldRowNumbers {
 };
 #endif
 
-// All numbers of a block.
+// Converts all numbers of a block.
 template <int I = 0, class Block>
 INLINE void store_numbers(const Block& block, float (*to)[kWidth]) {
   if constexpr (I < kBlockValues) {
@@ -365,7 +367,7 @@ INLINE void store_numbers(const Block& block, float (*to)[kWidth]) {
   }
 }
 
-// The numbers of one column.
+// Converts the numbers of one column.
 template <class Block>
 INLINE void store_column(const Block& block, int column, float* to) {
   float numbers[kBlockValues][kWidth];
@@ -402,21 +404,21 @@ INLINE void store_column(const ByteRowNumbers& block, int column, float* to) {
 }
 #endif
 
-// Where a block is, of panels that lie one after another.
+// The position of a block in panels that are one after another.
 struct BlockPlace {
   const uint32_t* words = nullptr;
   const uint16_t* scales = nullptr;
-  int index = 0;  // in its super-block
+  int index = 0;  // index in its super-block
 };
 
-// Of a block that is counted over panels.
+// The position of a block that is counted over panels.
 template <Format F>
 INLINE BlockPlace block_place(const uint32_t* panels, const uint16_t* scales, int64_t block) {
   const int64_t halves = kIsSuper<F> ? block / kSuperBlocks * kSuperHalves<F> : block * kPanelScales<F>;
   return {panels + block * kPanelWords<F>, scales + halves, (int)(block % kSuperBlocks)};
 }
 
-// Asks for the memory of a block so many further on.
+// Prefetches the memory of the block this many blocks further on.
 template <Format F>
 INLINE void prefetch_block(const BlockPlace& place, int blocks) {
   const uint32_t* words = place.words + blocks * kPanelWords<F>;
@@ -495,7 +497,7 @@ INLINE auto plane_block(const uint32_t* words, const uint16_t* factors, const ui
   }
 }
 
-// A block of a super-block, whose factors and steps are at these places.
+// A block of a super-block; its factors and steps are at these addresses.
 template <Format F>
 INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const uint8_t* steps) {
   if constexpr (kIsPlanes<F>) {
@@ -513,7 +515,8 @@ INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const ui
   }
 }
 
-// The block at a place, which moves on to the next; its words taken as those of no arranged format with fields.
+// The block at a position, which is advanced to the next block. Words are read as in the format that has no fields and
+// is not arranged.
 template <Format F>
 INLINE auto next_unarranged(BlockPlace& place) {
   const uint32_t* words = place.words;
@@ -538,7 +541,7 @@ INLINE auto next_unarranged(BlockPlace& place) {
 }
 
 #if ROOTGRAFT_AMX
-// A block that was read as one whose words lie in another order.
+// A block that is read as one of another format with its words in another order.
 template <Format F, class Block>
 INLINE FieldRowNumbers<F> in_fields(const Block& block) {
   if constexpr (std::is_same_v<Block, GridNumbers>) return in_fields<F>(block.numbers);
@@ -553,7 +556,7 @@ INLINE FieldRowNumbers<F> in_fields(const Block& block) {
 }
 #endif
 
-// The block at a place, which moves on to the next.
+// The block at a position, which is advanced to the next block.
 template <Format F>
 INLINE auto next_block(BlockPlace& place) {
 #if ROOTGRAFT_AMX
@@ -564,7 +567,7 @@ INLINE auto next_block(BlockPlace& place) {
 #endif
 }
 
-// f(std::integral_constant<Format, F>{}) for a format with blocks.
+// Calls f(std::integral_constant<Format, F>{}) for a format with blocks.
 template <class Fn>
 INLINE void with_block_format(Format format, Fn f) {
   switch (format) {
@@ -608,7 +611,7 @@ INLINE void with_block_format(Format format, Fn f) {
   }
 }
 
-// Words of a panel, and halves of its scales.
+// Number of words of a panel, and of half-precision scales.
 struct PanelSize {
   int64_t words, halves;
 };

@@ -7,16 +7,16 @@ using namespace rootgraft;
 
 namespace {
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct ArrangeBlocks {
   uint32_t* panels;  // changed in place
-  uint16_t* scales;  // the same of kSymmetric
+  uint16_t* scales;  // the same, for kSymmetric
   int64_t blocks;
-  Format format;     // as they were packed: words of super-blocks lie as those of other blocks
+  Format format;     // format in which they were packed; words of super-blocks are like those of other blocks
   int64_t threads;
 };
 
-// The number of a column at a place along K, as four or eight bits.
+// The number of a column at a place along K, in four or eight bits.
 uint32_t nibble_at(const uint32_t* block, int column, int place) {
   constexpr int kHalf = kBlockValues / 2;
   return block[place % kHalf / kWordBytes * kWidth + column] >> (8 * (place % kWordBytes) + (place < kHalf ? 0 : 4)) & 15;
@@ -42,7 +42,7 @@ void arrange_bytes(uint32_t* block) {
 }
 
 #if ROOTGRAFT_AMX
-// The numbers of a block in planes, or nibbles, to fields.
+// Converts the numbers of a block from planes or nibbles to fields.
 template <Format F>
 void arrange_fields(uint32_t* block) {
   using Fields = RowFields<F>;
@@ -75,7 +75,8 @@ void arrange_fields(uint32_t* block) {
 }
 #endif
 
-// Numbers with a scale of zero become those of 8 and a scale of one: products make exponents of bits of the scale.
+// Replaces numbers with a scale of zero by numbers 8 with a scale of one: products convert bits of the scale to
+// exponents.
 void write_zeros(uint32_t* block, uint16_t* scales) {
   constexpr uint16_t kOne = 0x3C00;
   for (int column = 0; column < kWidth; column++) {
@@ -110,5 +111,5 @@ extern "C" int arrange_blocks(const ArrangeBlocks* op) {
 
 extern "C" int64_t arrange_blocks_size() { return sizeof(ArrangeBlocks); }
 
-// Whether products with blocks so arranged are made faster here.
+// Whether products with blocks arranged by columns are faster on this CPU.
 extern "C" int arranges_blocks() { return has_amx(); }

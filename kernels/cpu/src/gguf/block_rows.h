@@ -1,13 +1,14 @@
-// Blocks arranged by columns, so that AMX takes a panel's 16 columns as rows of its first operand, and rows of x as the
-// columns of its second: the same sums, term by term.
+// Blocks arranged by columns. AMX then takes a panel's 16 columns as rows of its first operand, and rows of x as the
+// columns of its second. The sums are the same, term by term.
 //
-//   nibbles  register i of 4 has 32 halves of 16 bits, for 32 places along K: in each, columns 4 i .. 4 i + 3 from below
-//   bytes    registers 2 i and 2 i + 1 have a word for each of the first 16 places, and of the others: the same columns
-//   fields   as nibbles, of 2, 3, 4 or 5 bits, as many columns as fit 16; of 6 bits as bytes, five columns in a word. What
-//            is left over at the top of lanes, 1 or 2 bits, is the number of the last column, from register to register
+//   nibbles  register i of 4 has 32 lanes of 16 bits, for 32 places along K: each holds columns 4 i .. 4 i + 3, lowest
+// first   bytes    registers 2 i and 2 i + 1 have a word for each of the first 16 places, and of the others: the same
+// columns   fields   like nibbles, with 2, 3, 4 or 5 bits and as many columns as fit in 16 bits; with 6 bits like
+// bytes, with five            columns in a word. The 1 or 2 bits left over at the top of the lanes hold the number of
+// the last column, spread            over the registers
 //
-// To round numbers of a few bits to bf16 there are only 4 to 32 numbers to round for a column of a block, or twice as many
-// where its halves have scales of their own; fields then choose.
+// Numbers of a few bits have only 4 to 32 different values for a column of a block, or twice as many if its halves have
+// separate scales. So only these values are rounded to bf16, and the fields choose among them.
 #pragma once
 
 #include <cstring>
@@ -19,21 +20,21 @@
 
 namespace rootgraft {
 
-constexpr int kRowWords = kWidth * kAmxWords;  // of a block that is widened: 16 rows of 32 numbers
+constexpr int kRowWords = kWidth * kAmxWords;  // words of a block that is widened: 16 rows of 32 numbers
 
-// Keeps a compiler from replacing loads of single lanes by permutations of registers, which take longer.
+// Prevents a compiler from replacing loads of single lanes by permutations of registers, which take longer.
 template <class T>
 INLINE void stays_in_memory(T& value) {
   asm volatile("" : "+m"(value));
 }
 
-// Whether halves of a block have scales of their own in any way.
+// Whether the halves of a block have separate scales.
 template <Format F>
 constexpr bool kHasTwoScales = kHasHalfScales<F> || kUnarranged<F> == Format::kSuperFloat4;
 
-// Factors of a block's columns: scales and minima; scales of both halves, side by side, and minima likewise; or scales, and
-// 384 or 288 times those, less than nothing. They are stored some time before they are loaded one by one, since a load
-// waits for a store of more than it takes.
+// Factors of a block's columns. They are: scales and minima; or the scales of both halves, side by side, and the minima
+// likewise; or scales, and minus 384 or 288 times the scales. They are stored some time before they are loaded one by
+// one, because a load waits for a store that is wider than itself.
 struct alignas(64) RowFactors {
   float of[4][kWidth];
 
@@ -69,7 +70,7 @@ struct alignas(64) RowFactors {
     stays_in_memory(of);
   }
 
-  // One of a column, both halves' of a column, or of two columns, again and again.
+  // The factor of one column, of both halves of a column, or of two columns, repeated in all lanes.
   INLINE __m512 one(int i, int column) const { return _mm512_set1_ps(of[i][column]); }
   INLINE __m512 pair(int i, int column) const {
     return _mm512_castpd_ps(_mm512_set1_pd(load_as<double>(&of[0][0] + i * kWidth + 2 * column)));
@@ -81,7 +82,7 @@ struct alignas(64) RowFactors {
   static constexpr float kByteZero = 384.0f, kSixZero = 288.0f;
 
  private:
-  // Both halves' of each column side by side.
+  // Stores both halves' factors of each column side by side.
   static INLINE void store_pairs(float* to, const Floats (&halves)[2]) {
     alignas(64) static constexpr int32_t kOrder[2][kWidth] = {
         {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23},
@@ -93,25 +94,25 @@ struct alignas(64) RowFactors {
   }
 };
 
-// Chooses one of 32 numbers of 16 bits, those of two columns, for each place: nibbles of four columns are a word. The
-// outer columns take a shift and vpermw, which occupy the first port of vectors, the inner ones shuffles of bytes and the
-// second port.
+// Chooses one of 32 numbers of 16 bits, those of two columns, for each place. The nibbles of four columns are in a
+// word. The outer columns take a shift and vpermw, which use the first vector port; the inner ones take shuffles of
+// bytes, which use the second port.
 class NibbleChoice {
  public:
-  // The column with nibbles in the lowest bits, of the first sixteen numbers.
+  // The column whose nibbles are in the lowest bits, for the first sixteen numbers.
   INLINE __m512i first(const __m512i& places, const __m512i& of) const {
     return _mm512_permutexvar_epi16(_mm512_and_si512(places, _mm512_set1_epi16(15)), of);
   }
-  // The next two, of the last sixteen.
+  // The next column, for the last sixteen numbers.
   INLINE __m512i second(const __m512i& places, const __m512i& of) const { return by_bytes<1>(places, of); }
   INLINE __m512i third(const __m512i& places, const __m512i& of) const { return by_bytes<2>(places, of); }
-  // The last one, of the first sixteen.
+  // The last column, for the first sixteen numbers.
   INLINE __m512i fourth(const __m512i& places, const __m512i& of) const {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(places, 12), of);
   }
 
  private:
-  // Both bytes of a word become twice its nibble, with the places of the last sixteen words and of their odd bytes.
+  // Sets both bytes of a word to twice its nibble, plus the offset of the last sixteen words and of their odd bytes.
   template <int kColumn>
   static INLINE __m512i by_bytes(const __m512i& places, const __m512i& of) {
     constexpr int64_t kFrom = 4 * kColumn - 1, kEach = kFrom * 0x0101010101010101, kWords = 0x3030202010100000;
@@ -121,7 +122,7 @@ class NibbleChoice {
   }
 };
 
-// numbers(column): those that its nibbles choose.
+// numbers(column) returns the numbers that the column's nibbles choose from.
 template <class Numbers>
 INLINE void widen_nibble_rows(const uint32_t* from, Numbers numbers, uint32_t* to) {
   const NibbleChoice choose;
@@ -138,8 +139,8 @@ INLINE void widen_nibble_rows(const uint32_t* from, Numbers numbers, uint32_t* t
   }
 }
 
-// Numbers d (q - 8) of two columns are made of d, 3 d, 5 d and 7 d, rounded: with other exponents and signs, which are
-// added to their bits, these are all of them but 0.
+// The numbers d (q - 8) of two columns are made from d, 3 d, 5 d and 7 d, rounded. With other exponents and signs,
+// which are added to their bits, these are all of the numbers except 0.
 constexpr int symmetric_magnitude(int i) { return i % 16 < 8 ? 8 - i % 16 : i % 16 - 8; }
 constexpr int twos_in(int number) { return number % 2 || !number ? 0 : 1 + twos_in(number / 2); }
 
@@ -147,7 +148,7 @@ struct SymmetricBits {
   uint16_t of[32];
 };
 
-// What is added.
+// The bits that are added.
 constexpr SymmetricBits symmetric_bits() {
   SymmetricBits result = {};
   for (int i = 0; i < 32; i++) {
@@ -156,7 +157,7 @@ constexpr SymmetricBits symmetric_bits() {
   return result;
 }
 
-// Both bytes of words of d, 3 d, 5 d, 7 d of eight columns, which follow each other.
+// Both bytes of the words of d, 3 d, 5 d, 7 d of eight columns, one after another.
 constexpr SymmetricBits symmetric_bytes(int column, int other) {
   SymmetricBits result = {};
   for (int i = 0; i < 32; i++) {
@@ -196,7 +197,8 @@ INLINE void widen_symmetric_rows(const uint32_t* from, const RowFactors& factors
 }
 
 INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
-  // A byte becomes a number as the digits behind those of 256, of which 384 is nothing: exact, as the product is.
+  // A byte becomes a number by setting the digits below those of 256; 384 then stands for 0. This is exact, as the
+  // product.
   const __m512i base = _mm512_castps_si512(_mm512_set1_ps(256.0f)), digits = _mm512_set1_epi32(0x7F8000);
   const auto number = [&](const __m512i& word, int column, int64_t bits) {
     const __m512i shifted = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(bits), word);
@@ -209,7 +211,7 @@ INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uin
     const __m512i second = _mm512_loadu_si512(from + (column / 2 + 1) * kWidth);
 #pragma GCC unroll 4
     for (int64_t place = 0; place < 4; place++) {
-      // Bits 8 place .. of each word as bits 15 ..
+      // Bits 8 place .. of each word become bits 15 ..
       const int64_t one = (8 * place + 57) % 64 << 8 | (8 * place + 1) << 16, both = one | (one + 0x202000) << 32;
       const __m512 low = number(first, column + place, both), high = number(second, column + place, both);
       _mm512_store_si512(to + (column + place) * kAmxWords, (__m512i)_mm512_cvtne2ps_pbh(high, low));
@@ -217,9 +219,9 @@ INLINE void widen_byte_rows(const uint32_t* from, const RowFactors& factors, uin
   }
 }
 
-// A table of 32 numbers of 16 bits has those of 1, 2 or 4 columns, each chosen by field and half of the block. A number's
-// index has from below: its half, where halves have scales of their own; of four columns which of two; its field; which of
-// two, or which two.
+// A table of 32 numbers of 16 bits holds those of 1, 2 or 4 columns. The index of a number has, from the lowest bit:
+// the half of the block, if halves have separate scales; with four columns, which of two; the field; and which of two
+// columns, or of two pairs.
 template <Format F>
 struct FieldTables {
   using Fields = RowFields<F>;
@@ -259,7 +261,7 @@ struct FieldTables {
   }
 };
 
-// A shift of lanes to the right, or to the left.
+// Shifts lanes to the right, or to the left.
 template <int kBy>
 INLINE __m512i shifted_halves(const __m512i& lanes) {
   if constexpr (kBy > 0) return _mm512_srli_epi16(lanes, kBy);
@@ -273,7 +275,7 @@ INLINE __m512i shifted_words(const __m512i& lanes) {
   else return lanes;
 }
 
-// Not in line, as each format's is long and is called from products of 16, 32, 48 and 64 rows and from panels.
+// Not inlined: the code of each format is long, and is called from products of 16, 32, 48 and 64 rows and from panels.
 template <Format F>
 __attribute__((noinline)) void widen_field_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   using Fields = RowFields<F>;
@@ -308,7 +310,8 @@ __attribute__((noinline)) void widen_field_rows(const uint32_t* from, const RowF
   });
 }
 
-// Six bits become a number as the digits behind those of 256, of which 288 is nothing: exact, as the product is.
+// Six bits become a number by setting the digits below those of 256; 288 then stands for 0. This is exact, as the
+// product.
 template <Format F>
 __attribute__((noinline)) void widen_six_bit_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   using Fields = RowFields<F>;
@@ -339,7 +342,7 @@ __attribute__((noinline)) void widen_six_bit_rows(const uint32_t* from, const Ro
   });
 }
 
-// A block's words to 16 rows of 32 numbers.
+// Converts a block's words to 16 rows of 32 numbers.
 template <Format F>
 INLINE void widen_rows(const uint32_t* from, const RowFactors& factors, uint32_t* to) {
   if constexpr (kUnarranged<F> == Format::kSuper6Bits) {
@@ -360,7 +363,7 @@ INLINE void widen_rows(const uint32_t* from, const RowFactors& factors, uint32_t
   }
 }
 
-// The same as a panel's words, K downwards.
+// Converts a block's words to a panel's words, K downwards.
 template <Format F>
 INLINE void widen_rows_to_panel(const FieldRowNumbers<F>& block, uint32_t* to) {
   alignas(64) RowFactors factors;

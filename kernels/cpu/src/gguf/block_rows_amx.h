@@ -1,4 +1,4 @@
-// Products of a few rows of bf16 with blocks that are arranged by columns (block_rows.h), by AMX.
+// Products by AMX of a few rows of bf16 with blocks that are arranged by columns (block_rows.h).
 #pragma once
 
 #include <vector>
@@ -14,9 +14,10 @@
 
 namespace rootgraft {
 
-constexpr int kMostBlockRows = kAmxSums * kAmxRows;  // of x
+constexpr int kMostBlockRows = kAmxSums * kAmxRows;  // limit of rows of x
 
-// Rows of x as columns of AMX's second operand: 16 of them side by side, K downwards; one row lies so as it is.
+// Rows of x as columns of AMX's second operand: 16 of them side by side, K downwards. A single row needs no
+// rearrangement.
 class RowPanels {
  public:
   RowPanels(const uint32_t* x, int rows, int64_t words)
@@ -50,19 +51,20 @@ class RowPanels {
   const uint32_t* first_;
 };
 
-// Blocks that are asked for before they are needed, from the second cache, where they have been asked for before. Farther
-// ahead the first cache's few fill buffers are taken by lines that are still on their way from memory.
+// Number of blocks that are prefetched before they are used, from the second cache, into which they were prefetched
+// before. With a larger number, the first cache's few fill buffers would be occupied by lines still on their way from
+// memory.
 constexpr int kAheadRows = 4;
 
-// Panels that are asked for while others are multiplied, see Streams.
+// Panels that are prefetched while others are multiplied, see Streams.
 class NextPanels {
  public:
-  static constexpr int64_t kBytes = 64 << 10;  // that are asked for at a time
+  static constexpr int64_t kBytes = 64 << 10;  // bytes that are prefetched at a time
 
-  NextPanels() = default;  // none
+  NextPanels() = default;  // no panels
 
-  // So many blocks that begin with `first`, and where there are two halves, as many that begin with `second`; of each so
-  // many lines, and halves of scales.
+  // `blocks` blocks from `first` on and, if there are two halves, as many from `second` on. Of each block: `lines`
+  // lines, and `scales` half-precision scales.
   NextPanels(const BlockPlace& first, const BlockPlace& second, int halves, int64_t blocks, int lines, int scales)
       : scales_{first.scales, second.scales},
         length_(blocks * lines * halves / kStreams),
@@ -75,7 +77,7 @@ class NextPanels {
     }
   }
 
-  // Asks for a block's share.
+  // Prefetches the share of one block.
   INLINE void ask() {
     const uint64_t all = kStreams * length_, end = std::min(at_ + lines_, all);
     if (at_ == all) return;
@@ -90,14 +92,14 @@ class NextPanels {
 
   const uint32_t* streams_[kStreams] = {};
   const uint16_t* scales_[2] = {};
-  uint64_t length_ = 0, at_ = 0;  // lines of a stream, and of all that have been asked for
+  uint64_t length_ = 0, at_ = 0;  // length_: lines of a stream; at_: lines prefetched so far
   int halves_ = 1, half_ = 0, lines_ = 0, block_scales_ = 0;
 };
 
-// Rows of x times panels of a part, one after the other.
+// Multiplies rows of x with the panels of a part, one panel after the other.
 class BlockRowsPart {
  public:
-  // Whether a part is of so few rows of bf16, and its blocks are so arranged.
+  // Whether a part has few enough rows of bf16, and its blocks are arranged by columns.
   static bool takes(const QuantisedLinear& op, const ProductPart& part) {
     return is_by_rows(op.format) && op.is_bf16 && has_amx() && part.row_count() <= kMostBlockRows;
   }
@@ -136,7 +138,8 @@ class BlockRowsPart {
   }
 
  private:
-  // f(panel, half, sums [rows][16]) for all panels and halves of the weight, each while the next sums are made.
+  // Calls f(panel, half, sums [rows][16]) for all panels and halves of the weight, each while the next sums are
+  // computed.
   template <class Fn>
   void for_sums(int halves, Fn f) {
     const AmxScope scope(x_.shapes());
@@ -155,7 +158,7 @@ class BlockRowsPart {
     finish(count - 1);
   }
 
-  // Makes the sums of a panel, counted over the halves of the weight.
+  // Computes the sums of a panel. Panels are counted over both halves of the weight.
   using Sum = void (BlockRowsPart::*)(int64_t i);
 
   Sum sum_of_format() const {
@@ -175,7 +178,7 @@ class BlockRowsPart {
     return block_place<F>(op_.panels, static_cast<const uint16_t*>(op_.scales), panel * blocks_);
   }
 
-  // Before panel i: those that are asked for beside it and some that follow.
+  // Called before panel i: sets the panels that are prefetched meanwhile, which are some of the following ones.
   template <Format F>
   void ask_beside(int64_t i) {
     const int64_t bytes = blocks_ * kPanelWords<F> * sizeof(uint32_t) * halves_;
@@ -188,13 +191,13 @@ class BlockRowsPart {
     }
   }
 
-  // A block is widened while AMX multiplies one before: not the last one, since a load of a tile waits for stores.
+  // A block is widened while AMX multiplies an earlier one, not the last one, because loading a tile waits for stores.
   template <Format F, int R>
   void sum_panel(int64_t i) {
     ask_beside<F>(i);
     BlockPlace place = this->place<F>(i);
     uint32_t(*columns)[kTileSums] = columns_[i % 2];
-    NextPanels others = others_;  // where no store can change it
+    NextPanels others = others_;  // a local copy, which no store can change
     const auto multiply = [&](int64_t block) {
       amx_load<kAmxA>(widened_[block % (kWait + 1)], kAmxWords * sizeof(uint32_t));
       for_constants<R>([&](auto tile) {
@@ -233,11 +236,11 @@ class BlockRowsPart {
   const ProductPart& part_;
   const int64_t blocks_;
   const RowPanels x_;
-  int halves_ = 1;  // of the weight
+  int halves_ = 1;  // halves of the weight
   NextPanels others_;
   RowFactors factors_[2];
   alignas(64) uint32_t widened_[kWait + 1][kRowWords];
-  alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX makes them: rows of x side by side
+  alignas(64) uint32_t columns_[2][kAmxSums][kTileSums];  // sums as AMX computes them: rows of x side by side
   alignas(64) uint32_t rows_[kAmxSums][kTileSums];
 };
 

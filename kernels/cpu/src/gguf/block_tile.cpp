@@ -1,8 +1,8 @@
 // The inner loop of products with quantised blocks, one instance for each format and number of rows.
 //
 // A block of the panel stays in registers while the tile's rows are multiplied, each with its own sums. Multiplications
-// with a scale and those of bytes go through the same units (Zen 4), so there are 10 or 11 such instructions for 8 of
-// bytes.
+// with a scale use the same units as those of bytes (Zen 4). So 8 instructions for bytes need 10 or 11 such
+// instructions in all.
 #include "gguf/block_numbers.h"
 #include "int8/quantise.h"
 #include "gemm/tile.h"
@@ -20,9 +20,9 @@ constexpr bool kIsBiased = !kHasMinima<F>;
 template <Format F>
 struct Weights {
   Words words[kBlockWords];
-  Floats scales[2], minima[2];  // of both halves, which are alike without kHasHalfScales
+  Floats scales[2], minima[2];  // of both halves; equal without kHasHalfScales
 
-  // The block at a place, which moves on to the next.
+  // Reads the block at a position, which is advanced to the next block.
   INLINE explicit Weights(BlockPlace& place) {
     const auto block = next_block<F>(place);
     if constexpr (kIsPlanes<F>) {
@@ -52,12 +52,12 @@ struct Weights {
     }
   }
 
-  // The products of one plane of a row, in two chains, for an instruction takes four cycles.
+  // The products of one plane of a row, in two chains, as an instruction takes four cycles.
   INLINE Ints dot(const uint32_t* row, int32_t start) const {
     return half<0>(row, kIsBiased<F> ? start : 0) + half<1>(row, 0);
   }
 
-  // Those of half of the block.
+  // The products of one half of the block.
   template <int kSecond>
   INLINE Ints half(const uint32_t* row, int32_t start) const {
     Ints sum = broadcast_int(start);
@@ -73,7 +73,7 @@ struct Weights {
   }
 };
 
-// Sum of a row over its one or two planes.
+// Combines the sums of a row's one or two planes.
 template <Format F, int kPlanes>
 INLINE Ints joined(const Weights<F>& weights, const ByteBlock<kPlanes>& row) {
   const Ints high = weights.dot(row.words[0], row.starts[0]);
@@ -81,7 +81,7 @@ INLINE Ints joined(const Weights<F>& weights, const ByteBlock<kPlanes>& row) {
   else return map_ints([&](int i) { return high.part[i] << kPlaneBits; }) + weights.dot(row.words[1], row.starts[1]);
 }
 
-// The sum of a row of C, and a block.
+// Adds a block to the sum of a row of C.
 template <Format F, int kPlanes>
 INLINE Floats add_block(const Weights<F>& weights, const ByteBlock<kPlanes>& row, Floats sum) {
   const Floats scale = broadcast(row.scale);
@@ -100,7 +100,7 @@ INLINE Floats add_block(const Weights<F>& weights, const ByteBlock<kPlanes>& row
 
 template <Format F, int kPlanes, int MR>
 void run_tile(const ByteProduct<kPlanes>& product) {
-  const ByteProduct<kPlanes> p = product;  // where no store can change it
+  const ByteProduct<kPlanes> p = product;  // a local copy, which no store can change
   const ptrdiff_t next = p.ahead * kPanelWords<F>, next_scales = p.ahead * kBlockHalves<F>;
   Floats sums[MR][1];
 #pragma GCC unroll 8

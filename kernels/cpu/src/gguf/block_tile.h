@@ -1,12 +1,11 @@
 // Products of a few rows of quantised activations with a panel of weights that are quantised in blocks.
 //
 //   A        rows of blocks of 32 signed bytes, each block with a scale, in one plane; or two such planes for each row,
-//            the second worth a 128th of the first; see quantise.h
-//   B panel  16 columns side by side in blocks along K, each block with a scale (and a minimum) for every column
-//   C        rows of 16 sums in fp32 or bf16
+// the            second with a 128th of the scale of the first; see quantise.h   B panel  16 columns side by side in
+// blocks along K, each block with a scale (and a minimum) for every column   C        rows of 16 sums in fp32 or bf16
 //
-// A block's products are summed exactly, as integers; blocks are added in order, in fp32. So the bits of a sum depend
-// on its row and its column, nothing else.
+// The products of a block are summed exactly, as integers; blocks are added in order, in fp32. So the bits of a sum
+// depend only on its row and its column.
 #pragma once
 
 #include "simd/amx.h"
@@ -15,35 +14,35 @@
 
 namespace rootgraft {
 
-constexpr int kBlockValues = 32;  // along K
+constexpr int kBlockValues = 32;  // values along K
 constexpr int kBlockWords = kBlockValues / kWordBytes;
 
-// How a quantised weight is stored. Blocks of one K come in order: [block][words][16 columns].
+// How a quantised weight is stored. The blocks of a panel are in the order of K: [block][words][16 columns].
 enum class Format : int64_t {
   kNibbles,   // blocks of 32: d * q + m, q of 4 bits: word i has values 4 i .. in low halves, 16 + 4 i .. in high ones
   kBytes,     // blocks of 32: d * q, q a signed byte, stored + 128
-  kChannels,  // q as above, d in fp32 for each column; see int8_tile.h
+  kChannels,  // q as in kBytes, d in fp32 for each column; see int8_tile.h
   kWidened,   // the same, for products in the type of x
   kSuperNibbles,  // blocks with common factors, for products that widen them; see super_blocks.h
   kSuper6Bits,
-  kSymmetric,  // blocks of 32: d * (q - 8), words as those of kNibbles
-  kZeroPoints,  // blocks of 32: d * (q - z), z in half precision in the place of m, words as those of kNibbles
-  // The five formats with blocks, whose words are arranged by columns; see block_rows.h. The others follow at the end.
+  kSymmetric,  // blocks of 32: d * (q - 8), words as in kNibbles
+  kZeroPoints,  // blocks of 32: d * (q - z), z in half precision in place of m, words as in kNibbles
+  // The five formats with blocks, with words arranged by columns; see block_rows.h. Others of this kind are at the end.
   kNibbleRows,
   kByteRows,
   kSuperNibbleRows,
   kSymmetricRows,
   kZeroPointRows,
-  kFloat8,  // q in E4M3, d as of kChannels or of groups; see weight_only_linear.h
-  kTable,   // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as those of kNibbles
-  kFloat4,      // the same of twice E2M1
-  // Further formats in super-blocks, for products that widen them or round x to 8 bits; see super_blocks.h.
+  kFloat8,  // q in E4M3, d as in kChannels or for groups; see weight_only_linear.h
+  kTable,   // blocks of 32: d * t[q], t the sixteen integers of IQ4_NL, words as in kNibbles
+  kFloat4,      // the same with t twice the numbers of E2M1
+  // Further formats in super-blocks, for products that widen them or that round x to 8 bits; see super_blocks.h.
   kSuper5Bits,
   kSuper3Bits,
   kSuper2Bits,
   kSuperTable,
   kSuperFloat4,
-  // Blocks of 32 of 5 bits, in planes as those of kSuper5Bits.
+  // Blocks of 32 of 5 bits, in planes as in kSuper5Bits.
   k5Bits,           // d * q + m
   kSymmetric5Bits,  // d * (q - 16)
   kSuperGrid,       // super-blocks of grid values, for products that widen them; see super_blocks.h
@@ -61,7 +60,7 @@ enum class Format : int64_t {
   kSuper6BitsRows,
 };
 
-// Whether numbers of a few bits lie in fields of lanes; see block_rows.h.
+// Whether numbers of a few bits are in fields of lanes; see block_rows.h.
 constexpr bool has_fields(Format format) { return format >= Format::kTableRows; }
 template <Format F>
 constexpr bool kHasFields = has_fields(F);
@@ -95,7 +94,7 @@ template <Format F>
 constexpr bool kIsSuperPlanes = kUnarranged<F> == Format::kSuper6Bits || kUnarranged<F> == Format::kSuper5Bits ||
                                 kUnarranged<F> == Format::kSuper3Bits || kUnarranged<F> == Format::kSuper2Bits ||
                                 kUnarranged<F> == Format::kSuperGrid;
-// Numbers whose bits lie in planes, if they are not arranged: two or four of each, and one or two more.
+// Numbers with bits in planes, if they are not arranged by columns: two or four bits of each, and one or two more.
 template <Format F>
 constexpr bool kIsPlanes = kIsSuperPlanes<F> || kUnarranged<F> == Format::k5Bits || kUnarranged<F> == Format::kSymmetric5Bits;
 template <Format F>
@@ -109,7 +108,7 @@ template <Format F>
 constexpr bool kIsNibbles = kUnarranged<F> == Format::kNibbles || kUnarranged<F> == Format::kSuperNibbles || kIsSymmetric<F> ||
                             kHasZeroPoints<F> || kIsTable<F>;
 
-// Whether products with x in 8 bits have a way by AMX.
+// Whether AMX can be used for products with x in 8 bits.
 template <Format F>
 constexpr bool kTakesAmx = !kIsSuper<F> && !kIsPlanes<F>;
 
@@ -133,14 +132,14 @@ constexpr int kLowBits = kIsPlanes<F> ? (bits_of<F>() > 4 ? 4 : 2) : bits_of<F>(
 template <Format F>
 constexpr int kTopBits = bits_of<F>() - kLowBits<F>;
 
-// A block of a row of A, aligned because AMX reads several at once: no word may straddle two cache lines.
+// A block of a row of A. Aligned because AMX reads several at once: no word may cross a cache line.
 template <int kPlanes>
 struct alignas(kBlockValues) ByteBlock {
   uint32_t words[kPlanes][kBlockWords];
   int32_t starts[kPlanes];  // kBiasedStart times the sum of the plane's bytes
-  int32_t first_starts[kPlanes];  // the same of the first half, for weights whose halves have scales of their own
+  int32_t first_starts[kPlanes];  // the same for the first half, for weights whose halves have separate scales
   float scale, offset;      // of the row of C; offset: the scale times the sum of the integers
-  float half_offsets[2];    // the same of each half
+  float half_offsets[2];    // the same as offset, for each half
 };
 
 template <int kPlanes>
@@ -148,16 +147,17 @@ struct ByteProduct {
   const ByteBlock<kPlanes>* a;  // [blocks][a_rows]
   ptrdiff_t a_rows;
   const uint32_t* b;
-  const uint16_t* b_scale;  // [blocks][16], of kNibbles with minima [blocks][2][16], in half precision; of super-blocks
+  // [blocks][16], for kNibbles with minima [blocks][2][16], in half precision; for super-blocks
+  const uint16_t* b_scale;
                             // see super_blocks.h
   ptrdiff_t blocks;
   TileRows c;
-  // Lines of 64 bytes to ask for while a block is multiplied: of the block so many blocks further. The next panel lies
-  // behind this one, as its scales do.
+  // Lines of 64 bytes to prefetch while a block is multiplied: those of the block `ahead` blocks further on. The next
+  // panel follows this one in memory, and its scales follow these.
   int64_t first_line, end_line, ahead;
 };
 
-// Sizes of a block of a panel: words, and halves of scales.
+// Sizes of a block of a panel: number of words, and of half-precision scales.
 template <Format F>
 constexpr int kPanelWords = kBlockValues * bits_of<F>() / 32 * kWidth;
 template <Format F>
@@ -166,7 +166,7 @@ constexpr int kPanelScales =
 template <Format F>
 constexpr int kPanelLines = kPanelWords<F> / kWidth;
 
-// The minimum of sixteen columns of a block that is none of a super-block.
+// The minimum of sixteen columns of a block that does not belong to a super-block.
 template <Format F>
 INLINE Floats minimum_of(const Floats& scale, const uint16_t* scales) {
   if constexpr (kIsSymmetric<F>) return scale * broadcast(-8.0f);
@@ -182,12 +182,12 @@ constexpr int kByteRows = 8;
 constexpr int kByteRows = 4;
 #endif
 
-// One tile, rows <= kByteRows. Formats with blocks that are not arranged by columns.
+// Computes one tile, rows <= kByteRows. For formats with blocks that are not arranged by columns.
 template <Format F, int kPlanes>
 void multiply_byte_tile(const ByteProduct<kPlanes>& product, int rows);
 
 #if ROOTGRAFT_AMX
-// A block of a panel as AMX takes it, with scales and, of nibbles, minima.
+// A block of a panel in the form for AMX, with scales and, for nibbles, minima.
 template <Format F>
 struct alignas(64) SignedBlock {
   uint32_t words[kBlockWords * kWidth];
@@ -197,8 +197,8 @@ struct alignas(64) SignedBlock {
 template <Format F>
 void unpack_panel(const uint32_t* b, const uint16_t* b_scale, ptrdiff_t blocks, SignedBlock<F>* to);
 
-// The same as multiply_byte_tile to the bit, rows <= kAmxRows, of a panel that is unpacked (b and b_scale only say what
-// to ask for); in an AmxScope of amx_shapes(rows or more, kBlockWords), and A must have as many.
+// Gives the same bits as multiply_byte_tile, for rows <= kAmxRows and a panel that is unpacked (b and b_scale are only
+// prefetched). To be called in an AmxScope of amx_shapes(rows or more, kBlockWords); A must have as many rows.
 template <Format F, int kPlanes>
 void multiply_byte_amx(const ByteProduct<kPlanes>& product, const SignedBlock<F>* panel, int rows);
 #endif

@@ -1,4 +1,4 @@
-// Products of a weight that is in memory in two forms: blocks, from which few rows are computed, and widened, for more.
+// Products of a weight that is in memory in two forms: as blocks, used for few rows, and widened, used for more rows.
 #include "gguf/widened_blocks.h"
 
 #include "gemm/linear.h"
@@ -8,12 +8,12 @@
 namespace rootgraft {
 namespace {
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct BothForms {
-  QuantisedLinear blocks;   // whose planes are 0
+  QuantisedLinear blocks;   // its planes are 0
   const uint32_t* panels;   // of the widened form: see gemm/linear.h
-  const void* bias;         // [columns] of x's type or null, as that of the blocks
-  int64_t few;              // the most rows of x that are multiplied with the blocks
+  const void* bias;         // [columns] of x's type or null, the same as that of the blocks
+  int64_t few;              // largest number of rows of x that are multiplied with the blocks
 };
 
 int multiply_panels(const BothForms& op) {
@@ -29,7 +29,7 @@ int multiply_panels(const BothForms& op) {
   return linear(&plain);
 }
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct WidenBlocks {
   const uint32_t* panels;  // see Format
   const uint16_t* scales;
@@ -47,7 +47,7 @@ void widen_panels(const WidenBlocks& op) {
     BlockPlace place = widener.place(op.panels, op.scales, panel * blocks);
     for (uint32_t* to = op.out + panel * words; panel < end; panel++) {
       for (int64_t i = 0; i < blocks; i++, to += kBlockValues / E::kPerWord * kWidth) widener.widen(place, kAhead, to);
-      for (int64_t lane = op.columns - panel * kWidth; lane < kWidth; lane++) {  // past the last column
+      for (int64_t lane = op.columns - panel * kWidth; lane < kWidth; lane++) {  // after the last column
         for (int64_t i = lane; i < words; i += kWidth) op.out[panel * words + i] = 0;
       }
     }

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kRefused = 1;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct PackSuperBlocks {
-  const uint8_t* rows;  // [columns][supers] of one of ggml's types
-  uint32_t* panels;     // [ceil(columns / 16)][supers][8][bits][16] words; past the last column it is repeated
+  const uint8_t* rows;  // [columns][supers] in one of ggml's types
+  uint32_t* panels;     // [ceil(columns / 16)][supers][8][bits][16] words; after the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][supers], see super_blocks.h
   int64_t columns, supers;
   Format format;
@@ -24,27 +24,27 @@ struct PackSuperBlocks {
 
 bool is_finite(uint16_t half) { return (half & 0x7C00) != 0x7C00; }
 
-// Where a super-block of a column goes.
+// The place of a super-block of a column in the panels.
 template <Format F>
 struct SuperColumn {
   uint32_t* panel;
   uint16_t* scales;
   int lane;
 
-  // d, or e as factor 1. False if it is not finite.
+  // Stores d, or e as factor 1. Returns false if it is not finite.
   bool put_factor(int i, const uint8_t* from) const {
     const auto half = load_as<uint16_t>(from);
     scales[i * kWidth + lane] = half;
     return is_finite(half);
   }
 
-  // The step i of kStepHalves / 8 of a block.
+  // Stores step i of the kStepHalves / 8 steps of a block.
   void put_step(int block, int i, int step) const {
     auto* steps = reinterpret_cast<uint8_t*>(scales + kFactorHalves<F> + block * kStepHalves<F>);
     steps[i * kWidth + lane] = (uint8_t)step;
   }
 
-  // The numbers of a block.
+  // Stores the numbers of a block.
   void put_values(int block, const uint8_t (&value)[kBlockValues]) const {
     constexpr int kBits = bits_of<F>(), kLow = kLowBits<F>, kTop = kTopBits<F>;
     uint32_t words[kBits] = {};
@@ -57,7 +57,7 @@ struct SuperColumn {
   }
 };
 
-// Scales and minima of 6 bits in 12 bytes.
+// Reads scales and minima of 6 bits from 12 bytes.
 template <Format F>
 void put_six_bit_steps(const uint8_t* six, const SuperColumn<F>& to) {
   for (int block = 0; block < kSuperBlocks; block++) {
@@ -68,8 +68,8 @@ void put_six_bit_steps(const uint8_t* six, const SuperColumn<F>& to) {
   }
 }
 
-// d and e; scales; 32 bytes for two blocks each, the first in low halves. Of 5 bits: a fifth bit of each value, those of a
-// block in one bit of 32 bytes, is in front of them.
+// Layout of the file: d and e; scales; 32 bytes for each two blocks, with the first block in the low halves. With 5
+// bits, the fifth bits come before them: one bit of 32 bytes holds those of a block.
 template <Format F>
 bool pack_nibbles(const uint8_t* from, const SuperColumn<F>& to) {
   constexpr bool kFifth = F == Format::kSuper5Bits;
@@ -87,10 +87,11 @@ bool pack_nibbles(const uint8_t* from, const SuperColumn<F>& to) {
   return first && second;
 }
 
-// Two bits of the values of a block: 32 bytes hold four blocks, the first in their lowest bits.
+// Two bits of the values of a block: 32 bytes hold four blocks, the first one in the lowest bits.
 uint8_t pair_at(const uint8_t* from, int block, int k) { return from[block / 4 * kBlockValues + k] >> block % 4 * 2 & 3; }
 
-// Two halves of 128 values: 64 bytes of low nibbles, 32 bytes of high pairs of bits; a scale for each 16 values; d.
+// Layout: two halves of 128 values, each 64 bytes of low nibbles; 32 bytes of pairs of high bits; a scale for each 16
+// values; d.
 bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuper6Bits>& to) {
   const uint8_t *low = from, *high = from + 128, *step = from + 192;
   for (int block = 0; block < kSuperBlocks; block++) {
@@ -106,7 +107,8 @@ bool pack_q6_k(const uint8_t* from, const SuperColumn<Format::kSuper6Bits>& to) 
   return to.put_factor(0, from + 208);
 }
 
-// The third bits of a block are a bit of 32 bytes; two bits of each value; sixteen scales of 6 bits in 12 bytes; d.
+// Layout: the third bits of a block are one bit of 32 bytes; two bits of each value; sixteen scales of 6 bits in 12
+// bytes; d.
 template <Format F>
 bool pack_q3_k(const uint8_t* from, const SuperColumn<F>& to) {
   const uint8_t *low = from + 96, *high = from + 104;
@@ -121,7 +123,7 @@ bool pack_q3_k(const uint8_t* from, const SuperColumn<F>& to) {
   return to.put_factor(0, from + 108);
 }
 
-// Sixteen bytes with a scale and a minimum; two bits of each value; d and e.
+// Layout: sixteen bytes with a scale and a minimum; two bits of each value; d and e.
 bool pack_q2_k(const uint8_t* from, const SuperColumn<Format::kSuper2Bits>& to) {
   for (int block = 0; block < kSuperBlocks; block++) {
     uint8_t value[kBlockValues];
@@ -133,7 +135,8 @@ bool pack_q2_k(const uint8_t* from, const SuperColumn<Format::kSuper2Bits>& to) 
   return first && second;
 }
 
-// d; eight scales of 6 bits, their upper two in 2 bytes, the lower four in 4 bytes; 16 bytes for each block.
+// Layout: d; eight scales of 6 bits, with the upper two bits in 2 bytes and the lower four in 4 bytes; 16 bytes a
+// block.
 bool pack_iq4_xs(const uint8_t* from, const SuperColumn<Format::kSuperTable>& to) {
   const auto high = load_as<uint16_t>(from + 2);
   for (int block = 0; block < kSuperBlocks; block++) {
@@ -147,7 +150,7 @@ bool pack_iq4_xs(const uint8_t* from, const SuperColumn<Format::kSuperTable>& to
   return to.put_factor(0, from);
 }
 
-// f; sixteen scales; 16 bytes for each block. Which numbers are not finite is known before.
+// Layout: f; sixteen scales; 16 bytes for each block. The caller has checked that the numbers are finite.
 bool pack_nvfp4(const uint8_t* from, const SuperColumn<Format::kSuperFloat4>& to) {
   for (int block = 0; block < kSuperBlocks; block++) {
     constexpr int kHalf = kBlockValues / 2;
@@ -171,7 +174,7 @@ bool pack_column(const uint8_t* from, const SuperColumn<F>& to) {
   else return pack_nibbles(from, to);
 }
 
-// Bytes of a super-block in a file; of kSuperFloat4 as the loader makes it.
+// Bytes of a super-block in a file; for kSuperFloat4, in the form that the loader makes.
 template <Format F>
 constexpr int stored_bytes() {
   switch (F) {

@@ -1,4 +1,4 @@
-// Weights in super-blocks of 256 values (K-quants): scales of blocks are integers with a common factor for each
+// Weights in super-blocks of 256 values (K-quants): the scales of blocks are integers with a common factor for each
 // super-block.
 //
 //   kSuperNibbles   (d s) q - (e t)   eight blocks of 32 with q of 4 bits; s and t of 6 bits (Q4_K)
@@ -8,15 +8,16 @@
 //   kSuper2Bits     (d s) q - (e t)   sixteen blocks of 16 with q of 2 bits; s and t of 4 bits (Q2_K)
 //   kSuperTable     (d s) table[q]    eight blocks of 32 with q of 4 bits; s a signed byte (IQ4_XS)
 //   kSuperFloat4    (f s) table[q]    sixteen blocks of 16 with q of 4 bits; s in E4M3, f in fp32 (NVFP4)
-//   kSuperGrid      (d s) table[q]    as kSuper3Bits, whose q choose one of six values (IQ2_XXS, IQ2_XS, IQ2_S)
+//   kSuperGrid      (d s) table[q]    as kSuper3Bits, with q choosing one of six values (IQ2_XXS, IQ2_XS, IQ2_S)
 //
-// Words of a panel lie as those of kNibbles and kBytes, in blocks of 32. Numbers in planes have 4 or 2 bits in as many
-// words: byte j of word i has those at places 4 (i + n w) + j in its bits n w up, w the number of words; the top bits, one or
-// two, follow in as many words in the same way.
+// The words of a panel are like those of kNibbles and kBytes, in blocks of 32. Numbers in planes have 4 or 2 bits in as
+// many words: with w words, byte j of word i has the numbers at places 4 (i + n w) + j in its bits from n w on. The top
+// bits, one or two of each number, follow in as many words in the same way.
 //
-// Its scales, in the words of half precision of a super-block: d of 16 columns, where there are minima e of 16 columns;
-// then for each block of 32 two times 16 bytes: s and t, or s of the first 16 values and of the others, which of
-// kSuper2Bits have t in their upper halves; of kSuperTable one time 16 bytes. kSuperFloat4 has f in place of d and e.
+// The scales of a super-block are stored as words of half precision: d of 16 columns; e of 16 columns, if there are
+// minima; then for each block of 32 two times 16 bytes: s and t, or s of the first 16 values and s of the others. For
+// kSuper2Bits the upper halves of these bytes are t. For kSuperTable there are 16 bytes only. kSuperFloat4 has f in
+// place of d and e.
 #pragma once
 
 #include <type_traits>
@@ -27,13 +28,13 @@ namespace rootgraft {
 
 constexpr int kSuperValues = 256, kSuperBlocks = kSuperValues / kBlockValues;
 
-// Whether numbers have a minimum, which is added to them, and whether it has a factor of its own.
+// Whether numbers have a minimum that is added to them, and whether the minimum has a factor of its own.
 template <Format F>
 constexpr bool kHasMinima = (kIsNibbles<F> && !kIsTable<F>) || (kIsPlanes<F> && kUnarranged<F> != Format::kSuperGrid);
 template <Format F>
 constexpr bool kHasMinimumFactor =
     kHasMinima<F> && kUnarranged<F> != Format::kSuper3Bits && kUnarranged<F> != Format::kSuper6Bits;
-// Whether the halves of a block have scales of their own.
+// Whether the halves of a block have separate scales.
 template <Format F>
 constexpr bool kHasHalfScales = kUnarranged<F> == Format::kSuper6Bits || kUnarranged<F> == Format::kSuper3Bits ||
                                 kUnarranged<F> == Format::kSuper2Bits || kUnarranged<F> == Format::kSuperGrid;
@@ -46,15 +47,16 @@ constexpr int kStepHalves = kUnarranged<F> == Format::kSuperTable ? kWidth / 2 :
 template <Format F>
 constexpr int kSuperHalves = kFactorHalves<F> + kSuperBlocks * kStepHalves<F>;
 template <Format F>
-constexpr int kBlockHalves = kIsSuper<F> ? kSuperHalves<F> / kSuperBlocks : kPanelScales<F>;  // of scales, on average
+// number of half-precision scales, on average
+constexpr int kBlockHalves = kIsSuper<F> ? kSuperHalves<F> / kSuperBlocks : kPanelScales<F>;
 
-// Halves of the scales of so many blocks of a panel: whole super-blocks.
+// Number of half-precision scales for this many blocks of a panel, which are whole super-blocks.
 template <Format F>
 constexpr int64_t scale_halves(int64_t blocks) {
   return kIsSuper<F> ? blocks / kSuperBlocks * kSuperHalves<F> : blocks * kPanelScales<F>;
 }
 
-// Sixteen bytes as numbers.
+// Converts sixteen bytes to numbers.
 template <class Byte>
 INLINE Floats load_bytes(const Byte* from) {
 #if defined(__AVX512F__)
@@ -68,7 +70,7 @@ INLINE Floats load_bytes(const Byte* from) {
 #endif
 }
 
-// The lower or the upper halves of sixteen bytes as numbers.
+// Converts the lower or the upper halves of sixteen bytes to numbers.
 template <int kShift>
 INLINE Floats load_half_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
@@ -83,8 +85,8 @@ INLINE Floats load_half_bytes(const uint8_t* from) {
 #endif
 }
 
-// Sixteen bytes in E4M3 as numbers. The bits of a half are those of E4M3 with a bit between sign and exponent, whose bias
-// differs by 8.
+// Converts sixteen bytes in E4M3 to numbers. Half precision has the bits of E4M3, with one more bit between sign and
+// exponent; its exponent's bias is larger by 8.
 INLINE Floats load_float8(const uint8_t* from) {
   uint16_t halves[kWidth];
   for (int i = 0; i < kWidth; i++) halves[i] = (uint16_t)((from[i] & 0x80) << 8 | (from[i] & 0x7F) << 7);

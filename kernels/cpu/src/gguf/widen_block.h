@@ -1,4 +1,4 @@
-// A block of a panel as numbers of bf16 or fp32, for each format: what widener_of is made of.
+// Converts a block of a panel to numbers of bf16 or fp32, for each format. widener_of is built from these functions.
 #pragma once
 
 #include "gguf/block_rows.h"
@@ -6,7 +6,7 @@
 
 namespace rootgraft {
 
-// A word of each column.
+// Stores a word of each column.
 INLINE void store_pair(uint32_t* to, const Floats& first, const Floats& second) {
 #if defined(__AVX512BF16__)
   alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
@@ -34,7 +34,7 @@ INLINE void widen_block(const Block& block, uint32_t* to) {
 }
 
 #if ROOTGRAFT_AMX
-// The fields of the last column, from bits to spare.
+// The fields of the last column, which are in left-over bits.
 template <Format F>
 INLINE void store_last_fields(const uint32_t* from, uint32_t* to) {
   using Fields = RowFields<F>;

@@ -1,4 +1,4 @@
-// Blocks of all formats as numbers of bf16.
+// Converts blocks of all formats to numbers of bf16.
 #include "gguf/widen_block.h"
 
 namespace rootgraft {

@@ -1,4 +1,4 @@
-// Blocks of all formats as numbers of fp32.
+// Converts blocks of all formats to numbers of fp32.
 #include "gguf/widen_block.h"
 
 namespace rootgraft {

@@ -17,9 +17,11 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kFewRows = 32;           // use a panel once or twice: it is then widened into the first cache
-constexpr int64_t kManyPanels = 32;        // of a part that many rows use
-constexpr int64_t kRoomBytes = 512 << 10;  // of widened panels for more rows: half of them are used, half are made
+// up to this many rows use a panel once or twice, so it is widened into the first cache
+constexpr int64_t kFewRows = 32;
+constexpr int64_t kManyPanels = 32;        // panels of a part if many rows use them
+// bytes of widened panels for more rows: half of them are used while the other half is widened
+constexpr int64_t kRoomBytes = 512 << 10;
 
 // Whether many rows are multiplied in pieces along K.
 bool takes_pieces(const QuantisedLinear& op) {
@@ -32,16 +34,16 @@ bool takes_pieces(const QuantisedLinear& op) {
 }
 
 #if ROOTGRAFT_AMX
-// How many pieces along K, and the block of 32 values at which one begins.
+// Number of pieces along K, and the block of 32 values with which one begins.
 int64_t piece_count(const QuantisedLinear& op) {
   constexpr int64_t kBlocks = kPieceWords / kAmxWords;
   return (op.width / kBlockValues + kBlocks - 1) / kBlocks;
 }
 int64_t piece_edge(const QuantisedLinear& op, int64_t i) { return op.width / kBlockValues * i / piece_count(op); }
 
-constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // of two tiles of rows and two panels
+constexpr ptrdiff_t kPairSums = 4 * kTileSums;  // sums of two tiles of rows and two panels
 
-// One or two tiles of rows times one or two panels. step() runs before each instruction that multiplies.
+// Multiplies one or two tiles of rows with one or two panels. step() is called before each multiplying instruction.
 template <int R, int P, AmxReuse kReuse, class Rows, class Step>
 void multiply_tiles(const Product& p, const AmxRows& rows, AmxEpilogue<Rows>& epilogue, const Piece<float>& piece,
                     Step step) {
@@ -73,7 +75,7 @@ INLINE void multiply_rows(const Product& p, const AmxRows& rows, AmxReuse reuse,
 }
 #endif
 
-// Some rows times some widened panels; with a gate, a panel stands for two.
+// Multiplies some rows with some widened panels. With a gate, a panel stands for two.
 template <class E>
 struct WidenedPart {
   const QuantisedLinear& op;
@@ -81,14 +83,15 @@ struct WidenedPart {
   const ProductPart& part;
   const int64_t steps = op.width / E::kPerWord, panel_words = steps * kWidth;
 
-  // Panels that are widened at once, where few rows use `few`.
+  // Number of panels that are widened at a time; `few` if there are few rows.
   int64_t group(int few) const {
     if (part.row_count() <= kFewRows) return few;
     const int64_t room = kRoomBytes / 2 / (panel_words * halves() * (int64_t)sizeof(uint32_t));
     return std::max<int64_t>(few, room / kTilePanels * kTilePanels);
   }
 
-  int row_tiles() const { return (part.row_count() + kAmxRows - 1) / kAmxRows; }  // of AMX: steps beside each block
+  // number of AMX tiles: steps for each block
+  int row_tiles() const { return (part.row_count() + kAmxRows - 1) / kAmxRows; }
   int halves() const { return op.gate ? 2 : 1; }
   int64_t apart() const { return op.gate ? op.columns / 2 / kWidth : 0; }
 
@@ -96,14 +99,14 @@ struct WidenedPart {
     return {static_cast<const uint32_t*>(op.x) + tile.row * steps, steps, b, panel_words, steps, c, nullptr};
   }
 
-  // So many words that a thread keeps, in whole lines.
+  // Returns memory for this many words that the thread keeps, in whole cache lines.
   static uint32_t* room_of(int64_t words) {
     static thread_local std::vector<Words> rooms;
     if ((int64_t)rooms.size() * kWidth < words) rooms.resize((words + kWidth - 1) / kWidth);
     return reinterpret_cast<uint32_t*>(rooms.data());
   }
 
-  // f(widened, panel, count, step) for groups of panels; step() widens some of the next one.
+  // Calls f(widened, panel, count, step) for groups of panels; step() widens a part of the next group.
   template <class Fn>
   INLINE void for_groups(int64_t group, Fn f) const {
     const int64_t room = group * halves() * panel_words;
@@ -122,7 +125,7 @@ struct WidenedPart {
     }
   }
 
-  // Widened panels, the first of which is `panel`.
+  // Multiplies with widened panels; `panel` is the number of the first one.
   template <class Out>
   void multiply(const uint32_t* widened, int64_t panel, int count, Out& out) const {
     alignas(64) float room[kTileRows * kRoomStride];
@@ -133,7 +136,7 @@ struct WidenedPart {
     });
   }
 
-  // The same of a gate: those of its factors lie behind the widened panels.
+  // Likewise with a gate: the panels of its factor follow the widened panels of the gate.
   template <class Act>
   void multiply_gated(const uint32_t* widened, int64_t panel, int count) const {
     using Value = typename E::Value;
@@ -155,7 +158,7 @@ struct WidenedPart {
   }
 
 #if ROOTGRAFT_AMX
-  // The same by AMX, with step() before each instruction that multiplies.
+  // Likewise by AMX, with step() before each multiplying instruction.
   template <class Out, class Step>
   void multiply_amx(const uint32_t* widened, int64_t panel, int count, Out& out, AmxEpilogue<RoundedRows>& epilogue,
                     Step step) const {
@@ -170,8 +173,9 @@ struct WidenedPart {
     for_amx_tiles(part.row_count(), count, multiply, 2);
   }
 
-  // f(product of a tile, its rows, tile, sums, step) for many rows, which pass some panels in pieces along K: two tiles'
-  // rows stay in the first cache, widened panels of this piece and the next one in the second, and sums wait in memory.
+  // Calls f(product of a tile, its rows, tile, sums, step) for many rows, which are multiplied with some panels in
+  // pieces along K: two tiles' rows stay in the first cache, the widened panels of this piece and the next one in the
+  // second, and sums are kept in memory.
   template <class F>
   INLINE void for_pieces(F f) const {
     constexpr int64_t kPanels = 16;
@@ -287,7 +291,7 @@ void multiply_gated_part(const QuantisedLinear& op, const DeepRows& x, const Pro
   });
 }
 
-// x, as pieces take it.
+// Lays out x for pieces along K.
 DeepRows rows_of(const QuantisedLinear& op, int threads) {
   const DeepRows x = {static_cast<const uint32_t*>(op.x), op.rows, op.width / Bf16::kPerWord};
 #if ROOTGRAFT_AMX
@@ -298,7 +302,7 @@ DeepRows rows_of(const QuantisedLinear& op, int threads) {
   return x;
 }
 
-// f(x, part) on all threads. Throws std::bad_alloc where one does.
+// Calls f(x, part) on all threads. Throws std::bad_alloc if one of the threads does.
 template <class F>
 void for_parts(const QuantisedLinear& op, const Cuts& cuts, F f) {
   const DeepRows x = rows_of(op, cuts.threads);

@@ -1,4 +1,4 @@
-// Blocks of panels rounded to numbers of bf16 or fp32, some at a time beside other work.
+// Rounds blocks of panels to numbers of bf16 or fp32, some at a time beside other work.
 #pragma once
 
 #include "gguf/block_numbers.h"
@@ -6,22 +6,22 @@
 
 namespace rootgraft {
 
-constexpr int kAhead = 8;  // blocks that are asked for before they are needed
+constexpr int kAhead = 8;  // number of blocks that are prefetched before they are used
 
-// How blocks of a format are widened, one by one. Not a template of what widens them: each format's code is long, and is
-// compiled once for each type of number.
+// Functions that widen the blocks of a format, one by one. The code that uses them is not a template of the format:
+// each format's code is long, and is compiled once for each type of number.
 struct Widener {
-  // The place of a block that is counted over panels.
+  // The position of a block that is counted over panels.
   BlockPlace (*place)(const uint32_t* panels, const uint16_t* scales, int64_t block);
-  // Widens the block at a place, which moves on to the next, and asks for the one that comes so many blocks later.
+  // Widens the block at a position, which is advanced to the next one, and prefetches the block `ahead` blocks later.
   void (*widen)(BlockPlace& place, int ahead, uint32_t* to);
 };
 
-// To numbers of E.
+// Widens to numbers of E.
 template <class E>
 Widener widener_of(Format format);
 
-// Panels, those of a gate's factors `apart` further if that is not 0, and of each some blocks along K.
+// Some blocks along K of some panels. If `apart` is not 0, there are panels of a gate's factor that much further on.
 struct WidenedSpan {
   int64_t panel, panels, apart, block, blocks;
 };
@@ -30,10 +30,10 @@ struct WidenedSpan {
 template <class E>
 class Widening {
  public:
-  // A block every so many steps.
+  // From now on, widens one block in every `every` steps.
   void begin(const QuantisedLinear& op, const WidenedSpan& span, int every, uint32_t* to) {
     all_ = op.width / kBlockValues;
-    // Blocks of a whole panel are followed by those of the next; some are followed by blocks that come much later.
+    // The blocks of a whole panel are followed by those of the next one; after a part of a panel, the next is far away.
     is_whole_ = span.blocks == all_;
     ahead_ = is_whole_ ? kAhead : (int)all_;
     widener_ = widener_of<E>(op.format);
@@ -44,7 +44,7 @@ class Widening {
     begin_panel();
   }
 
-  // One of those steps.
+  // One of these steps.
   INLINE void step() {
     if (!left_ || --wait_ > 0) return;
     wait_ = every_;
@@ -60,9 +60,9 @@ class Widening {
   }
 
  private:
-  static constexpr int kWords = kBlockValues / E::kPerWord * kWidth;  // of a block, widened
+  static constexpr int kWords = kBlockValues / E::kPerWord * kWidth;  // words of a block, widened
 
-  // The next panel, or all of them where they are whole and follow each other.
+  // Starts the next panel, or all panels if they are whole and one after another.
   void begin_panel() {
     const int64_t own = is_whole_ ? 1 : span_.panels, panel = panel_ < own ? panel_ : panel_ - own + span_.apart;
     const int64_t block = (span_.panel + panel) * all_ + span_.block;
@@ -81,7 +81,8 @@ class Widening {
   BlockPlace from_;
   Widener widener_ = {};
   uint32_t* to_ = nullptr;
-  int64_t all_ = 0, left_ = 0, panel_ = 0, panels_ = 0;  // blocks of a panel, blocks left in one, panels
+  // blocks of a panel, blocks left in one, number of the panel, number of panels
+  int64_t all_ = 0, left_ = 0, panel_ = 0, panels_ = 0;
   int every_ = 1, wait_ = 1, ahead_ = kAhead;
   bool is_whole_ = true;
 };

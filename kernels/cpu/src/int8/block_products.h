@@ -1,4 +1,4 @@
-// Products of rows in 8 or 15 bits with weights in blocks of 32, by vectors and by AMX; sums of products are integers.
+// Products of rows in 8 or 15 bits with weights in blocks of 32, by vectors and by AMX. Sums of products are integers.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,11 @@
 
 namespace rootgraft {
 
-constexpr int64_t kSmallRows = 1 << 13;  // values to quantise below which one thread is faster
-constexpr int64_t kManyRows = 128;       // for a thread: it then multiplies its rows with all panels
+constexpr int64_t kSmallRows = 1 << 13;  // number of values to quantise below which one thread is faster
+// number of rows for each thread from which a thread multiplies its rows with all panels
+constexpr int64_t kManyRows = 128;
 
-// x in blocks, tile by tile, as A of the products: [tiles][blocks][rows of a tile].
+// x in blocks, tile by tile, as operand A of the products: [tiles][blocks][rows of a tile].
 template <int kPlanes>
 struct BlockRows {
   int64_t blocks, tile_rows;
@@ -40,7 +41,7 @@ struct BlockRows {
   const ByteBlock<kPlanes>* tile(int64_t index) const { return &all[index * blocks * tile_rows]; }
 
  private:
-  // Not inlined, so that the size of a block is known where its loops are compiled.
+  // Not inlined, so that the size of a block is a constant in its loops.
   template <class E>
   __attribute__((noinline)) void fill_row(const QuantisedLinear& op, int64_t row) {
     const auto* from = static_cast<const typename E::Value*>(op.x) + row * op.width;
@@ -71,14 +72,15 @@ struct BlockRows {
   }
 };
 
-// Several tiles that use a panel share the prefetch of the next one, which overlaps memory with computation. A single tile
-// only streams: CPUs with AMX gain a twentieth by asking for what comes shortly after, on others the hardware does better,
-// but for blocks of five lines, of which it loses track: they take twice as long then.
+// Several tiles that use a panel share the prefetch of the next one, so that reading memory overlaps with computation.
+// A single tile reads each panel once. CPUs with AMX then gain a twentieth from prefetches shortly ahead. On other CPUs
+// the hardware's prefetcher is better, except for blocks of five lines, which it does not follow: they take twice as
+// long.
 template <Format F, int kPlanes, class Out>
 void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
   const int64_t words = x.blocks * kPanelWords<F>, halves = scale_halves<F>(x.blocks);
   const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
-  constexpr int64_t kStreamed = 32;  // lines ahead of a single tile
+  constexpr int64_t kStreamed = 32;  // number of lines that a single tile prefetches ahead
   const int64_t ahead = count > 1 ? x.blocks : kStreamed / kPanelLines<F>;
   alignas(64) float room[kByteRows * kRoomStride];
   for (int64_t panel = part.panel; panel < part.panel_end; panel++) {
@@ -97,7 +99,7 @@ void multiply_blocks(const QuantisedLinear& op, const BlockRows<kPlanes>& x, con
 }
 
 #if ROOTGRAFT_AMX
-// For some panels; false where there is no memory, for a worker must not throw.
+// Multiplies some panels. Returns false if there is not enough memory, as a worker must not throw.
 template <Format F>
 bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
   unpacked.resize(std::max<size_t>(unpacked.size(), blocks));
@@ -106,11 +108,12 @@ bool make_room(std::vector<SignedBlock<F>>& unpacked, int64_t blocks) try {
   return false;
 }
 
-// The same by AMX, of panels that are unpacked once for all tiles: as many at a time as leave room in a core's second
-// cache, so that the rows of x, which may be too many for it, are read fewer times. False: there is no memory for them.
+// Likewise by AMX, for panels that are unpacked once for all tiles. As many are unpacked at a time as leave room in a
+// core's second cache, so that the rows of x, which may not fit in it, are read fewer times. Returns false if there is
+// no memory.
 template <Format F, int kPlanes, class Out>
 bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x, const ProductPart& part, Out& out) {
-  constexpr int64_t kUnpacked = 640 << 10, kMost = 8;  // bytes of panels, and panels
+  constexpr int64_t kUnpacked = 640 << 10, kMost = 8;  // kUnpacked: bytes of panels; kMost: limit of panels
   const int64_t words = x.blocks * kPanelWords<F>, halves = x.blocks * kPanelScales<F>;
   const int64_t first = part.row / x.tile_rows, count = (part.row_count() + x.tile_rows - 1) / x.tile_rows;
   const int64_t room_for = kUnpacked / (x.blocks * (int64_t)sizeof(SignedBlock<F>));
@@ -127,7 +130,7 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
     }
     for (int64_t i = 0; i < count; i++) {
       for (int64_t p = 0; p < panels; p++) {
-        const int64_t row = (first + i) * x.tile_rows, before = panel + p + group - 1;  // of the panel to ask for
+        const int64_t row = (first + i) * x.tile_rows, before = panel + p + group - 1;  // before: the panel to prefetch
         const int64_t lines = before + 1 < part.panel_end ? kPanelLines<F> : 0;
         const TileSpan tile = {row, panel + p, (int)std::min(x.tile_rows, op.rows - row), 1};
         multiply_byte_amx<F, kPlanes>({x.tile(first + i), x.tile_rows, op.panels + before * words,
@@ -145,10 +148,10 @@ bool multiply_blocks_amx(const QuantisedLinear& op, const BlockRows<kPlanes>& x,
 template <Format F, int kPlanes, class E, class Out>
 void run_blocks(const QuantisedLinear& op) {
   static thread_local BlockRows<kPlanes> x;
-  // Few rows are one tile of vectors, which need not unpack the weights into memory first.
+  // Few rows are one tile for the vector code, for which the weights need not be unpacked to memory.
   const bool by_amx = kTakesAmx<F> && op.rows > kByteRows && has_amx();
   x.template fill<E>(op, by_amx ? kAmxRows : kByteRows);
-  const BlockRows<kPlanes>& rows = x;  // the caller's, on all threads
+  const BlockRows<kPlanes>& rows = x;  // the caller's variable, on all threads
   const Cuts cuts(op.used_threads(), op.rows, op.columns, rows.tile_rows, rows.tile_rows, kManyRows,
                   {rows.blocks * kPanelLines<F>});
   Out out(op, cuts.count());

@@ -1,7 +1,7 @@
 // Products of bytes with a scale for each row, by AMX.
 //
-// Finishing a row (outliers, scales, rounding) takes vectors about as long as AMX takes to sum it, so rows of one
-// product are finished between the instructions that multiply the next one.
+// Finishing a row (outliers, scales, rounding) takes the vector units about as long as AMX takes to sum it. So rows of
+// one product are finished between the multiplying instructions of the next one.
 #include "int8/int8_amx.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void finish(const ChannelProduct& p, const int32_t* sums, int row) {
   finish_row<To>(p, row, low);
 }
 
-// The same of fp32, past the caches.
+// Stores the same in fp32, past the caches.
 template <int P>
 void finish_past_caches(const ChannelProduct& p, const int32_t* sums, int row) {
   Ints low[P];
@@ -39,9 +39,9 @@ void finish_past_caches(const ChannelProduct& p, const int32_t* sums, int row) {
   for (int v = 0; v < P; v++) _mm512_stream_ps(to + v * kWidth, (__m512)whole[v].part[0]);
 }
 
-// act(gate) * up of two panels to 32 columns of bf16, each panel of gates before the one of its factors; all rounded
-// first. Two panels are rounded together and widened again in registers, four columns of each eight in one and four in
-// the other: through memory it took a twelfth of the op's time.
+// act(gate) * up from panels to 32 columns of bf16; each panel of the gate comes before the one of its factor, and all
+// values are rounded first. Two panels are rounded together and widened again in registers, with four columns of each
+// eight in one and four in the other. Through memory this took a twelfth of the op's time.
 template <class Act>
 INLINE void store_gated_pair(const Floats (&whole)[4], uint16_t* to) {
   const auto rounded = [](const Floats& first, const Floats& second) {
@@ -54,7 +54,7 @@ INLINE void store_gated_pair(const Floats (&whole)[4], uint16_t* to) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), fours));
 }
 
-// act(gate) * up of P / 2 panels, each beside the one of its factors; all rounded first.
+// act(gate) * up of P / 2 panels of a gate, each before the panel of its factor; all values are rounded first.
 template <class To, class Act, int P>
 void finish_gated(const ChannelProduct& p, const int32_t* sums, int row) {
   Ints low[P];
@@ -88,7 +88,7 @@ ChannelFinish::Row finishing_of(const ChannelProduct& product) {
   return finish_one;
 }
 
-// What is done beside products: lines are asked for, and rows of the product before finished.
+// The work beside products: prefetching lines, and finishing rows of the product before.
 template <int Products>
 struct BesideChannels {
   AheadLines ahead;
@@ -102,7 +102,7 @@ struct BesideChannels {
   }
 };
 
-// f(register, offset) for the sums of R tiles of rows and P panels, the first of which is `panel` of the product.
+// Calls f(register, offset) for the sums of R tiles of rows and P panels; `panel` is the first panel in the product.
 template <int R, int P, class F>
 INLINE void for_sums(int panel, const AmxRows& rows, F f) {
   for_constants<R * P>([&](auto i) {
@@ -110,7 +110,7 @@ INLINE void for_sums(int panel, const AmxRows& rows, F f) {
   });
 }
 
-// Adds to the sums of R tiles of rows and P panels, to `room`.
+// Adds to the sums of R tiles of rows and P panels, and stores them to `room`.
 template <int R, int P, AmxReuse kReuse>
 void sum(const ChannelProduct& p, int panel, const AmxRows& rows, AheadLines& ahead, ChannelFinish& finishing,
          const ChannelPiece& piece, int32_t* room) {

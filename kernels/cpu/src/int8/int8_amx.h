@@ -1,4 +1,4 @@
-// Products of bytes with a scale for each row by AMX, whose rows are finished while the next product is made.
+// Products of bytes with a scale for each row, by AMX. Rows are finished while the next product is computed.
 #pragma once
 
 #include "gemm/tile_amx.h"
@@ -8,7 +8,7 @@
 
 namespace rootgraft {
 
-// Finishes the rows of a product while AMX multiplies the next, which leaves the vector units idle.
+// Finishes the rows of a product while AMX multiplies the next one, which leaves the vector units idle.
 class ChannelFinish {
  public:
   static constexpr int kStride = kAmxPanels * kWidth;  // sums from row to row
@@ -17,13 +17,14 @@ class ChannelFinish {
 
   ~ChannelFinish() { finish_all(); }
 
-  // Where the sums of the product that is made go.
+  // Returns the memory for the sums of the product that is computed now.
   int32_t* room() { return sums_[room_]; }
 
-  // They are there, and go to product.c from now on. The next product has so many instructions that multiply.
+  // Called when these sums are complete: from the next product on they are finished and written to product.c. The next
+  // product has `products` multiplying instructions.
   void begin(const ChannelProduct& product, int rows, int panels, ptrdiff_t products);
 
-  // Finishes a row. Returns how many instructions that multiply come before the next one is due.
+  // Finishes a row. Returns the number of multiplying instructions before the next row is due.
   INLINE int finish_one() {
     if (next_ < rows_) finish_next();
     return next_ < rows_ ? every_ : kNoneLeft;
@@ -33,7 +34,7 @@ class ChannelFinish {
     while (next_ < rows_) finish_next();
   }
 
-  int wait = kNoneLeft;  // instructions until a row is due
+  int wait = kNoneLeft;  // number of instructions until a row is due
 
  private:
   INLINE void finish_next() { row_(product_, from_, next_++); }
@@ -45,16 +46,17 @@ class ChannelFinish {
   int next_ = 0, rows_ = 0, room_ = 0, every_ = 1;
 };
 
-// Some words along K of a product: its sums of the words before, null for none, and where they go, null to be finished.
-// Rows of them lie ChannelFinish::kStride apart.
+// Some words along K of a product. `from`: its sums over the words before, null for none. `to`: where its own sums are
+// written, null if they are to be finished. The rows of these sums are ChannelFinish::kStride apart.
 struct ChannelPiece {
   ptrdiff_t word, words;
   const int32_t* from;
   int32_t* to;
 };
 
-// The same to the bit as multiply_channel_tile where words fill AMX's registers, stored when the finishing goes on or
-// ends; in an AmxScope of amx_shapes(rows, kAmxWords). Two tiles of rows may take panels from the second cache.
+// Gives the same bits as multiply_channel_tile if the words fill AMX's registers. Results are stored when the finishing
+// continues or ends. To be called in an AmxScope of amx_shapes(rows, kAmxWords). Two tiles of rows may take panels from
+// the second cache.
 void multiply_channel_amx(const ChannelProduct& product, const AmxRows& rows, int panels, AmxReuse reuse,
                           ChannelFinish& finishing, const ChannelPiece& piece);
 

@@ -5,7 +5,7 @@
 
 namespace rootgraft {
 
-constexpr int kWordBytes = 4;  // values of 8 bits in a word
+constexpr int kWordBytes = 4;  // number of values of 8 bits in a word
 
 struct Ints {
   IntPart part[kParts];
@@ -23,7 +23,7 @@ INLINE Ints load_ints(const int32_t* from) {
   return map_ints([&](int i) { return load_part<IntPart>(from, i); });
 }
 
-// Modulo 2^32: lanes that nobody uses hold anything.
+// Addition modulo 2^32: lanes that are not used may hold anything.
 INLINE Ints operator+(const Ints& a, const Ints& b) {
   return map_ints([&](int i) { return (IntPart)((WordPart)a.part[i] + (WordPart)b.part[i]); });
 }
@@ -36,12 +36,12 @@ INLINE Floats to_floats(const Ints& value) {
   return map([&](int i) { return __builtin_convertvector(value.part[i], FloatPart); });
 }
 
-// Towards zero.
+// Conversion with rounding towards zero.
 INLINE Ints to_ints(const Floats& value) {
   return map_ints([&](int i) { return __builtin_convertvector(value.part[i], IntPart); });
 }
 
-// Whether any is not 0.
+// Whether any lane is not 0.
 INLINE bool any(const Ints& value) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)value.part[0], (__m512i)value.part[0]);
@@ -66,7 +66,7 @@ INLINE int32_t sum(const Ints& value) {
 #endif
 }
 
-// Sixteen finite numbers of IEEE half precision.
+// Loads sixteen finite numbers of IEEE half precision.
 INLINE Floats load_half(const uint16_t* from) {
 #if defined(__AVX512F__)
   return Floats{{(FloatPart)_mm512_cvtph_ps(load_as<__m256i>(from))}};
@@ -77,7 +77,7 @@ INLINE Floats load_half(const uint16_t* from) {
 #else
   return map([&](int i) {
     const WordPart bits = __builtin_convertvector(load_as<HalfPart>(from + i * kLanes), WordPart);
-    // The exponents' biases differ by 112; the product is exact, for subnormal numbers too.
+    // The biases of the exponents differ by 112. The product is exact, for subnormal numbers too.
     const FloatPart magnitude = (FloatPart)((bits & 0x7FFF) << 13) * 0x1p112f;
     return (FloatPart)((WordPart)magnitude | (bits & 0x8000) << 16);
   });
@@ -97,7 +97,7 @@ INLINE IntPart add_pairs(__m256i bytes, __m256i signed_bytes, IntPart acc) {
 #endif
 
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
-// In each lane acc + the sum of four products of signed bytes.
+// Returns, in each lane, acc + the sum of four products of signed bytes.
 INLINE IntPart dot_signed(int8x16_t a, int8x16_t b, IntPart acc) {
 #if defined(__ARM_FEATURE_DOTPROD)
   return (IntPart)vdotq_s32((int32x4_t)acc, a, b);
@@ -109,7 +109,8 @@ INLINE IntPart dot_signed(int8x16_t a, int8x16_t b, IntPart acc) {
 }
 #endif
 
-// In each lane acc + the sum of four products: bytes of a, unsigned and up to kMostByte, times signed bytes of b.
+// Returns, in each lane, acc + the sum of four products: bytes of a, unsigned and up to kMostByte, with signed bytes of
+// b.
 INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #if defined(__AVX512VNNI__)
   return Ints{{(IntPart)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0])}};
@@ -118,7 +119,7 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   return map_ints([&](int i) { return add_pairs((__m256i)a.part[i], (__m256i)b.part[i], acc.part[i]); });
 #elif defined(__SSE2__)
-  // Bytes at even and at odd places as 16 bits each, whose products are summed in pairs.
+  // Bytes at even and at odd places are widened to 16 bits; their products are summed in pairs.
   return map_ints([&](int i) {
     const __m128i bytes = (__m128i)a.part[i], other = (__m128i)b.part[i];
     const __m128i even = _mm_madd_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0xFF)),
@@ -144,19 +145,20 @@ INLINE Ints dot_bytes(const Words& a, const Words& b, const Ints& acc) {
 #endif
 }
 
-// The same for a whose bytes hold 128 + a signed number. Begin with kBiasedStart times the sum of b's bytes in each
-// lane: where the machine multiplies unsigned bytes of full range, that takes the 128 out again.
+// The same if the bytes of a hold 128 + a signed number. acc must start with kBiasedStart times the sum of b's bytes in
+// each lane: if the machine multiplies unsigned bytes of full range, this removes the 128 again.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8) || \
     !(defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__aarch64__))
 constexpr int32_t kBiasedStart = -128;
-constexpr int kMostByte = 255;  // unsigned, with which products are summed exactly
+constexpr int kMostByte = 255;  // largest unsigned byte for which products are summed exactly
 
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) { return dot_bytes(a, b, acc); }
 #else
 constexpr int32_t kBiasedStart = 0;
-constexpr int kMostByte = 127;  // two products must fit 16 bits, or bytes are multiplied as signed ones
+// so that the sum of two products fits in 16 bits; otherwise bytes are multiplied as signed ones
+constexpr int kMostByte = 127;
 
-// Pairs of products must fit 16 bits: |a| times b with a's sign. NEON multiplies signed bytes as they are.
+// Pairs of products must fit in 16 bits: |a| times b with a's sign. NEON multiplies signed bytes directly.
 INLINE Ints dot_biased(const Words& a, const Words& b, const Ints& acc) {
   return map_ints([&](int i) {
     const WordPart value = a.part[i] ^ 0x80808080u;

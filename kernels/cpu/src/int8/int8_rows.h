@@ -1,13 +1,15 @@
-// Quantisation of rows of x to integers with one scale per row and outliers apart, for products of bytes.
+// Quantisation of rows of x to integers with one scale per row and separate outliers, for products of bytes.
 //
 // In a language model a few values of a row are tens of times as large as the others. A scale that fits them would
-// leave the others few steps, so it fits the usual values of the row, and part of each outlier is stored apart:
+// leave few steps for the others. So the scale fits the usual values of the row, and a part of each outlier is stored
+// separately:
 //
-//   value = scale * (low + 128 * high)     low in a byte; high 0 but in words with an outlier, of which there is a list
+//   value = scale * (low + 128 * high)     low is a byte; high is 0 except in words with an outlier, which are listed
 //
-// Integers are as large as 127 * 128, and rounded to the nearest, ties to even. Usual is the median of the largest
-// magnitudes of groups of 64 values. 1.25 times as much becomes 127, unless the largest of all would then be too large:
-// that becomes 127 * 128. A row with an infinity or NaN gets a scale that is not finite.
+// Integers are within 127 * 128, and rounded to the nearest, ties to even. The usual magnitude is the median of the
+// largest magnitudes of groups of 64 values. The scale makes 1.25 times that magnitude 127. If the largest value of all
+// would then be too large, the scale makes that value 127 * 128 instead. A row with an infinity or NaN gets a scale
+// that is not finite.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +21,20 @@
 namespace rootgraft {
 
 struct OutlierWord {
-  uint32_t at;    // which word of the row
+  uint32_t at;    // index of the word in the row
   uint32_t high;  // four bytes
 };
 
 struct ChannelRow {
   float scale;
-  int32_t start_low, start_high;  // kBiasedStart times the sum of the bytes
-  int32_t outliers;               // words
+  int32_t start_low, start_high;  // kBiasedStart times the sums of the low and of the high bytes
+  int32_t outliers;               // number of words with outliers
 };
 
-constexpr int64_t kUsualValues = 64;  // of a group
+constexpr int64_t kUsualValues = 64;  // values of a group
 
 #if defined(__AVX512F__)
-// The same of so many at most, without a branch: the least that no more than half are above.
+// The median of at most this many values, without branches: the smallest value that at most half of them exceed.
 template <int kVectors>
 INLINE uint32_t median_of_few(const uint32_t* all, int64_t count) {
   __m512i values[kVectors], above[kVectors];
@@ -62,7 +64,7 @@ INLINE uint32_t median_of_few(const uint32_t* all, int64_t count) {
 }
 #endif
 
-// The median of [count] bits of magnitudes, the lower one of two.
+// The median of [count] bit patterns of magnitudes; the lower one of two.
 inline uint32_t median(const uint32_t* all, int64_t count) {
 #if defined(__AVX512F__)
   if (count <= kWidth) return median_of_few<1>(all, count);
@@ -88,7 +90,7 @@ inline uint32_t median(const uint32_t* all, int64_t count) {
 }
 
 #if defined(__AVX512BW__)
-// What is beyond a byte leaves `values`: its nearest multiples of 128.
+// Removes the part that does not fit in a byte from `values`, and returns it: the nearest multiples of 128.
 INLINE Shorts take_high(Shorts& values) {
   Shorts high;
 #pragma GCC unroll 2
@@ -103,7 +105,8 @@ INLINE Shorts take_high(Shorts& values) {
   return high;
 }
 
-// Lists the words that are not 0, of which the first is word `at` of the row; returns where the list ends. Writes 16.
+// Lists the words that are not 0; the first word is word `at` of the row. Returns the end of the list. Writes 16
+// entries.
 INLINE OutlierWord* list_words(__m512i high, uint32_t at, OutlierWord* to) {
   const __mmask16 some = _mm512_test_epi32_mask(high, high);
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -117,7 +120,7 @@ INLINE OutlierWord* list_words(__m512i high, uint32_t at, OutlierWord* to) {
 }
 #endif
 
-// The largest of some bits of magnitudes.
+// The largest of some bit patterns of magnitudes.
 inline uint32_t most_bits(const uint32_t* all, int64_t count) {
 #if defined(__AVX512F__)
   __m512i most = _mm512_setzero_si512();
@@ -147,10 +150,10 @@ inline void magnitude_bits_of_groups(const uint16_t* from, int64_t groups, uint3
     const __m512i second = _mm512_loadu_si512(from + i * kUsualValues + kHalves), sign = _mm512_set1_epi16(0x7FFF);
     return fold(_mm512_and_si512(first, sign), _mm512_and_si512(second, sign));
   };
-  const auto four = [&](int i) {  // a group in each quarter
+  const auto four = [&](int i) {  // one group in each quarter
     return quarters(halves(group(i), group(i + 1)), halves(group(i + 2), group(i + 3)));
   };
-  const auto eight = [&](int i) {  // of each quarter, one of the first four and one of the others
+  const auto eight = [&](int i) {  // in each quarter, one of the first four groups and one of the others
     const __m512i first = four(i), second = four(i + 4);
     return fold(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
   };
@@ -158,7 +161,7 @@ inline void magnitude_bits_of_groups(const uint16_t* from, int64_t groups, uint3
   const __m512 second = _mm512_castsi512_ps(groups > 8 ? eight(8) : _mm512_setzero_si512());
   const __m512i all = fold(_mm512_castps_si512(_mm512_shuffle_ps(first, second, 0x88)),
                            _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0xDD)));
-  // In each quarter: a group of each four.
+  // In each quarter: one of each four groups.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i pairs = _mm512_permutexvar_epi32(order, all), high = _mm512_set1_epi32(0xFFFF0000);
   const __m512i bits = _mm512_max_epu32(_mm512_and_si512(pairs, high), _mm512_slli_epi32(pairs, 16));
@@ -166,7 +169,7 @@ inline void magnitude_bits_of_groups(const uint16_t* from, int64_t groups, uint3
 }
 #endif
 
-// The magnitudes of all groups of a row.
+// Finds the largest magnitudes of all groups of a row.
 template <class E>
 INLINE void find_largest(const typename E::Value* from, int64_t count, uint32_t* largest) {
   const int64_t whole = count / kUsualValues;
@@ -187,7 +190,7 @@ struct RowScale {
   float scale, inverse;
 };
 
-// Those of a row; writes the magnitudes of its groups.
+// Finds the scale of a row; writes the largest magnitudes of its groups.
 template <class E>
 RowScale row_scale(const typename E::Value* from, int64_t count, uint32_t* largest) {
   const int64_t groups = (count + kUsualValues - 1) / kUsualValues;
@@ -196,15 +199,16 @@ RowScale row_scale(const typename E::Value* from, int64_t count, uint32_t* large
   const uint32_t usual_bits = median(largest, groups);
   const float top = load_as<float>(&top_bits), usual = 1.25f * load_as<float>(&usual_bits);
   const float scale = usual < top ? std::max(usual / 127.0f, top / most_integer(2)) : top / 127.0f;
-  return {scale, top > 1e-30f ? 1.0f / scale : 0.0f};  // below that it may overflow: all integers 0
+  return {scale, top > 1e-30f ? 1.0f / scale : 0.0f};  // below that it may overflow, so all integers are 0
 }
 
-// Writes `low` up to the next multiple of 16 values, zeros where the scale is not finite, and the outliers, for each word
-// of the row one or none: but the room behind the last is used too. `largest`: the magnitudes of the groups.
+// Writes `low` up to the next multiple of 16 values (zeros if the scale is not finite), and the outliers. There is at
+// most one outlier word for each word of the row, but memory after the last one is used too. `largest`: the magnitudes
+// of the groups.
 template <class E>
 ChannelRow quantise_row(const typename E::Value* from, int64_t count, const RowScale& row, const uint32_t* largest,
                         int8_t* low, OutlierWord* outliers) {
-  if (!std::isfinite(row.scale)) {  // sums of what are no integers could leave their range
+  if (!std::isfinite(row.scale)) {  // sums of values that are not integers could leave their range
     std::memset(low, 0, (count + kWidth - 1) / kWidth * kWidth);
     return {row.scale, 0, 0, 0};
   }
@@ -216,7 +220,7 @@ ChannelRow quantise_row(const typename E::Value* from, int64_t count, const RowS
   static_assert(kRounded == kUsualValues);
   for (; i + kRounded <= count; i += kRounded) {
     Shorts rest = round_shorts<E>(from + i, broadcast(inverse));
-    // The largest of the group is rounded as all of it are: if it fits a byte, they do.
+    // The largest magnitude of the group is rounded like all its values. If it fits in a byte, they do too.
     if (load_as<float>(&largest[i / kUsualValues]) * inverse > 127.0f) {
       const __m512i high = pack_bytes<E>(take_high(rest));
       highs = add_bytes(highs, high);
@@ -264,7 +268,8 @@ class ChannelRows {
   template <class E>
   void fill(const typename E::Value* x, int64_t count, int64_t width, int threads) {
     const int64_t groups = (width + kUsualValues - 1) / kUsualValues, words = (width + kWordBytes - 1) / kWordBytes;
-    const int64_t lines = (words + kLineWords - 1) / kLineWords | 1;  // odd: rows lie in different sets of a cache
+    // odd, so that rows are in different sets of a cache
+    const int64_t lines = (words + kLineWords - 1) / kLineWords | 1;
     stride = lines * kLineWords;
     outlier_stride = words + kWidth;  // lists are written 16 words at a time
     grow(lines_, count * lines);
@@ -273,7 +278,7 @@ class ChannelRows {
     grow(largest_, count * groups);
     parallel_ranges(threads, count, [&](int64_t row, int64_t end) {
       for (int64_t first = row; first < end; first = row) {
-        // A scale is a long chain of instructions, of which those of a few rows fit side by side.
+        // A scale takes a long chain of instructions, and the chains of a few rows overlap.
         const int64_t last = std::min(first + kRowsTogether, end);
         RowScale scales[kRowsTogether];
         for (; row < last; row++) scales[row - first] = row_scale<E>(x + row * width, width, &largest_[row * groups]);
@@ -291,7 +296,7 @@ class ChannelRows {
   struct alignas(64) Line {
     uint32_t words[kLineWords];
   };
-  // Never shorter: what a vector grows by is set to zeros, each time.
+  // Never shrinks a vector, as the elements by which one grows are set to zeros each time.
   template <class T>
   static void grow(std::vector<T>& all, int64_t count) {
     if ((int64_t)all.size() < count) all.resize(count);

@@ -6,11 +6,11 @@
 namespace rootgraft {
 namespace {
 
-constexpr ptrdiff_t kBurstWords = 16;  // multiplied between two requests for memory
+constexpr ptrdiff_t kBurstWords = 16;  // words that are multiplied between two bursts of prefetches
 
 template <class To, int MR, int NV>
 void run_tile(const ChannelProduct& product) {
-  const ChannelProduct p = product;  // where no store can change it
+  const ChannelProduct p = product;  // a local copy, which no store can change
   const ptrdiff_t bursts = (p.words + kBurstWords - 1) / kBurstWords, burst = (p.ahead_lines + bursts - 1) / bursts;
   const uint32_t *line = p.ahead, *end_line = p.ahead + p.ahead_lines * kWidth;
   Ints sums[MR][NV];

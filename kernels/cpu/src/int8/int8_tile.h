@@ -1,10 +1,10 @@
-// Products of a few rows of bytes with panels of bytes, where each column has one scale, and so has each row.
+// Products of a few rows of bytes with panels of bytes. Each row and each column has one scale.
 //
-//   A        rows as int8_rows.h makes them: words of four signed bytes along K, and words of outliers
-//   B panel  [words][16 columns] of bytes stored + 128; panels lie b_stride words apart
+//   A        rows in the form of int8_rows.h: words of four signed bytes along K, and words of outliers
+//   B panel  [words][16 columns] of bytes stored + 128; panels start b_stride words apart
 //   C        rows of fp32 or bf16, columns in the order of the panels
 //
-// Sums are exact integers, so that their bits do not depend on how they are made.
+// Sums are exact integers, so their bits do not depend on how they are computed.
 #pragma once
 
 #include "int8/int8_rows.h"
@@ -22,22 +22,22 @@ struct ChannelProduct {
   const uint32_t* b;
   ptrdiff_t b_stride;    // words from panel to panel
   const float* b_scale;  // [panels][16]
-  ptrdiff_t words;       // along K
+  ptrdiff_t words;       // words along K
   TileRows c;
-  // Memory to ask for while this runs, for a product soon to come.
+  // Memory to prefetch meanwhile, for a product that will follow soon.
   const uint32_t* ahead = nullptr;
-  ptrdiff_t ahead_lines = 0;                    // of 64 bytes
+  ptrdiff_t ahead_lines = 0;                    // number of lines of 64 bytes
   ptrdiff_t ahead_stream = 0, ahead_apart = 0;  // AMX: see Product
-  int64_t gate = 0;     // as of a QuantisedLinear: every second panel has the factors of the one before
-  ptrdiff_t apart = 0;  // with a gate, panels from those to their factors
-  bool passes_caches = false;  // AMX: C, of fp32 in whole lines, is stored past the caches
+  int64_t gate = 0;     // see QuantisedLinear: every second panel then holds the factor of the gate in the panel before
+  ptrdiff_t apart = 0;  // with a gate: panels from a panel of the gate to that of its factor
+  bool passes_caches = false;  // AMX: whether C, in fp32 and whole cache lines, is stored past the caches
 
   void ask_for(const Lines& lines) { ahead = lines.first, ahead_lines = lines.count; }
   void ask_for(const Streams& lines) {
     ahead = lines.first, ahead_lines = lines.length, ahead_stream = lines.words, ahead_apart = lines.apart;
   }
 
-  // Which of the columns' panels is at a place, with a gate or without.
+  // The index of the panel at a place among the columns' panels, with or without a gate.
   template <bool kGated>
   INLINE int64_t index(int place) const {
     return kGated ? place / 2 + place % 2 * apart : place;
@@ -51,10 +51,10 @@ constexpr int kChannelRows = 6, kChannelPanels = 4;  // 24 of 32 registers hold 
 constexpr int kChannelRows = 6, kChannelPanels = 1;  // 12 of 16 (AVX2)
 #endif
 
-// One tile, rows <= kChannelRows and panels <= kChannelPanels.
+// Computes one tile, rows <= kChannelRows and panels <= kChannelPanels.
 void multiply_channel_tile(const ChannelProduct& product, int rows, int panels);
 
-// Sums of row m of C, of those of the low bytes and of the outliers, scaled.
+// The sums of row m of C: those of the low bytes plus those of the outliers, scaled.
 template <bool kGated = false, int NV>
 INLINE void scale_row(const ChannelProduct& p, int m, const Ints (&low)[NV], Floats (&whole)[NV]) {
   const ChannelRow& row = p.row[m];
@@ -80,7 +80,7 @@ INLINE void scale_row(const ChannelProduct& p, int m, const Ints (&low)[NV], Flo
   for (int v = 0; v < NV; v++) whole[v] = whole[v] * broadcast(row.scale) * load(p.b_scale + p.index<kGated>(v) * kWidth);
 }
 
-// Row m of C.
+// Computes row m of C.
 template <class To, int NV>
 INLINE void finish_row(const ChannelProduct& p, int m, const Ints (&low)[NV]) {
   Floats whole[NV];

@@ -3,9 +3,9 @@
 //   one plane    value = scale * byte                    bytes within 127
 //   two planes   value = scale * (128 * high + low)      integers within 127 * 128, low within -64 .. 63
 //
-// A block's scale is its largest magnitude / the largest integer, in fp32, and integers are rounded to the nearest,
-// ties to even. A block with an infinity or NaN gets a scale that is not finite, and so does everything computed with
-// it. Two planes hold more of a block than bf16 does, but for values below a 64th of its largest.
+// The scale of a block is its largest magnitude / the largest integer, in fp32. Integers are rounded to the nearest,
+// ties to even. A block with an infinity or NaN gets a scale that is not finite, and so is everything that is computed
+// with it. Two planes are more precise than bf16, except for values below a 64th of the largest of the block.
 #pragma once
 
 #include <cmath>
@@ -15,9 +15,9 @@
 
 namespace rootgraft {
 
-constexpr int kHalves = 2 * kWidth;  // of 16 bits in a register of AVX-512
+constexpr int kHalves = 2 * kWidth;  // number of 16-bit values in a register of AVX-512
 
-// Up to 16 values, zeros behind them.
+// Loads up to 16 values, followed by zeros.
 template <class E>
 INLINE Floats load_some(const typename E::Value* from, int64_t count) {
   if (count >= kWidth) return E::load(from);
@@ -26,7 +26,7 @@ INLINE Floats load_some(const typename E::Value* from, int64_t count) {
   return E::load(padded);
 }
 
-// The bits of the largest magnitude, which are in the order of magnitudes: a NaN is above all.
+// The bits of the largest magnitude. Bits have the order of magnitudes; a NaN is larger than all.
 template <class E>
 INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
 #if defined(__AVX512BW__)
@@ -39,7 +39,7 @@ INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
     }
     const __m256i sixteen = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
     const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
-    const __m128i ones = _mm_set1_epi16(-1);  // there is an instruction that finds the least of eight
+    const __m128i ones = _mm_set1_epi16(-1);  // so that the instruction for the smallest of eight finds the largest
     return (uint32_t)(uint16_t)~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, ones))) << 16;
   }
 #endif
@@ -62,7 +62,7 @@ INLINE uint32_t magnitude_bits(const typename E::Value* from, int64_t count) {
 #endif
 }
 
-// The low byte of each lane.
+// Stores the low byte of each lane.
 INLINE void store_bytes(int8_t* to, const Ints& value) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)value.part[0]));
@@ -74,15 +74,16 @@ INLINE void store_bytes(int8_t* to, const Ints& value) {
 }
 
 #if defined(__AVX512BW__)
-constexpr int kRounded = 64;  // values that become bytes together
+constexpr int kRounded = 64;  // number of values that are converted to bytes together
 
-// So many integers of 16 bits, or what fits them: of bf16 in the order of the values, of fp32 four of the first 16 values
-// and four of the next in each quarter of the first register, and those of the last 32 so in the second.
+// This many integers of 16 bits, or integers that fit in them. From bf16 they are in the order of the values. From fp32
+// each quarter of the first register has four of the first 16 values and four of the next 16; the second register has
+// the last 32 values likewise.
 struct Shorts {
   __m512i part[2];
 };
 
-// Values times a factor, rounded to the nearest, ties to even.
+// Multiplies values by a factor, and rounds to the nearest, ties to even.
 template <class E>
 INLINE Shorts round_shorts(const typename E::Value* from, const Floats& factor) {
   const auto rounded = [&](const Floats& some) { return _mm512_cvtps_epi32((__m512)(some * factor).part[0]); };
@@ -90,7 +91,7 @@ INLINE Shorts round_shorts(const typename E::Value* from, const Floats& factor) 
     return _mm512_packs_epi32(rounded(first), rounded(second));
   };
   if constexpr (std::is_same_v<E, Bf16>) {
-    const auto widened = [&](int i) {  // by halves of quarters, which come together again
+    const auto widened = [&](int i) {  // widens by halves of quarters, which are put together again later
       const __m512i all = _mm512_loadu_si512(from + i * kHalves), zero = _mm512_setzero_si512();
       return packed({{(FloatPart)_mm512_unpacklo_epi16(zero, all)}}, {{(FloatPart)_mm512_unpackhi_epi16(zero, all)}});
     };
@@ -100,7 +101,7 @@ INLINE Shorts round_shorts(const typename E::Value* from, const Floats& factor) 
   return {{packed(sixteen(0), sixteen(1)), packed(sixteen(2), sixteen(3))}};
 }
 
-// As bytes, or what fits them, in the order of the values.
+// Converts to bytes, for values that fit in them, in the order of the values.
 template <class E>
 INLINE __m512i pack_bytes(const Shorts& values) {
   const __m512i bytes = _mm512_packs_epi16(values.part[0], values.part[1]);
@@ -110,32 +111,33 @@ INLINE __m512i pack_bytes(const Shorts& values) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
 }
 
-// In each lane sum + four bytes.
+// Returns, in each lane, sum + four bytes.
 INLINE Ints add_bytes(const Ints& sum, __m512i bytes) {
   return dot_bytes(broadcast_word(0x01010101u), Words{{(WordPart)bytes}}, sum);
 }
 #endif
 
-constexpr int kPlaneBits = 7;  // of the low plane where there are two
+constexpr int kPlaneBits = 7;  // bits of the low plane if there are two
 
 constexpr float most_integer(int planes) { return planes == 1 ? 127.0f : 127.0f * (1 << kPlaneBits); }
 
-// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16: zeros alone where the
-// scale is not finite. Returns the scale; totals[i] is the sum of the bytes of plane i.
+// Writes `count` bytes to each plane, high before low, and zeros up to the next multiple of 16; if the scale is not
+// finite, only zeros. Returns the scale; totals[i] is the sum of the bytes of plane i.
 template <class E, int kPlanes = 1>
 INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t* const (&to)[kPlanes],
                             int32_t (&totals)[kPlanes]) {
   constexpr float kMost = most_integer(kPlanes);
   const uint32_t bits = magnitude_bits<E>(from, count);
   const auto most = load_as<float>(&bits);
-  if (!std::isfinite(most)) {  // sums of what are no integers could leave their range
+  if (!std::isfinite(most)) {  // sums of values that are not integers could leave their range
     for (int plane = 0; plane < kPlanes; plane++) {
       std::memset(to[plane], 0, (count + kWidth - 1) / kWidth * kWidth);
       totals[plane] = 0;
     }
     return most / kMost;
   }
-  const float inverse = most > 1e-30f ? kMost / most : 0.0f;  // below that the quotient may overflow: all bytes 0
+  // below that the quotient may overflow, so all bytes are 0
+  const float inverse = most > 1e-30f ? kMost / most : 0.0f;
   Ints sums[kPlanes];
   for (Ints& plane : sums) plane = broadcast_int(0);
   int64_t i = 0;
@@ -165,8 +167,9 @@ INLINE float quantise_block(const typename E::Value* from, int64_t count, int8_t
   return most / kMost;
 }
 
-// Writes `count` bytes, value / scale rounded to the nearest, ties to even, and kept within -128 and 127, and zeros up to
-// the next multiple of 16. Returns the scale; of values that are not all finite one that is not, and zeros alone.
+// Writes `count` bytes, value / scale rounded to the nearest, ties to even, and limited to -128 .. 127, and zeros up to
+// the next multiple of 16. Returns the scale. If a value is not finite, returns a scale that is not finite, and writes
+// zeros.
 template <class E>
 INLINE float quantise_by(const typename E::Value* from, int64_t count, float scale, int8_t* to) {
   const uint32_t bits = magnitude_bits<E>(from, count);

@@ -1,4 +1,4 @@
-// y = x W^T + b with W in four or eight bits and x quantised to 8 or 15 on the way in; sums of products are integers.
+// y = x W^T + b with W in four or eight bits, and x quantised to 8 or 15 bits first. Sums of products are integers.
 #include <algorithm>
 #include <new>
 
@@ -25,15 +25,15 @@ Lines panels_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
   return {op.panels + panel * words * kWidth, (panel_end - panel) * words};
 }
 
-// With a gate, panels from one half to the other.
+// With a gate: number of panels from one half of the weight to the other.
 int64_t halves_apart(const QuantisedLinear& op) { return op.columns / 2 / kWidth; }
 
-// Panels by AMX; with a gate, those of both halves.
+// Panels for AMX; with a gate, those of both halves.
 Streams streams_of(const QuantisedLinear& op, int64_t panel, int64_t panel_end) {
   return Streams(panels_of(op, panel, panel_end), op.gate ? halves_apart(op) * channel_words(op) * kWidth : 0);
 }
 
-// Whether a product is made in blocks along K by AMX. Those of a gate, whose rows take longer to finish, are not.
+// Whether AMX computes a product in blocks along K. Not with a gate, as its rows take longer to finish.
 bool is_deep(const QuantisedLinear& op) { return !op.gate && takes_deep(op.rows, channel_words(op)); }
 
 Cuts channel_cuts(const QuantisedLinear& op) {
@@ -49,7 +49,7 @@ struct ChannelPart {
   const ChannelRows& x;
   const Cuts& cuts;
   const ProductPart part;
-  // What this thread will probably multiply after the part: some of the same op, of the one after it, or nothing.
+  // The op that this thread will probably multiply after the part: the same op, the one after it, or none.
   const QuantisedLinear* next_op = nullptr;
   ProductPart next = {};
 
@@ -63,7 +63,7 @@ struct ChannelPart {
     }
   }
 
-  // The product of a tile. With a gate: of half `half` of the weight.
+  // The product of a tile; with a gate, that of half `half` of the weight.
   ChannelProduct product(const TileSpan& tile, const TileRows& c, int half = 0) const {
     const int64_t words = channel_words(op), panel_words = words * kWidth, panel = tile.panel + half * apart();
     return {x.low(tile.row), x.stride, x.row(tile.row), x.outliers(tile.row), x.outlier_stride,
@@ -71,21 +71,21 @@ struct ChannelPart {
             c};
   }
 
-  // The same of both halves, a panel of one and a panel of the other.
+  // The product of both halves, with a panel of one and a panel of the other in turn.
   ChannelProduct gated_product(const TileSpan& tile, const TileRows& c) const {
     ChannelProduct both = product(tile, c);
     both.gate = op.gate, both.apart = apart();
     return both;
   }
 
-  // Panels of the part to ask for, or some that come after it.
+  // Panels of the part to prefetch, or some that come after the part.
   Streams ahead(int64_t panel, int64_t panel_end, int64_t most) const {
     if (panel < panel_end) return streams_of(op, panel, panel_end);
     if (!next_op) return Streams({op.panels, 0});
     return streams_of(*next_op, next.panel, std::min(next.panel + most, next.panel_end));
   }
 
-  // The panels after those of a tile, as many again.
+  // The panels after those of a tile, the same number of them.
   Lines behind(const TileSpan& tile) const {
     const int64_t end = tile.panel + tile.panels, left = part.panel_end - end;
     if (left) return panels_of(op, end, end + std::min<int64_t>(tile.panels, left));
@@ -97,7 +97,7 @@ struct ChannelPart {
   int64_t apart() const { return halves_apart(op); }
 };
 
-// Several tiles of rows share the prefetch of the next panels, as for blocks.
+// Several tiles of rows share the prefetch of the next panels, as in block_products.h.
 template <class Out>
 void multiply_channels(const ChannelPart& all, Out& out) {
   const ProductPart& part = all.part;
@@ -114,7 +114,7 @@ void multiply_channels(const ChannelPart& all, Out& out) {
   });
 }
 
-// The same with a gate: a tile of each half, rounded, and their activation.
+// Likewise with a gate: computes a tile of each half, rounds them, and applies the activation.
 template <class E, class Act>
 void multiply_gated_channels(const ChannelPart& all) {
   using Value = typename E::Value;
@@ -144,8 +144,8 @@ void multiply_gated_channels(const ChannelPart& all) {
 }
 
 #if ROOTGRAFT_AMX
-// f(tile, rows, ahead, reuse, piece) by AMX, in blocks along K or slice by slice; the panels of the next one come
-// meanwhile.
+// Calls f(tile, rows, ahead, reuse, piece) for AMX, in blocks along K or slice by slice, while the next panels are
+// prefetched.
 template <class F>
 INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   const ProductPart& part = all.part;
@@ -170,8 +170,8 @@ INLINE void for_channel_tiles(const ChannelPart& all, int most_panels, F f) {
   });
 }
 
-// Whether the output is stored past the caches: one wider than x, which are logits, that the second caches of two cores
-// would not hold. Lines are then not read before they are written.
+// Whether the output is stored past the caches, so that its lines are not read before they are written. This is done if
+// it is wider than x, as logits are, and does not fit in the second caches of two cores.
 bool passes_caches(const QuantisedLinear& op) {
   constexpr int64_t kCached = 4 << 20;
   constexpr int64_t kLine = kWidth * sizeof(float);
@@ -197,7 +197,7 @@ void multiply_channels_amx(const ChannelPart& all, Out& out) {
   };
   for_channel_tiles(all, kAmxPanels, multiply);
   finishing.finish_all();
-  if (passing) _mm_sfence();  // such stores are ordered with no others
+  if (passing) _mm_sfence();  // such stores are not ordered with any others
 }
 
 void multiply_gated_channels_amx(const ChannelPart& all) {
@@ -214,7 +214,7 @@ void multiply_gated_channels_amx(const ChannelPart& all) {
 }
 #endif
 
-// f(part, by_amx) for the parts of a product with channels.
+// Calls f(part, by_amx) for the parts of a product with channels.
 template <class E, class F>
 void for_channel_parts(const QuantisedLinear& op, const Cuts& cuts, const F& f) {
   static thread_local ChannelRows x;
@@ -269,7 +269,7 @@ void run(const QuantisedLinear& op) {
     case Format::k5Bits: return run_blocks<Format::k5Bits, 1, E, Out>(op);
     case Format::kSymmetric5Bits: return run_blocks<Format::kSymmetric5Bits, 1, E, Out>(op);
     case Format::kChannels: return run_channels<E, Out>(op);
-    default: return;  // widened: not quantised products
+    default: return;  // widened formats are not quantised products
   }
 }
 

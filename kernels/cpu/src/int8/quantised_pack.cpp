@@ -1,4 +1,4 @@
-// Packing of quantised weights in panels of 16 columns, and dequantising of rows.
+// Packs quantised weights in panels of 16 columns, and dequantises rows.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -16,12 +16,13 @@ namespace {
 constexpr uint32_t kBias = 0x80808080u;  // 128 in each byte
 constexpr int kRefused = 1, kNoMemory = 2;
 
-// Blocks of 32 values as ggml has them, or with a zero point in the place of the minimum, to panels. Argument structure packed by Python: fields of 8 bytes in this order.
+// Packs blocks of 32 values in ggml's form, or with a zero point in place of the minimum, to panels. Arguments packed
+// by Python: fields of 8 bytes in this order.
 struct PackBlocks {
-  // [columns][blocks] of: half scale; half minimum, of kNibbles and k5Bits; a word of fifth bits, of 5 bits; 16 bytes of
-  // nibbles or 32 bytes
+  // [columns][blocks] of: half-precision scale; half-precision minimum, for kNibbles and k5Bits; a word of fifth bits,
+  // for 5 bits; 16 bytes of nibbles or 32 bytes
   const uint8_t* rows;
-  uint32_t* panels;     // [ceil(columns / 16)][blocks][4, 5 or 8][16] words; past the last column it is repeated
+  uint32_t* panels;     // [ceil(columns / 16)][blocks][4, 5 or 8][16] words; after the last column it is repeated
   uint16_t* scales;     // [ceil(columns / 16)][blocks][2 or 1][16]
   int64_t columns, blocks;
   Format format;        // kNibbles, kSymmetric, kZeroPoints, kTable, kFloat4, k5Bits, kSymmetric5Bits or kBytes
@@ -35,7 +36,7 @@ struct PackBlocks {
   int64_t block_bytes() const { return halves() * sizeof(uint16_t) + words() * kWordBytes; }
 };
 
-// Bit 4 i + j of a word as bit i of byte j.
+// Moves bit 4 i + j of a word to bit i of byte j.
 uint32_t by_fours(uint32_t bits) {
   uint32_t result = 0;
   for (int place = 0; place < kBlockValues; place++) {
@@ -44,7 +45,7 @@ uint32_t by_fours(uint32_t bits) {
   return result;
 }
 
-// Writes lane `lane` of a panel. False if a scale or a minimum is not finite.
+// Writes lane `lane` of a panel. Returns false if a scale or a minimum is not finite.
 bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* panel, uint16_t* scales) {
   const int words = op.words(), halves = op.halves();
   bool finite = true;
@@ -65,7 +66,7 @@ bool pack_column(const PackBlocks& op, const uint8_t* from, int lane, uint32_t* 
   return finite;
 }
 
-// A matrix to signed bytes, each row with a scale. Argument structure packed by Python.
+// Quantises a matrix to signed bytes, with a scale for each row. Arguments packed by Python.
 struct PackChannels {
   const void* weight;  // [columns][width]
   uint32_t* panels;    // [ceil(columns / 16)][ceil(width / 4)][16] words
@@ -91,7 +92,7 @@ void pack_channels_panel(const PackChannels& op, int64_t panel) {
   for (int64_t i = 0; i < words * kWidth; i++) out[i] ^= kBias;
 }
 
-// Rows of the weight as numbers. Argument structure packed by Python.
+// Converts rows of the weight to numbers. Arguments packed by Python.
 struct QuantisedRows {
   const int64_t* ids;      // [count]
   const uint32_t* panels;  // see Format

@@ -1,6 +1,6 @@
-// Weight-only quantised linear: y = x W^T + b with W in signed bytes and a scale for each column, widened to the type
-// of x, or in FP8 with scales for groups of inputs, whose numbers are rounded to the type of x: the bits of a plain
-// weight.
+// Weight-only quantised linear: y = x W^T + b. W is in signed bytes with a scale for each column, and is widened to the
+// type of x; or W is in FP8 with scales for groups of inputs, and its numbers are rounded to the type of x, so that the
+// bits are those of a plain weight.
 #include <algorithm>
 #include <atomic>
 #include <new>
@@ -16,21 +16,22 @@ namespace rootgraft {
 namespace {
 
 #if ROOTGRAFT_AMX
-constexpr int kMostRows = kMostAmxRows;  // of a product
+constexpr int kMostRows = kMostAmxRows;  // limit of rows of a product
 #else
 constexpr int kMostRows = kTileRows;
 #endif
 
-constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of multiplications below which one thread is faster
 constexpr int kNoMemory = 2;
 
-// Byte i of each lane as a number, less the 128 that it is stored with.
+// Byte i of each lane as a number, minus the 128 with which it is stored.
 INLINE FloatPart number(const WordPart& bytes, int i) {
   const IntPart value = (IntPart)((bytes ^ 0x80808080u) << (24 - 8 * i)) >> 24;
   return __builtin_convertvector(value, FloatPart);
 }
 
-// Words of 16 columns, four values along K each, to as many words of E: numbers of 8 bits are exact in either type.
+// Converts words of 16 columns, each with four values along K, to as many words of E. Numbers of 8 bits are exact in
+// both types.
 template <class E>
 INLINE void widen_word(const Words& bytes, uint32_t* to) {
   for (int part = 0; part < kParts; part++) {
@@ -47,7 +48,7 @@ INLINE void widen_word(const Words& bytes, uint32_t* to) {
 }
 
 #if defined(__AVX512VBMI__)
-// The bits of bf16 numbers 0 .. 127, low bytes and high bytes apart.
+// The bits of the bf16 numbers 0 .. 127, with separate low and high bytes.
 struct Bf16Bytes {
   alignas(64) uint8_t low[128] = {}, high[128] = {};
 
@@ -76,7 +77,8 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), magnitude, _mm512_load_si512(table + 64));
   };
   const __m512i low = look_up(kBf16Bytes.low);
-  // The magnitude of -128 is 128, which is no place of the tables: its lowest seven bits are those of 0, as its low byte.
+  // The magnitude of -128 is 128, which is outside of the tables. Its lowest seven bits are those of 0, and its low
+  // byte is that of 0 too; only its high byte is set here.
   const __m512i magnitudes = _mm512_mask_mov_epi8(look_up(kBf16Bytes.high), _mm512_cmpeq_epi8_mask(value, sign),
                                                   _mm512_set1_epi8(0x43));
   const __m512i high = _mm512_ternarylogic_epi32(magnitudes, value, sign, 0xF8);  // a | b & c
@@ -85,7 +87,7 @@ INLINE void widen_word<Bf16>(const Words& bytes, uint32_t* to) {
 }
 #endif
 
-// E4M3 as numbers of fp32: bytes 2 i and 2 i + 1 of each lane, divided by kFloat8Unit, which scales are multiplied with.
+// E4M3 as numbers of fp32: bytes 2 i and 2 i + 1 of each lane, divided by kFloat8Unit, by which scales are multiplied.
 struct Float8Pair {
   FloatPart first, second;
 };
@@ -93,8 +95,8 @@ struct Float8Pair {
 #if defined(__AVX512BW__) || (defined(__F16C__) && defined(__AVX2__) && !defined(__AVX512F__))
 constexpr float kFloat8Unit = 256.0f;
 
-// The bits of a half are those of E4M3 with a bit between sign and exponent, whose bias differs by 8: exact, for numbers
-// without an exponent too, which this conversion takes no longer for.
+// Half precision has the bits of E4M3, with one more bit between sign and exponent, and an exponent bias larger by 8.
+// So this is exact, also for subnormal numbers, for which this conversion takes no longer.
 INLINE Float8Pair float8_pair(const WordPart& bytes, int i) {
   const __m128i order = i ? _mm_setr_epi8(-1, 2, -1, 6, -1, 10, -1, 14, -1, 3, -1, 7, -1, 11, -1, 15)
                           : _mm_setr_epi8(-1, 0, -1, 4, -1, 8, -1, 12, -1, 1, -1, 5, -1, 9, -1, 13);
@@ -114,7 +116,8 @@ INLINE Float8Pair float8_pair(const WordPart& bytes, int i) {
 #else
 constexpr float kFloat8Unit = 1.0f;
 
-// Numbers without an exponent are read with one, whose leading digit is taken off again, so that no operand is denormal.
+// Subnormal numbers are read with an exponent, whose leading digit is subtracted again, so that no operand is
+// subnormal.
 INLINE FloatPart float8(const WordPart& bytes, int i) {
   const WordPart placed = i < 3 ? bytes << (20 - 8 * i) : bytes >> 4;
   const WordPart magnitude = placed & 0x07F00000u, sign = bytes << (24 - 8 * i) & 0x80000000u;
@@ -127,18 +130,18 @@ INLINE FloatPart float8(const WordPart& bytes, int i) {
 INLINE Float8Pair float8_pair(const WordPart& bytes, int i) { return {float8(bytes, 2 * i), float8(bytes, 2 * i + 1)}; }
 #endif
 
-// Scales of a group of words of a panel, as numbers of Float8Pair take them.
+// The scales of a group of words of a panel, for use with the numbers of Float8Pair.
 INLINE Floats float8_scale(const WidenedLinear& op, int64_t panel, int64_t group) {
   return load(op.scales + (panel * op.groups + group) * kWidth) * broadcast(kFloat8Unit);
 }
 
-// Rounded to the nearest bf16, ties to even, in the upper halves of lanes: of finite numbers.
+// Rounds finite numbers to the nearest bf16, ties to even, in the upper halves of lanes.
 INLINE WordPart round_bits(const FloatPart& value) {
   const auto bits = (WordPart)value;
   return bits + 0x7FFFu + (bits >> 16 & 1u);
 }
 
-// Words of 16 columns, four E4M3 along K each, times the columns' scales: rounded to E.
+// Converts words of 16 columns, each with four E4M3 values along K, times the columns' scales, rounded to E.
 template <class E>
 INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) {
 #pragma GCC unroll 4
@@ -157,14 +160,14 @@ INLINE void widen_float8(const Words& bytes, const Floats& scale, uint32_t* to) 
 }
 
 #if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
-// The bits of bf16 numbers that E4M3 magnitudes 0 .. 127 mean, low bytes and high bytes apart.
+// The bits of the bf16 numbers for the E4M3 magnitudes 0 .. 127, with separate low and high bytes.
 struct Float8Bytes {
   alignas(64) uint8_t low[128] = {}, high[128] = {};
 
   constexpr Float8Bytes() {
     for (int magnitude = 1; magnitude < 128; magnitude++) {
       int exponent = magnitude >> 3, mantissa = magnitude & 7;
-      if (!exponent) {  // a multiple of 2^-9: brought to the form of the others
+      if (!exponent) {  // a multiple of 2^-9: it is converted to the form of the others
         exponent = 1;
         for (; !(mantissa & 8); mantissa <<= 1) exponent--;
       }
@@ -184,7 +187,7 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
   const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   const __m512i sign = _mm512_set1_epi8((char)0x80);
   const __m512i value = _mm512_shuffle_epi8((__m512i)bytes.part[0], order);
-  const auto look_up = [&](const uint8_t* table) {  // whose index is the lowest seven bits
+  const auto look_up = [&](const uint8_t* table) {  // the index is the lowest seven bits
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), value, _mm512_load_si512(table + 64));
   };
   const __m512i low = look_up(kFloat8Bytes.low);
@@ -195,7 +198,7 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
   const auto put = [&](const __m512i& pairs, uint32_t* words) {
     const __m512 first = _mm512_mul_ps((__m512)_mm512_slli_epi32(pairs, 16), factor);
     const __m512 second = _mm512_mul_ps((__m512)_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xFFFF0000u)), factor);
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);  // all first ones, then all second ones
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);  // all first numbers, then all second ones
     _mm512_storeu_si512(words, _mm512_permutexvar_epi16(turns, rounded));
   };
   put(_mm512_unpacklo_epi8(low, high), to);
@@ -203,7 +206,7 @@ INLINE void widen_float8<Bf16>(const Words& bytes, const Floats& scale, uint32_t
 }
 #endif
 
-// Panels of FP8, words apart.
+// Widens panels of FP8 to panels of E, which are `words` apart in memory.
 template <class E>
 void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int64_t words, uint32_t* to) {
   const int64_t count = op.panel_words() / kWidth, group = op.group_words();
@@ -216,19 +219,20 @@ void widen_float8_panels(const WidenedLinear& op, int64_t panel, int panels, int
   }
 }
 
-// Products of a few rows whose weights are widened in registers: the sums of multiply_tile<E>, term by term. Of few rows
-// two panels, for as many sums at least as products are under way at once.
+// Products of a few rows with weights that are widened in registers: the sums of multiply_tile<E>, term by term. Few
+// rows use two panels, so that there are at least as many sums as products in flight at a time.
 #if defined(__AVX512F__)
 constexpr int kDirectRows = 12, kDirectPairRows = 6;
 #else
 constexpr int kDirectRows = 4, kDirectPairRows = 2;
 #endif
-constexpr int64_t kMostDirectRows = 2 * kDirectRows;  // above which they are widened once, in memory
+constexpr int64_t kMostDirectRows = 2 * kDirectRows;  // for more rows, weights are widened once, in memory
 constexpr int direct_panels(int rows) { return rows <= kDirectPairRows ? 2 : 1; }
-// Panels from the sums of a row to those of the next one.
+// Number of panels from the sums of a row to those of the next one.
 constexpr int kSumPanels = std::max(kTilePanels, direct_panels(1));
 
-// Whether products of E4M3 leave out the words of E: where bf16 is multiplied as fp32, its numbers are rounded alone.
+// Whether products with E4M3 do without words of E: if bf16 is multiplied as fp32, the numbers only have to be rounded
+// like bf16.
 #if defined(__AVX512BF16__)
 template <class E>
 constexpr bool kSkipsWords = false;
@@ -237,7 +241,7 @@ template <class E>
 constexpr bool kSkipsWords = E::kPerWord == Bf16::kPerWord;
 #endif
 
-// Adds products of two columns of x with numbers 2 i and 2 i + 1 of each lane, term by term those of Bf16::dot.
+// Adds products of two columns of x with numbers 2 i and 2 i + 1 of each lane, term by term like Bf16::dot.
 template <int MR, int NV>
 INLINE void add_float8_pair(const Words& bytes, int i, const Floats& scale, const uint32_t* x, ptrdiff_t stride, int v,
                             Floats (&sums)[MR][NV]) {
@@ -257,7 +261,7 @@ INLINE void add_float8_pair(const Words& bytes, int i, const Floats& scale, cons
 
 template <class E, int MR, int NV, bool kFloat8>
 void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_to) {
-  constexpr int kParts8 = kWordBytes / E::kPerWord;  // words of E that a word of bytes is widened to
+  constexpr int kParts8 = kWordBytes / E::kPerWord;  // number of words of E to which a word of bytes is widened
   constexpr ptrdiff_t kAhead = 16 * kWidth;
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord, words = op.panel_words();
   const int64_t group = op.group_words();
@@ -268,7 +272,7 @@ void run_direct(const WidenedLinear& op, int64_t at, int64_t panel, float* sums_
 #pragma GCC unroll 2
     for (int v = 0; v < NV; v++) sums[m][v] = broadcast(0.0f);
   }
-  const auto add = [&](int64_t word, int count) {  // so many words of E
+  const auto add = [&](int64_t word, int count) {  // count: number of words of E
     if constexpr (kFloat8 && kSkipsWords<E>) {
 #pragma GCC unroll 2
       for (int v = 0; v < NV; v++) {
@@ -332,7 +336,7 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
   }
 }
 
-// All rows times some panels in E, words apart.
+// Multiplies all rows with some panels in E.
 template <class E, class To>
 void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
@@ -359,12 +363,12 @@ void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words,
   });
 }
 
-// All rows times panels [panel, panel_end), a few at a time: widened once, then used by all rows.
+// Multiplies all rows with panels [panel, panel_end), a few at a time: they are widened once, then used by all rows.
 template <class E, class To>
 void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   const int64_t words = op.panel_words() * (kWordBytes / E::kPerWord);
   constexpr int most = kTilePanels;
-  static thread_local std::vector<Words> wide;  // whose lines are whole
+  static thread_local std::vector<Words> wide;  // whose elements are whole cache lines
   wide.resize(most * words / kWidth);
   auto* to = reinterpret_cast<uint32_t*>(wide.data());
   for (; panel < panel_end; panel += most) {
@@ -378,7 +382,7 @@ void multiply_block(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   }
 }
 
-// The same of few rows, whose weights are not worth storing.
+// Likewise for few rows, for which storing the widened weights does not pay off.
 template <class E, class To>
 void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) {
   constexpr int kMostPanels = direct_panels(1);
@@ -399,7 +403,7 @@ void multiply_direct(const WidenedLinear& op, int64_t panel, int64_t panel_end) 
   }
 }
 
-// Products by AMX have bits of their own for every number of rows.
+// AMX rounds sums differently, so products that can use it do so for every number of rows.
 template <class E>
 bool is_direct(const WidenedLinear& op) {
 #if ROOTGRAFT_AMX

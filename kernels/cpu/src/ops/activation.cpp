@@ -1,13 +1,13 @@
-// Activations of an MLP: act(gate) * up, with gate and up side by side in a row, or act(x) alone.
+// Activations of an MLP: act(gate) * up, with gate and up side by side in a row; or act(x) without a gate.
 #include "gemm/gate.h"
 #include "simd/parallel.h"
 
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of outputs below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct Activation {
   const void* x;  // [rows][2 * width], gate and up; or [rows][width] without a gate
   void* out;      // [rows][width]

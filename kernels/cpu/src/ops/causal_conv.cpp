@@ -1,4 +1,4 @@
-// Causal convolution of a few taps over each channel, with the last inputs of a row as its state.
+// Causal convolution with a few taps over each channel. The state of a row is its last inputs.
 #include <algorithm>
 
 #include "ops/state_rows.h"
@@ -8,12 +8,12 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of outputs below which one thread is faster
 constexpr int64_t kMostTaps = 8;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct CausalConv {
-  const void* x;                         // [tokens][columns]: from `first` on B, C and x of `width` each, or the inputs
+  const void* x;  // [tokens][columns]: from column `first` on B, C and x of `width` each, or the inputs alone
   const void *weight, *bias;             // [taps][width]; [width] or null
   void* state;                           // [slots][taps - 1][width], oldest input first
   const int32_t *source, *target;        // [rows], slots; source -1 for zeros
@@ -35,7 +35,7 @@ struct Conv {
     return static_cast<const Value*>(op.x) + token * op.columns + op.first;
   }
 
-  // Inputs of sixteen channels of a token, rounded to the type of x as the state holds them.
+  // Inputs of sixteen channels of a token, rounded to the type of x, in which the state holds them.
   INLINE Floats input(const Value* x, int64_t channel) const {
     if (!op.is_gated) return E::load(x + channel);
     Value rounded[kWidth];
@@ -44,7 +44,7 @@ struct Conv {
   }
 
   void run_token(int64_t row, int64_t token) const {
-    const Value* from[kMostTaps];  // the columns of a token of this step, or a kept input, or null for zeros
+    const Value* from[kMostTaps];  // the columns of a token of this step, or a stored input, or null for zeros
     bool is_kept[kMostTaps];
     for (int64_t tap = 0; tap < op.taps; tap++) {
       const int64_t at = token - op.starts[row] - (op.taps - 1) + tap;
@@ -92,7 +92,7 @@ struct Conv {
         run_token(row, token);
       }
     });
-    // All outputs are computed, so the states before the step may be overwritten: each by its own row.
+    // All outputs are computed, so the states before the step may be overwritten, each by its own row.
     parallel_ranges(threads, op.rows, [&](int64_t row, int64_t end) {
       for (; row < end; row++) {
         for (int64_t token = op.starts[row]; token < op.starts[row + 1]; token++) {
@@ -109,7 +109,7 @@ struct Conv {
 
 using namespace rootgraft;
 
-// Returns 1 if a slot or a row lies outside its tensor, and then writes nothing; else 0.
+// Returns 1 if a slot or a row is outside of its tensor, and then writes nothing; else 0.
 extern "C" int causal_conv(const CausalConv* op) {
   if (op->taps > kMostTaps || !in_bounds(*op)) return 1;
   if (op->is_bf16) Conv<Bf16>{*op}.run();

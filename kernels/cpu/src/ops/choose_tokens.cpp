@@ -1,4 +1,4 @@
-// Indexed attention: of each token the earlier tokens that an index of its own scores highest.
+// Indexed attention: for each token, chooses the earlier tokens with the highest scores of a separate index.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -11,16 +11,17 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;  // products below which one thread is faster
-constexpr int64_t kHeads = 4;        // heads whose sums are computed side by side
+constexpr int64_t kSmall = 1 << 16;  // number of products below which one thread is faster
+constexpr int64_t kHeads = 4;        // number of heads whose sums are computed side by side
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct ChooseTokens {
   const void* q;        // [tokens][heads][dim]
   const void* weights;  // [tokens][heads]
   const void* keys;     // [num_pages * page_size][dim]
   const int32_t *page_table, *query_start, *context_len;  // [rows][table_width], [rows + 1], [rows]
-  int32_t* out;  // [tokens][most + 1]: cells in the order of their positions, 0 behind them, and how many there are
+  // [tokens][most + 1]: cells in the order of their positions, then zeros; the last entry is their number
+  int32_t* out;
   int64_t tokens, rows, table_width, num_pages, page_size, heads, dim, most, is_bf16, threads;
 
   int64_t cell(int64_t row, int64_t position) const {
@@ -42,7 +43,7 @@ bool in_bounds(const ChooseTokens& op) {
   return true;
 }
 
-// What one thread needs of a token, used again for the next one.
+// Memory that one thread needs for a token, used again for the next one.
 struct Scratch {
   std::vector<float> queries, weights, panel;  // [heads, padded][dim], [heads, padded], [dim][kWidth]
   std::vector<uint64_t> order, ranked;
@@ -53,17 +54,17 @@ struct Scratch {
         panel(op.dim * kWidth) {}
 };
 
-// A number for each score and position: a higher score is larger, and of equal scores the earlier position. A score
-// that is no number is the lowest.
+// A sort key for each score and position: larger for a higher score, and for the earlier position of equal scores. NaN
+// ranks lowest.
 INLINE uint64_t rank_of(float score, int64_t position) {
-  score += 0.0f;  // -0 is 0
+  score += 0.0f;  // turns -0 into 0
   uint32_t bits;
   std::memcpy(&bits, &score, sizeof(bits));
   bits = score != score ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   return (uint64_t)bits << 32 | (0xFFFFFFFFu - (uint32_t)position);
 }
 
-// The scores of kWidth keys, whose dimensions are the rows of the panel: sum of weight * max(0, query . key).
+// The scores of kWidth keys, with their dimensions as rows of the panel: sum of weight * max(0, query . key).
 INLINE Floats scores(const ChooseTokens& op, const Scratch& scratch) {
   Floats total = broadcast(0.0f);
   for (int64_t head = 0; head < (int64_t)scratch.weights.size(); head += kHeads) {
@@ -134,7 +135,7 @@ void run(const ChooseTokens& op) {
     products += (int64_t)(op.query_start[row + 1] - op.query_start[row]) * op.context_len[row] * op.heads * op.dim;
   }
   const int threads = threads_for(products, kSmall, op.threads);
-  // Memory is taken here: an exception must not leave a thread of the pool.
+  // Memory is allocated here, as an exception must not leave a thread of the pool.
   int64_t longest = 0;
   for (int64_t row = 0; row < op.rows; row++) longest = std::max<int64_t>(longest, op.context_len[row]);
   const int64_t parts = std::min<int64_t>(std::max<int64_t>(op.tokens, 1), 2 * threads);
@@ -157,7 +158,7 @@ void run(const ChooseTokens& op) {
 
 using namespace rootgraft;
 
-// Returns 1 if the page table or the lengths lead outside their tables, 2 without memory, else 0.
+// Returns 1 if the page table or the lengths lead outside of their tables, 2 if there is not enough memory, else 0.
 extern "C" int choose_tokens(const ChooseTokens* op) try {
   if (!in_bounds(*op)) return 1;
   with_types([&](auto element) { run<decltype(element)>(*op); }, op->is_bf16);

@@ -1,4 +1,4 @@
-// Columns of one or two matrices in another order, and products with a sigmoid of columns.
+// Reorders columns of one or two matrices, and multiplies columns by the sigmoid of others.
 #include <algorithm>
 #include <cstring>
 
@@ -8,20 +8,20 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // values below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of values below which one thread is faster
 
-// Argument structures packed by Python: fields of 8 bytes in this order.
+// Arguments of the calls, packed by Python: fields of 8 bytes in this order.
 struct TakeColumns {
   const void *first, *second;  // [tokens][first_columns], [tokens][second_columns] or null
   const int64_t* runs;         // [count][3]: 0 or 1 for the matrix, first column, number of columns
-  const float* factors;        // [count], of each run's columns, or null
-  void* out;                   // [tokens][columns], the sum of the numbers
+  const float* factors;        // [count], a factor for each run's columns, or null
+  void* out;                   // [tokens][columns], as many as the runs have together
   int64_t tokens, count, first_columns, second_columns, columns, value_bytes, is_bf16, threads;
 };
 
 struct SigmoidGate {
   const void* x;     // [tokens][width]
-  const void* gate;  // [tokens][gate_columns], `width` of them from `gate_first` on
+  const void* gate;  // [tokens][gate_columns]; the gate is `width` of them from `gate_first` on
   void* out;         // [tokens][width]
   int64_t tokens, width, gate_columns, gate_first, is_bf16, threads;
 };

@@ -1,4 +1,4 @@
-// Gated delta rule of a layer, token by token from the state before a row to the one behind it.
+// Gated delta rule of a layer: updates the state token by token, from the state before a row to the one after it.
 #include <algorithm>
 #include <cmath>
 
@@ -9,23 +9,23 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // cells of states below which one thread is faster
-constexpr int64_t kMostKey = 256;    // dimensions of a key
-constexpr float kNormEps = 1e-6f;    // of the lengths of q and k
-constexpr int kPartials = 4;         // sums that run beside one another, to hide the latency of additions
+constexpr int64_t kSmall = 1 << 14;  // number of cells of states below which one thread is faster
+constexpr int64_t kMostKey = 256;    // limit of the dimensions of a key
+constexpr float kNormEps = 1e-6f;    // epsilon in the lengths of q and k
+constexpr int kPartials = 4;  // number of sums that are computed beside one another, to hide the latency of additions
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct DeltaScan {
   const void* inputs;                   // [tokens][2 * key_heads * key_dim + heads * head_dim]: q, k and v
   const void* gates;                    // [tokens][gate_columns], steps from `first_step` on, rates from `first_rate` on
-  const float *decay, *step_bias;       // [heads]; [heads][key_dim] biases where each row has a step
+  const float *decay, *step_bias;       // [heads]; [heads][key_dim] biases if each row of a state has a step of its own
   float* state;                         // [slots][heads][key_dim][head_dim]
   const int32_t *source, *target;       // [rows], slots; source -1 for zeros
   const int32_t *checkpoints, *starts;  // [tokens], slots or -1; [rows + 1], first token of each row
   void* out;                            // [tokens][heads * head_dim]
   int64_t tokens, rows, heads, head_dim, key_heads, key_dim, slots;
   int64_t first_step, first_rate, gate_columns;
-  int64_t by_channel;  // each row of a state has a step, else a head has one
+  int64_t by_channel;  // whether each row of a state has a step of its own; otherwise each head has one
   int64_t is_bf16, threads;
 };
 
@@ -33,7 +33,8 @@ float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 INLINE Floats exp(const Floats& x) { return exp2(x * broadcast(kLog2E)); }
 
-// log(1 + e^x) to 1e-7 relative: log(1 + t) is twice the area tangent of t / (2 + t), whose square is at most 1/9.
+// log(1 + e^x) with relative error 1e-7: log(1 + t) is 2 artanh(t / (2 + t)), and the square of that argument is at
+// most 1/9.
 INLINE Floats softplus(const Floats& x) {
   const Floats zero = broadcast(0.0f), small = exp(zero - max(x, zero - x));
   const Floats ratio = small / (broadcast(2.0f) + small), square = ratio * ratio;
@@ -42,7 +43,7 @@ INLINE Floats softplus(const Floats& x) {
   return fma(broadcast(2.0f) * ratio, series, max(x, zero));
 }
 
-// `kBlocks` times sixteen dimensions of a head, whose states no other item reads or writes.
+// Computes `kBlocks` times sixteen dimensions of a head. No other work item reads or writes their states.
 template <class E, int kBlocks, bool kByChannel>
 struct Scan {
   using Value = typename E::Value;
@@ -65,7 +66,7 @@ struct Scan {
     }
   }
 
-  // A head of q or k at unit length, times a factor.
+  // Scales a head of q or k to unit length, times a factor.
   void normalise(const Value* from, float factor, float* to) const {
     Floats squares = broadcast(0.0f);
     for (int64_t n = 0; n < op.key_dim; n += kWidth) {
@@ -76,7 +77,7 @@ struct Scan {
     for (int64_t n = 0; n < op.key_dim; n += kWidth) store(to + n, E::load(from + n) * scale);
   }
 
-  // What the state holds of a key: the sum over its dimensions n of key[n] * kept[n].
+  // Reads the value of a key from the state: the sum over its dimensions n of key[n] * kept[n].
   INLINE void recall(const float* kept, const float* key, Floats* found) const {
     Floats part[kPartials][kBlocks];
     for (auto& each : part) for (auto& cell : each) cell = broadcast(0.0f);
@@ -92,7 +93,8 @@ struct Scan {
     for (int b = 0; b < kBlocks; b++) found[b] = (part[0][b] + part[1][b]) + (part[2][b] + part[3][b]);
   }
 
-  // kept = decay * kept + key x delta; found = the sum over n of query[n] * kept[n]. One decay, or one for each n.
+  // kept = decay * kept + key x delta; found = the sum over n of query[n] * kept[n]. One decay for all n, or one for
+  // each.
   INLINE void update(float* kept, const float* decay, const float* key, const Floats* delta, const float* query,
                      Floats* found) const {
     Floats part[kPartials][kBlocks];
@@ -114,7 +116,7 @@ struct Scan {
     for (int b = 0; b < kBlocks; b++) found[b] = (part[0][b] + part[1][b]) + (part[2][b] + part[3][b]);
   }
 
-  // The factors of a state's rows, and the key times these: what a key finds in the state that has shrunk.
+  // Computes the decay factors of a state's rows, and the key times these, with which the decayed state is read.
   void shrink_rows(const Value* steps, int64_t head, const float* key, float* decay, float* shrunk) const {
     const float* bias = op.step_bias + head * op.key_dim;
     for (int64_t n = 0; n < op.key_dim; n += kWidth) {
@@ -194,7 +196,7 @@ void run(const DeltaScan& op) {
 
 using namespace rootgraft;
 
-// Returns 1 if a slot or a row lies outside its tensor, and then writes nothing; else 0.
+// Returns 1 if a slot or a row is outside of its tensor, and then writes nothing; else 0.
 extern "C" int delta_scan(const DeltaScan* op) {
   if (op->key_dim > kMostKey || !in_bounds(*op)) return 1;
   if (op->is_bf16) run<Bf16>(*op);

@@ -1,10 +1,11 @@
-// A random token of each line of logits, with probabilities softmax(logits / temperature), of those that top-n-sigma, top-k,
-// top-p and min-p keep; or the likeliest. A thread finds a line's largest logit and draws from it while it has the line in its cache.
+// Draws a random token of each line of logits, with probabilities softmax(logits / temperature), among the tokens that
+// top-n-sigma, top-k, top-p and min-p keep; or takes the likeliest token. A thread finds a line's largest logit and
+// draws from the line while it is in its cache.
 //
-// Weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p races decide, as
-// engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never written. Else the
-// likely tokens are collected, and the one that is meant is found by partitions, as in quickselect: nothing is sorted, and
-// sums of integers are exact in any order. Where the likely ones do not suffice, more are collected.
+// The weights e^((logit - best) / T) are added up in a fixed order. Without top-k and top-p, the token is drawn by
+// races, as engine/sampling/top_k_top_p.py defines them; weights are computed again for the winners, and never stored.
+// Otherwise the likely tokens are collected, and the token is found by partitions as in quickselect. Nothing is sorted,
+// and sums of integers are exact in any order. If the likely tokens are not enough, more are collected.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -17,15 +18,15 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;    // logits for which one thread is faster
-constexpr int64_t kBlock = 64, kPart = 2048;  // tokens
-// Logarithms to base 2, against the best token, of the tokens that are collected until they suffice; in the end all that
-// have a weight.
+constexpr int64_t kSmall = 1 << 16;    // number of logits below which one thread is faster
+constexpr int64_t kBlock = 64, kPart = 2048;  // numbers of tokens
+// Bounds on the base-2 logarithm of a token's weight relative to the best token's. They are tried in order until the
+// collected tokens suffice; the last one collects all tokens that have a weight.
 constexpr float kPossible = -40.0f, kBounds[] = {-14.0f, -18.0f, -22.0f, -27.0f, -33.0f, kPossible};
 constexpr double kOne = 1LL << 40;     // the weight of the best token
 constexpr int kNoMemory = 2;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct Draw {
   const float* logits;       // [lines][columns]
   const float* temperature;  // [lines], 0: the likeliest token
@@ -34,12 +35,12 @@ struct Draw {
   const float* min_p;        // [lines], 0: off
   const double* u;           // [lines] in [0, 1)
   const double* noise;       // [lines][num_noise], or null if no line is drawn by a race
-  const float* top_n_sigma;  // [lines], 0 or less: off; or null if it is off in all lines
-  int64_t* tokens;           // [lines], -1 where the largest logit is not finite
+  const float* top_n_sigma;  // [lines], 0 or less: off; null if it is off in all lines
+  int64_t* tokens;           // [lines], -1 if the largest logit is not finite
   int64_t lines, columns, num_noise, threads;
 };
 
-// value, or 0 where it is below `least` or no number.
+// Returns `value`, or 0 in lanes where it is below `least` or NaN.
 INLINE Floats keep_from(const Floats& value, const Floats& least) {
   return map([&](int i) { return value.part[i] >= least.part[i] ? value.part[i] : FloatPart{}; });
 }
@@ -48,10 +49,10 @@ struct Line {
   const float* logits;
   int64_t columns;
   Floats best, scale, least;
-  Floats floor;       // logits below it are left out
-  const float* next;  // logits of the line that this thread probably draws from next, or null
+  Floats floor;       // logits below this are left out
+  const float* next;  // logits of the line from which this thread probably draws next, or null
 
-  // Of 16 tokens from a column on; -infinity behind the last, and where they are left out.
+  // Loads the logits of 16 tokens from a column on; -infinity after the last token and for those that are left out.
   INLINE Floats load_logits(int64_t column) const {
     const int64_t left = columns - column;
     if (left >= kWidth) return kept(load(logits + column));
@@ -66,7 +67,8 @@ struct Line {
     return keep_from(exp2((load_logits(column) - best) * scale), least);
   }
 
-  // If `kAhead`, the next line's logits come meanwhile: weights are arithmetic, and finding the largest logit only reads.
+  // If `kAhead`, the next line's logits are prefetched meanwhile: computing weights leaves time for it, and finding the
+  // largest logit will only read them.
   template <bool kAhead = false>
   double sum_weights(int64_t first, int64_t count) const {
     Floats sum_of_lanes = broadcast(0.0f);
@@ -83,16 +85,16 @@ struct Candidate {
   int32_t token;
   int64_t weight;
 
-  // In the order of draws: the likelier first.
+  // The order of draws: the likelier token first.
   bool operator<(const Candidate& other) const {
     return logit > other.logit || (logit == other.logit && token < other.token);
   }
 };
 
-// Tokens of a line, partitioned as far as asked for.
+// Tokens of a line, partitioned as far as needed.
 class Candidates {
  public:
-  // All whose weight's logarithm is at least `bound`.
+  // Collects all tokens whose weight's logarithm is at least `bound`.
   void collect(const Line& line, float bound) {
     all_.clear();
     for (int64_t column = 0; column < line.columns; column += kWidth) {
@@ -116,7 +118,7 @@ class Candidates {
     return total;
   }
 
-  // Keeps the k likeliest, and every tie of the last of them.
+  // Keeps the k likeliest tokens, and all that tie with the last of them.
   void keep_top(int64_t k) {
     if (k >= (int64_t)kept_) return;
     const auto first = all_.begin();
@@ -125,10 +127,10 @@ class Candidates {
     kept_ = std::partition(first, first + kept_, [&](const Candidate& each) { return each.logit >= last; }) - first;
   }
 
-  // Keeps the likeliest, up to the one with which their weights come to `limit`.
+  // Keeps the likeliest tokens, up to the one with which the sum of weights reaches `limit`.
   void keep_mass(double limit) { kept_ = find((int64_t)std::max(0.0, std::ceil(limit) - 1)) + 1; }
 
-  // Keeps what has at least this weight.
+  // Keeps the tokens with at least this weight.
   void keep_weights(double least) {
     const auto first = all_.begin();
     kept_ = std::partition(first, first + kept_, [&](const Candidate& each) { return each.weight >= least; }) - first;
@@ -137,7 +139,8 @@ class Candidates {
   int64_t draw(double u) { return all_[find((int64_t)(u * (double)total()))].token; }
 
  private:
-  // Where the token lies in whose part of the line of weights `target` falls, or the last; likelier ones before it.
+  // Finds the token in whose part of the sum of weights `target` falls, or the last one. Likelier tokens are then
+  // before it.
   size_t find(int64_t target) {
     size_t first = 0, end = kept_;
     while (end - first > 1) {
@@ -171,7 +174,7 @@ class Candidates {
   size_t kept_ = 0;
 };
 
-// Draws a token of those that top-k, top-p and min-p keep, in this order.
+// Draws a token among those that top-k, top-p and min-p keep, applied in this order.
 int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, double u) {
   thread_local Candidates candidates;
   for (float bound : kBounds) {
@@ -197,7 +200,8 @@ int64_t draw_kept(const Line& line, int64_t top_k, double top_p, float min_p, do
   return 0;
 }
 
-// Who has the largest weight for its random number; the first of equals. Whoever comes first, if all weigh nothing.
+// Finds the item with the largest ratio of its weight and its random number. The first one wins if several are equal, or
+// if all weights are 0.
 struct Race {
   double best = 0;
   int64_t winner;
@@ -211,11 +215,12 @@ struct Race {
   }
 };
 
-// The largest logit of a line, or a NaN if there is one. Several at a time: each maximum waits for the one before.
+// The largest logit of a line, or a NaN if there is one. Several maxima run side by side, as each waits for the one
+// before.
 float largest_logit(const float* logits, int64_t columns) {
   constexpr int kTogether = 4;
   Floats best[kTogether];
-  Ints magnitude[kTogether];  // bits, in whose order a NaN is above all
+  Ints magnitude[kTogether];  // bits; in their order a NaN is larger than all
   for (int i = 0; i < kTogether; i++) best[i] = broadcast(kLeast), magnitude[i] = broadcast_int(0);
   const auto take = [&](int i, const Floats& value) {
     best[i] = max(value, best[i]);
@@ -246,8 +251,8 @@ float largest_logit(const float* logits, int64_t columns) {
   return has_nan ? std::numeric_limits<float>::quiet_NaN() : largest(best[0]);
 }
 
-// Draws a token by races among parts of the vocabulary, among blocks of the part that wins, among tokens of its block:
-// the sizes are fixed, so that a line draws the same whatever the width of the logits.
+// Draws a token by races: among parts of the vocabulary, then among blocks of the winning part, then among tokens of
+// the winning block. The sizes are fixed, so that a line draws the same token whatever the width of the logits is.
 int64_t race(const Line& line, const double* noise) {
   const double *of_block = noise + kBlock, *of_part = of_block + kPart / kBlock;
   Race parts(0);
@@ -273,12 +278,12 @@ int64_t race(const Line& line, const double* noise) {
   return tokens.winner;
 }
 
-// The least logit that is at most n standard deviations of the line's finite logits below the best. Their distances from the
-// best are whole units of 2^-21 of a power of two that none exceeds: sums are exact, as `_least_within` of
-// engine/sampling/top_k_top_p.py has them.
+// The smallest logit that is at most n standard deviations of the line's finite logits below the best one. The
+// distances from the best are rounded to whole units of 2^-21 of a power of two that none exceeds. So sums are exact,
+// as in `_least_within` of engine/sampling/top_k_top_p.py.
 float least_within(const float* logits, int64_t columns, float best, float n) {
   constexpr int kBits = 21, kLanes = 8;
-  constexpr int64_t kExact = 1 << 10;  // squares of so many units have an exact sum as doubles
+  constexpr int64_t kExact = 1 << 10;  // number of squares whose sum is exact as a double
   float lowest = best;
   for (int64_t column = 0; column < columns; column++) {
     if (logits[column] != kLeast && logits[column] < lowest) lowest = logits[column];
@@ -316,7 +321,8 @@ int64_t draw(const Draw& op, int64_t i, int threads) {
   }
   const float best = largest_logit(logits, op.columns);
   if (!std::isfinite(best)) return -1;
-  const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;  // then min-p comes after the share of all
+  // If the line is ranked, min-p is applied after top-k and top-p.
+  const bool ranked = op.top_k[i] > 0 || op.top_p[i] < 1;
   const float n = op.top_n_sigma ? op.top_n_sigma[i] : 0.0f;
   const float floor = n > 0 ? least_within(logits, op.columns, best, n) : kLeast;
   const float* next = i + threads < op.lines ? logits + threads * op.columns : nullptr;
@@ -330,7 +336,7 @@ int64_t draw(const Draw& op, int64_t i, int threads) {
 
 using namespace rootgraft;
 
-// Returns kNoMemory if there is none for candidates, else 0.
+// Returns kNoMemory if there is not enough memory for candidates, else 0.
 extern "C" int draw_tokens(const Draw* op) {
   std::atomic<int> failed{0};
   const int threads = threads_for(op->lines * op->columns, kSmall, op->threads);

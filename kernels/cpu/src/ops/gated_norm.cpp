@@ -1,4 +1,4 @@
-// RMS norm of groups of columns behind or before a gate: rms(x * act(gate)) * weight, or rms(x) * weight * act(gate).
+// RMS norm of groups of columns, after or before a gate: rms(x * act(gate)) * weight, or rms(x) * weight * act(gate).
 #include <cmath>
 
 #include "simd/parallel.h"
@@ -7,16 +7,16 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of outputs below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct GatedNorm {
   const void* x;       // [tokens][width]
-  const void* gate;    // [tokens][gate_columns], `width` of them from `gate_first` on
+  const void* gate;    // [tokens][gate_columns]; the gate is `width` of them from `gate_first` on
   const void* weight;  // [width]
   void* out;           // [tokens][width]
   int64_t tokens, width, groups, gate_columns, gate_first, is_norm_first;
-  int64_t is_sigmoid;  // the gate's function, else SiLU
+  int64_t is_sigmoid;  // whether the gate's function is a sigmoid; otherwise it is SiLU
   int64_t is_bf16, threads;
   double eps;
 };

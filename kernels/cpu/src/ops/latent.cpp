@@ -1,4 +1,5 @@
-// Latent attention's keys: rotary embedding of q, and storing a token's normed latent vector and rotated key.
+// Keys of latent attention: applies the rotary embedding to q, and stores a token's normed latent vector and rotated
+// key.
 #include <algorithm>
 
 #include "attention/int8_kv.h"
@@ -9,11 +10,11 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 13;  // number of elements below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct LatentStore {
-  void* q;                   // [tokens][heads][plain_dim + rotary_dim], the last of which are rotated in place
+  void* q;  // [tokens][heads][plain_dim + rotary_dim]; the rotary ones, which are last, are rotated in place
   const void* kv;            // [tokens][latent_dim + rotary_dim]
   const int64_t* positions;  // [tokens]
   const float* cos_sin;      // [max_position][rotary_dim]; null for no rotation
@@ -21,9 +22,9 @@ struct LatentStore {
   void* cache;               // [num_pages * page_size][latent_dim + rotary_dim]
   const void* norm;          // [latent_dim] of q's type
   int64_t tokens, heads, plain_dim, latent_dim, rotary_dim, max_position, num_cells;
-  int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
+  int64_t is_interleaved;  // whether pairs are dimensions (2 i, 2 i + 1) instead of (i, i + half)
   int64_t is_bf16, threads;
-  const float* query_scale;  // [max_position], a factor of queries at each position; null for none
+  const float* query_scale;  // [max_position], a factor of the queries at each position; null for none
   double eps;
 };
 
@@ -35,7 +36,7 @@ bool in_bounds(const LatentStore& op) {
   return true;
 }
 
-// to = from rotated; they may be the same.
+// to = `from` rotated; the two may be the same.
 template <class E>
 INLINE void turn(const LatentStore& op, const typename E::Value* from, const float* cos, typename E::Value* to) {
   float head[kMaxHeadDim];
@@ -45,7 +46,7 @@ INLINE void turn(const LatentStore& op, const typename E::Value* from, const flo
   convert<Fp32, E>(head, to, op.rotary_dim);
 }
 
-// All values times a factor.
+// Multiplies all values by a factor.
 template <class E>
 INLINE void scale(typename E::Value* values, int64_t count, float factor) {
   for (int64_t i = 0; i < count; i++) values[i] = E::narrow(E::widen(values[i]) * factor);
@@ -79,7 +80,7 @@ void run_token(const LatentStore& op, int64_t token) {
 
 using namespace rootgraft;
 
-// Returns 1 if a position or a cell lies outside its table, and then writes nothing; else 0.
+// Returns 1 if a position or a cell is outside of its table, and then writes nothing; else 0.
 extern "C" int rope_store_latent(const LatentStore* op) {
   if (!in_bounds(*op)) return 1;
   const int64_t head_dim = op->plain_dim + op->rotary_dim, cell_dim = op->latent_dim + op->rotary_dim;

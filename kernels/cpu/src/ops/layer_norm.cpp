@@ -5,12 +5,12 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of elements below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct LayerNorm {
   const void* x;       // [rows][width]
-  float* residual;     // [rows][width] or null: to be added to, and normed in place of x
+  float* residual;     // [rows][width] or null: x is added to it, and the sum is normed in place of x
   const void* weight;  // [width]
   const void* bias;    // [width] of the weight's type, or null
   void* out;           // [rows][width]

@@ -1,9 +1,9 @@
-// Multi-LoRA: the low-rank part of many adapters added to the base model's projection:
+// Multi-LoRA: adds the low-rank part of many adapters to a projection of the base model:
 //
-//   y[t] = gain * (y[t] + B (scale * A x[t])) + add           for each token t of each segment, all of one slot
+//   y[t] = gain * (y[t] + B (scale * A x[t])) + add           for each token t of each segment; a segment has one slot
 //
-// Each slot has its own ranks without padding. Work is split by tokens, ranks and columns among the threads, but every
-// sum over K or over the ranks has one order: a token's bits do not depend on the other tokens.
+// Each slot has its own ranks without padding. The work is split among the threads by tokens, ranks and columns. But
+// every sum over K or over the ranks has a fixed order, so a token's bits do not depend on the other tokens.
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -16,32 +16,32 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // multiplications below which one thread is faster
-constexpr int kTile = kLanes == 16 ? 4 : 2;  // tokens by ranks, or by vectors of columns, held in registers
-constexpr int kTokens = 16;                  // tokens of a piece of work
-constexpr int kRanks = 16;                   // ranks of a piece of work
-constexpr int64_t kColumns = 512;            // columns of a piece of work, whole blocks
-constexpr int64_t kBlockColumns = 64;        // columns of a block of B, but for the last of a module
-// Software prefetch: a decode step reads an adapter once, in pieces too short for the hardware's prefetchers, which
-// costs a fifth of the time.
-constexpr int kRanksAhead = 2 * kTile;  // rows of A between a product and its prefetch
-constexpr int kStepsAhead = 48;         // rows of a block of B, the same
+constexpr int64_t kSmall = 1 << 14;  // number of multiplications below which one thread is faster
+constexpr int kTile = kLanes == 16 ? 4 : 2;  // number of tokens, and of ranks or vectors of columns, held in registers
+constexpr int kTokens = 16;                  // tokens of a work item
+constexpr int kRanks = 16;                   // ranks of a work item
+constexpr int64_t kColumns = 512;            // columns of a work item, in whole blocks
+constexpr int64_t kBlockColumns = 64;        // columns of a block of B; the last block of a module may have fewer
+// Software prefetch: a decode step reads an adapter once, in pieces too short for the hardware's prefetchers. Without
+// it, a fifth more time is needed.
+constexpr int kRanksAhead = 2 * kTile;  // number of rows of A between a product and its prefetch
+constexpr int kStepsAhead = 48;         // number of rows of a block of B between a product and its prefetch
 constexpr int kLine = kWidth * 4;            // bytes of 16 words
 
 struct Segment {
   const Slot* slot;
   const int32_t* tokens;
   int64_t count;
-  float* shrunk;  // [count][R]
+  float* shrunk;  // [count][R], the products with A
 };
 
-// Tokens [token, token_end) of a segment by ranks, or by columns of a module, [from, to).
+// Tokens [token, token_end) of a segment, and ranks or columns of a module [from, to).
 struct Piece {
   const Segment* segment;
   int64_t token, token_end, module, from, to;
 };
 
-// f(Count<1>{}), ... f(Count<kTile>{})
+// Calls f(Count<1>{}), ... f(Count<kTile>{}).
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -56,7 +56,7 @@ INLINE void with_count(int count, F f) {
   f(Count<1>{});
 }
 
-// f(first, count) over [from, to) in tiles.
+// Calls f(first, count) for tiles that cover [from, to).
 template <class F>
 INLINE void for_tiles(int64_t from, int64_t to, int64_t tile, F f) {
   for (; from < to; from += tile) f(from, (int)std::min(tile, to - from));
@@ -116,7 +116,7 @@ void shrink(const LoraOp& op, const Piece& piece) {
   });
 }
 
-// Product with a one-hot x: a row of A transposed.
+// The product with a one-hot x: a row of the transposed A.
 template <class E>
 void gather(const LoraOp& op, const Piece& piece) {
   using Value = typename E::Value;
@@ -130,7 +130,7 @@ void gather(const LoraOp& op, const Piece& piece) {
   }
 }
 
-// 16 values, or the first `count` of them and zeros.
+// Loads 16 values, or only the first `count` of them followed by zeros.
 template <class E, bool kWhole>
 INLINE Floats load_values(const typename E::Value* from, int count) {
   if constexpr (kWhole) return E::load(from);
@@ -139,7 +139,7 @@ INLINE Floats load_values(const typename E::Value* from, int count) {
   return E::load(values);
 }
 
-// M tokens by V vectors of columns; of the last vector only the first `last` columns.
+// Computes M tokens by V vectors of columns; of the last vector only the first `last` columns.
 template <class E, class Y, int M, int V, bool kWhole>
 INLINE void expand_tile(const float* const* shrunk, int64_t rank, const typename E::Value* b, int64_t b_stride,
                         typename Y::Value* const* y, const float* gain, const float* add, int last) {
@@ -271,7 +271,7 @@ void run(const LoraOp& op, const std::vector<Segment>& segments, int64_t multipl
 
 using namespace rootgraft;
 
-// 0, or 1 if an index is out of range (nothing is written), or 2 without memory.
+// Returns 0, or 1 if an index is out of range (nothing is written), or 2 if there is not enough memory.
 extern "C" int lora_shrink_expand(const LoraOp* op) {
   if (!valid(*op)) return 1;
   try {

@@ -1,4 +1,4 @@
-// Packed token masks applied to rows of logits.
+// Applies packed token masks to rows of logits.
 #include <algorithm>
 
 #include "gemm/argmax.h"
@@ -7,14 +7,14 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;  // numbers for which one thread is faster
+constexpr int64_t kSmall = 1 << 16;  // number of logits below which one thread is faster
 constexpr int64_t kWordBits = 32;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct Mask {
   float* logits;         // [rows][columns]
-  const int64_t* lines;  // [masks], rows of the logits
-  const uint32_t* words;  // [masks][ceil(columns / 32)], bit j of word w: whether column 32 w + j is allowed
+  const int64_t* lines;  // [masks], the row of the logits for each mask
+  const uint32_t* words;  // [masks][ceil(columns / 32)]; bit j of word w says whether column 32 w + j is allowed
   int64_t masks, rows, columns, threads;
 };
 

@@ -1,4 +1,4 @@
-// RMS norm, alone or after the addition to the residual stream: one pass to add and square, one to scale.
+// RMS norm, alone or after an addition to the residual stream: one pass adds and squares, a second one scales.
 #include "ops/norm.h"
 
 #include "simd/parallel.h"
@@ -6,20 +6,20 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of elements below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct RmsNorm {
   const void* x;       // [rows][width]
-  float* residual;     // [rows][width] or null: to be added to, and normed in place of x
+  float* residual;     // [rows][width] or null: x is added to it, and the sum is normed in place of x
   const void* weight;  // [width]
   void* out;           // [rows][width]
   int64_t rows, width, is_bf16, weight_is_bf16, out_is_bf16, threads;
   double eps, offset;
 };
 
-// The sum of squares of the new residual. Meanwhile the next row and the output, which are in no cache of this core where
-// there are many rows, are asked for: they would be waited for one after another.
+// The sum of squares of the new residual. Meanwhile the next row and the output are prefetched. With many rows they are
+// in no cache of this core, and would be waited for one after another.
 template <class E, class To>
 float add_and_square(const typename E::Value* x, float* residual, const typename To::Value* out, int64_t count) {
   Floats total = broadcast(0.0f);

@@ -20,7 +20,7 @@ float sum_of_squares(const typename E::Value* x, int64_t count) {
   return result;
 }
 
-// out = x * scale * (offset + weight), from elements From to elements To.
+// out = x * scale * (offset + weight), from elements of type From to elements of type To.
 template <class From, class W, class To>
 void scale_by_weight(const typename From::Value* x, const typename W::Value* weight, float offset, float scale,
                      typename To::Value* out, int64_t count) {
@@ -55,7 +55,7 @@ float sum_of_squares_around(float mean, const typename E::Value* x, int64_t coun
   return result;
 }
 
-// Layer norm: out = (x - mean) / deviation * (offset + weight) + bias, the last if there is one.
+// Layer norm: out = (x - mean) / deviation * (offset + weight) + bias, if there is a bias.
 template <class From, class W, class To>
 void centre_and_scale(const typename From::Value* x, const typename W::Value* weight, const typename W::Value* bias,
                       float offset, float eps, typename To::Value* out, int64_t count) {

@@ -1,4 +1,4 @@
-// Copies of the first cells of pages, in all layers of a KV cache.
+// Copies the first cells of pages, in all layers of a KV cache.
 #include <cstdint>
 #include <cstring>
 
@@ -7,18 +7,18 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;  // bytes for which one thread is faster
+constexpr int64_t kSmall = 1 << 16;  // number of bytes below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order. Every page and count lies inside the cache.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order. Every page and count is within the cache.
 struct CopyPages {
   char *k, *v;  // [layers][pages][heads][page_size] cells; v may be null
-  const int64_t *source, *target, *count;  // [copies]; count: cells
+  const int64_t *source, *target, *count;  // [copies]; count: number of cells
   int64_t copies, layers, pages, heads, page_size;
-  int64_t cell;  // bytes
+  int64_t cell;  // bytes of a cell
   int64_t threads;
 };
 
-// All copies of one layer's K or V, in order: a page may be the target of one copy and the source of a later one.
+// Makes all copies in one layer's K or V, in order: a page may be the target of one copy and the source of a later one.
 void copy_layer(const CopyPages& op, char* cache) {
   const int64_t head_bytes = op.page_size * op.cell, page_bytes = op.heads * head_bytes;
   for (int64_t i = 0; i < op.copies; i++) {

@@ -1,4 +1,4 @@
-// Replay of a recorded forward pass: a list of native calls over the same buffers.
+// Replays a recorded forward pass: a list of native calls over the same buffers.
 #include <cstdint>
 
 namespace {

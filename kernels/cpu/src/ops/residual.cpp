@@ -1,13 +1,13 @@
-// Addition to the residual stream, both times a factor, and the stream in the model's type.
+// Adds to the residual stream, with a factor for each of the two; and converts the stream to the model's type.
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // elements below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of elements below which one thread is faster
 
-// Argument structures packed by Python: fields of 8 bytes in this order.
+// Arguments of the calls, packed by Python: fields of 8 bytes in this order.
 struct AddScaled {
   const void* x;    // [rows][width]
   float* residual;  // [rows][width]

@@ -1,4 +1,4 @@
-// Head norms and rotary embedding of q and k, and storing K and V in their cache cells.
+// Applies head norms and the rotary embedding to q and k, and stores K and V in their cache cells.
 #include "attention/int8_kv.h"
 #include "ops/norm.h"
 #include "ops/rotate.h"
@@ -7,29 +7,30 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 13;  // elements below which one thread is faster
-constexpr int64_t kAhead = 4;  // tokens between prefetch and use
+constexpr int64_t kSmall = 1 << 13;  // number of elements below which one thread is faster
+constexpr int64_t kAhead = 4;  // number of tokens between prefetch and use
 
-// Norms of q and k: of each head by one weight, of all heads together, or centred (layer norm) by a weight for each head.
+// Norms of q and k: of each head with one weight; of all heads together; or layer norm of each head with its own
+// weight.
 enum HeadNorm : int64_t { kHead = 0, kProjection = 1, kCentred = 2 };
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct RopeStore {
   const void* qkv;              // [tokens][heads + 2 * kv_heads][head_dim]
   const int64_t* positions;     // [tokens]
   const float* cos_sin;         // [max_position][rotary_dim] or null
   const int64_t* cells;         // [tokens]
-  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or as int8_kv.h says
-  const void *q_norm, *k_norm;  // [head_dim], or [heads][head_dim] but for kHead, or null
+  void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or the layout of int8_kv.h
+  const void *q_norm, *k_norm;  // [head_dim] for kHead, [heads][head_dim] for other norms, or null
   void* q_out;                  // [tokens][heads][head_dim]
   int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
   int64_t is_bf16, norm_is_bf16, threads, kv_is_int8;
-  int64_t is_interleaved;  // pairs of dimensions (2 i, 2 i + 1) instead of (i, i + half)
-  int64_t norm;            // HeadNorm
-  int64_t is_normed_last;  // after the rotation
-  const float* query_scale;  // [max_position] or null: a factor of queries
-  int64_t has_v_norm;        // values have the RMS norm of each head, without a weight
-  const float* kv_scales;    // [2][kv_heads] of keys and values in an 8-bit cache, or null for one of each token
+  int64_t is_interleaved;  // whether pairs are dimensions (2 i, 2 i + 1) instead of (i, i + half)
+  int64_t norm;            // a HeadNorm
+  int64_t is_normed_last;  // whether norms come after the rotation
+  const float* query_scale;  // [max_position] or null: a factor of the queries
+  int64_t has_v_norm;        // whether values have an RMS norm for each head, without a weight
+  const float* kv_scales;  // [2][kv_heads] for keys and values in an 8-bit cache; null if each token has its own scale
   double eps, offset;
 };
 
@@ -45,7 +46,7 @@ INLINE float inverse_rms(const RopeStore& op, float squares, int64_t count) {
   return 1.0f / std::sqrt(squares / (float)count + (float)op.eps);
 }
 
-// The scale of all heads together, where they are normed so; else 0.
+// The norm's scale of all heads together if they are normed so; else 0.
 template <class E>
 INLINE float projection_scale(const RopeStore& op, const typename E::Value* from, int64_t heads) {
   const int64_t count = heads * op.head_dim;
@@ -64,7 +65,7 @@ INLINE void norm_head(const RopeStore& op, const typename From::Value* from, con
   scale_by_weight<From, W, Fp32>(from, weight, (float)op.offset, scale, head, op.head_dim);
 }
 
-// Norms and rotates the head at ``from``, the index-th of its kind; scale: see projection_scale.
+// Norms and rotates the head at ``from``, the index-th of q or of k. For `scale` see projection_scale.
 template <class E, class W>
 INLINE void turn_head(const RopeStore& op, const typename E::Value* from, const void* norm, int64_t index, float scale,
                       const float* cos, float* head) {
@@ -81,13 +82,13 @@ INLINE void multiply_head(float* head, float factor, int64_t count) {
   for (; i < count; i++) head[i] *= factor;
 }
 
-// Offset of a token's key or value for a KV head, in elements of the cache.
+// Offset of a token's key or value of a KV head, in elements of the cache.
 INLINE int64_t cell_offset(const RopeStore& op, int64_t token, int64_t head) {
   const int64_t page = op.cells[token] / op.page_size, cell = op.cells[token] % op.page_size;
   return ((page * op.kv_heads + head) * op.page_size + cell) * op.head_dim;
 }
 
-// The KV head of a token's page in an 8-bit cache.
+// The address of a KV head in a token's page of an 8-bit cache.
 INLINE uint8_t* int8_head(const RopeStore& op, void* cache, int64_t token, int64_t head) {
   const int64_t head_bytes = op.page_size * (op.head_dim + kScaleBytes);
   return static_cast<uint8_t*>(cache) + (op.cells[token] / op.page_size * op.kv_heads + head) * head_bytes;
@@ -103,8 +104,8 @@ INLINE void prefetch_int8_token(const RopeStore& op, int64_t token, int64_t head
   __builtin_prefetch(values + int8_scale(cell, op.page_size, dims), 1);
 }
 
-// Prefetches all that a token reads and writes: weights evict everything from the caches between two calls, and stores
-// to memory wait for one another.
+// Prefetches all memory that a token reads and writes. Between two calls, weights evict everything from the caches, and
+// stores to memory wait for one another.
 template <class E>
 void prefetch_token(const RopeStore& op, int64_t token) {
   using Value = typename E::Value;
@@ -125,12 +126,12 @@ void prefetch_token(const RopeStore& op, int64_t token) {
   }
 }
 
-// The static scale of a KV head's keys, or values as kind 1; 0 for none.
+// The static scale of a KV head's keys, or of its values with kind 1; 0 if there is none.
 INLINE float static_scale(const RopeStore& op, int64_t kind, int64_t head) {
   return op.kv_scales ? op.kv_scales[kind * op.kv_heads + head] : 0.0f;
 }
 
-// Stores a value of a KV head, normed in ``scaled`` if values are.
+// Stores a value of a KV head. If values have a norm, it is computed to ``scaled`` first.
 template <class E>
 INLINE void store_value(const RopeStore& op, int64_t token, int64_t head, const typename E::Value* value, float* scaled) {
   using Value = typename E::Value;
@@ -186,7 +187,7 @@ void run_token(const RopeStore& op, int64_t token) {
 
 using namespace rootgraft;
 
-// Returns 1 if a position or a cell lies outside its table, and then writes nothing; else 0.
+// Returns 1 if a position or a cell is outside of its table, and then writes nothing; else 0.
 extern "C" int rope_store_kv(const RopeStore* op) {
   if (!in_bounds(*op)) return 1;
   const int64_t tokens = op->tokens, elements = tokens * (op->heads + 2 * op->kv_heads) * op->head_dim;

@@ -1,4 +1,4 @@
-// Rotation of a head by the cosines and sines of its position, shared by the ops that store keys.
+// Rotates a head by the cosines and sines of its position, for the ops that store keys.
 #pragma once
 
 #include "simd/simd.h"

@@ -1,4 +1,4 @@
-// Selective scan of a layer of Mamba: each channel has a step and a decay of its own for every number of its state.
+// Selective scan of a layer of Mamba: each channel has its own step, and its own decay for every number of its state.
 #include <algorithm>
 #include <cmath>
 
@@ -9,14 +9,15 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 12;  // cells of states below which one thread is faster: each takes an exponential
+// number of cells of states below which one thread is faster; each cell takes an exponential
+constexpr int64_t kSmall = 1 << 12;
 constexpr int64_t kMostState = 256;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct SelectiveScan {
   const void* x;                        // [tokens][width]
   const void* steps;                    // [tokens][width]
-  const void* inputs;                   // [tokens][2 * state_size]: B, then C, of all channels
+  const void* inputs;                   // [tokens][2 * state_size]: B, then C, for all channels
   const float *decay;                   // [state_size][width]
   const float *step_bias, *skip;        // [width]
   float* state;                         // [slots][state_size][width]
@@ -31,7 +32,7 @@ struct Scan {
   using Value = typename E::Value;
   const SelectiveScan& op;
 
-  // The cells of sixteen channels in a slot, `width` apart.
+  // The cells of sixteen channels in a slot; rows are `width` apart.
   float* cells(int64_t slot, int64_t channel) const { return op.state + slot * op.state_size * op.width + channel; }
 
   void save(const float* kept, float* to) const {
@@ -48,7 +49,7 @@ struct Scan {
     return load(found);
   }
 
-  // Sixteen channels, over all tokens of a row.
+  // Computes sixteen channels over all tokens of a row.
   void run(int64_t row, int64_t channel) const {
     const int64_t begin = op.starts[row], end = op.starts[row + 1];
     if (begin == end) return;
@@ -78,7 +79,7 @@ struct Scan {
     save(kept, cells(op.target[row], channel));
   }
 
-  // Each item reads and writes cells that no other does, but for states that several rows read.
+  // No two work items access the same cells, except that several rows may read the same state.
   void run_all() const {
     const int64_t blocks = op.width / kWidth;
     const int threads = threads_for(op.tokens * op.width * op.state_size, kSmall, op.threads);
@@ -91,7 +92,7 @@ struct Scan {
 
 using namespace rootgraft;
 
-// Returns 1 if a slot or a row lies outside its tensor, and then writes nothing; else 0.
+// Returns 1 if a slot or a row is outside of its tensor, and then writes nothing; else 0.
 extern "C" int selective_scan(const SelectiveScan* op) {
   if (op->state_size > kMostState || !in_bounds(*op)) return 1;
   if (op->is_bf16) Scan<Bf16>{*op}.run_all();

@@ -1,4 +1,4 @@
-// Selective scan of a state space layer (Mamba-2), token by token from the state before a row to the one behind it.
+// Selective scan of a state space layer (Mamba-2): updates the state token by token, from before a row to after it.
 #include <algorithm>
 #include <cmath>
 
@@ -9,13 +9,13 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // cells of states below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of cells of states below which one thread is faster
 constexpr int64_t kMostState = 256;
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct SsmScan {
   const void* inputs;                   // [tokens][heads * head_dim + 2 * groups * state_size]: x, B and C
-  const void* steps;                    // [tokens][step_columns], a head's step from column `first_step` on
+  const void* steps;                    // [tokens][step_columns]; the heads' steps start at column `first_step`
   const float *decay, *step_bias, *skip;  // [heads]
   float* state;                         // [slots][heads][state_size][head_dim]
   const int32_t *source, *target;       // [rows], slots; source -1 for zeros
@@ -31,7 +31,7 @@ struct Scan {
   using Value = typename E::Value;
   const SsmScan& op;
 
-  // The cells of sixteen dimensions of a head in a slot, `head_dim` apart.
+  // The cells of sixteen dimensions of a head in a slot; rows are `head_dim` apart.
   float* cells(int64_t slot, int64_t head, int64_t dim) const {
     return op.state + (slot * op.heads + head) * op.state_size * op.head_dim + dim;
   }
@@ -40,7 +40,7 @@ struct Scan {
     for (int64_t n = 0; n < op.state_size; n++) store(to + n * op.head_dim, load(kept + n * kWidth));
   }
 
-  // Sixteen dimensions of a head, over all tokens of a row.
+  // Computes sixteen dimensions of a head over all tokens of a row.
   void run(int64_t row, int64_t head, int64_t dim) const {
     const int64_t begin = op.starts[row], end = op.starts[row + 1];
     if (begin == end) return;
@@ -75,7 +75,7 @@ struct Scan {
     save(kept, cells(op.target[row], head, dim));
   }
 
-  // Each item reads and writes cells that no other does, but for states that several rows read.
+  // No two work items access the same cells, except that several rows may read the same state.
   void run_all() const {
     const int64_t blocks = op.head_dim / kWidth, each = op.heads * blocks;
     const int threads = threads_for(op.tokens * each * op.state_size * kWidth, kSmall, op.threads);
@@ -90,7 +90,7 @@ struct Scan {
 
 using namespace rootgraft;
 
-// Returns 1 if a slot or a row lies outside its tensor, and then writes nothing; else 0.
+// Returns 1 if a slot or a row is outside of its tensor, and then writes nothing; else 0.
 extern "C" int ssm_scan(const SsmScan* op) {
   if (op->state_size > kMostState || !in_bounds(*op)) return 1;
   if (op->is_bf16) Scan<Bf16>{*op}.run_all();

@@ -1,11 +1,11 @@
-// Rows of ops with a recurrent state: slots that they read and write.
+// Checks the rows of ops with a recurrent state: the slots that they read and write.
 #pragma once
 
 #include <cstdint>
 
 namespace rootgraft {
 
-// Whether all slots lie in the pool, and the rows have all tokens in their order. An op has these fields:
+// Whether all slots are in the pool, and the rows cover all tokens in order. An op must have these fields:
 //
 //   int64_t tokens, rows, slots
 //   const int32_t *source, *target        [rows], slots; source -1 for zeros

@@ -1,4 +1,4 @@
-// The activation of Apertus, xIELU: two curves that meet at 0, of which each layer has trained factors.
+// The activation of Apertus, xIELU: two curves that meet at 0. Each layer has trained factors for them.
 #include <cstring>
 
 #include "simd/parallel.h"
@@ -7,17 +7,17 @@
 namespace rootgraft {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // outputs below which one thread is faster
+constexpr int64_t kSmall = 1 << 14;  // number of outputs below which one thread is faster
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct Xielu {
   const void* x;         // [rows][width]
   void* out;             // [rows][width]
-  const float* factors;  // [4]: of x^2 above 0, of the exponential below, of x, and the highest exponent
+  const float* factors;  // [4]: factor of x^2 above 0, factor of the exponential below 0, factor of x, largest exponent
   int64_t rows, width, is_bf16, threads;
 };
 
-// e^x - 1 - x of x <= 0: near 0 by its series, in which nothing cancels.
+// e^x - 1 - x for x <= 0. Near 0 it is computed by its series, so that nothing cancels.
 INLINE Floats exp_beyond_line(const Floats& x) {
   const Floats far = exp2(x * broadcast(1.4426950408889634f)) - broadcast(1.0f) - x;
   Floats series = broadcast(1.0f / 5040.0f);

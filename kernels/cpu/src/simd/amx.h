@@ -1,7 +1,7 @@
-// AMX: up to 16 rows of A times 16 columns of B over 16 words of K, in one instruction.
+// AMX: multiplies up to 16 rows of A with 16 columns of B over 16 words of K in one instruction.
 //
-// It takes A as rows of words and B as panels (gemm/tile.h): 16 columns side by side, K downwards. Its registers
-// must be given shapes first, and be released at the end: the system would save their 8 KiB at each change of threads.
+// A is given as rows of words, and B as panels (gemm/tile.h): 16 columns side by side, K downwards. The registers must
+// be given shapes first, and be released at the end: otherwise the system would save their 8 KiB at each thread switch.
 #pragma once
 
 #include "simd/simd.h"
@@ -16,13 +16,13 @@ constexpr int kAmxRows = 16, kAmxWords = 16;
 
 #if ROOTGRAFT_AMX
 
-// Whether this process may use it: the system is asked once, and may not know it.
+// Whether this process may use AMX. The operating system is asked once; it may not know AMX.
 bool has_amx();
 
-// The shapes of the registers, as the instruction reads them.
+// The shapes of the registers, in the layout that the instruction reads.
 struct alignas(64) AmxShapes {
   uint8_t palette = 1, first_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};  // of a row
+  uint16_t bytes[16] = {};  // bytes of a row of each register
   uint8_t rows[16] = {};
 
   void set(int number, int row_count, int words) {
@@ -31,7 +31,7 @@ struct alignas(64) AmxShapes {
   }
 };
 
-// Registers 0 .. 3 for sums, then two of rows of A, of so many words, and two of panels of B.
+// Registers 0 .. 3 hold sums, the next two rows of A, of a given number of words, and the last two panels of B.
 constexpr int kAmxSums = 4, kAmxA = 4, kAmxB = 6;
 
 inline AmxShapes amx_shapes(int rows, int words) {
@@ -44,7 +44,7 @@ inline AmxShapes amx_shapes(int rows, int words) {
   return shapes;
 }
 
-// While it lives, this thread's registers have these shapes.
+// While an object of this class exists, this thread's registers have these shapes.
 class AmxScope {
  public:
   explicit AmxScope(const AmxShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
@@ -53,12 +53,12 @@ class AmxScope {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-// The compiler is told that memory is read and written, since it does not see which. Strides are bytes.
+// The compiler is told that memory is read and written, as it cannot see which. Strides are in bytes.
 template <int T>
 INLINE void amx_load(const void* from, ptrdiff_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
-// The same of memory that is not to displace others from the first cache.
+// The same for memory that should not evict other lines from the first cache.
 template <int T>
 INLINE void amx_load_passing(const void* from, ptrdiff_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
@@ -72,7 +72,7 @@ INLINE void amx_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// C += A B: of pairs of bf16; of signed bytes; of signed ones of A and unsigned ones of B; the other way round.
+// C += A B for: pairs of bf16; signed bytes; signed bytes of A and unsigned ones of B; unsigned of A and signed of B.
 template <int C, int A, int B>
 INLINE void amx_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
@@ -90,8 +90,8 @@ INLINE void amx_dot_unsigned_signed() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// The unit sleeps after some 350 ns without work, and needs about as long to wake up (Sapphire Rapids). A product into
-// a register whose sums are not used keeps it awake and costs a sixth of that.
+// The AMX unit sleeps after about 350 ns without work, and takes about as long to wake up (Sapphire Rapids). A product
+// into a register whose sums are not used keeps it awake and costs a sixth of that time.
 INLINE void amx_stay_awake() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kAmxSums - 1), "i"(kAmxA), "i"(kAmxB));
 }

@@ -1,16 +1,16 @@
-// Lines of memory out of all caches, for measurements of what is read from memory.
+// Removes cache lines from all caches, for measurements of reads from memory.
 #include "simd/simd.h"
 
 namespace {
 
-// Argument structure packed by Python: fields of 8 bytes in this order.
+// Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct FlushLines {
   const char* first;
   int64_t bytes;
 };
 
 #if defined(__AVX512F__)
-// Such CPUs have it, whatever the compiler was told of them: it does not wait for the flush before it.
+// All such CPUs have this instruction, whatever the compiler's target is. It does not wait for the flush before it.
 __attribute__((target("clflushopt"))) void flush_line(const char* line) { _mm_clflushopt(const_cast<char*>(line)); }
 #elif defined(__x86_64__)
 void flush_line(const char* line) { _mm_clflush(line); }
@@ -18,7 +18,7 @@ void flush_line(const char* line) { _mm_clflush(line); }
 
 }  // namespace
 
-// Does nothing where the CPU is not known to have an instruction for it.
+// Does nothing if the CPU is not known to have an instruction for it.
 extern "C" int flush_lines(const FlushLines* op) {
 #if defined(__x86_64__)
   constexpr int64_t kLine = 64;

@@ -1,4 +1,4 @@
-// The pool. It has one job at a time, open from before the caller's first item until the caller finds none left.
+// The thread pool. It has one job at a time. A job is open from before the caller's first item until none is left.
 #include "simd/parallel.h"
 
 #include <pthread.h>
@@ -13,13 +13,14 @@
 namespace rootgraft {
 namespace {
 
-// A worker that finds nothing to do looks again for this long before it sleeps: longer than the caller's pauses
-// between the ops of a forward pass, shorter than those between steps.
+// Time for which a worker without work keeps looking for some before it sleeps. It is longer than the caller's pauses
+// between the ops of a forward pass, and shorter than those between steps.
 constexpr auto kWakeful = std::chrono::microseconds(200);
-constexpr int kLooks = 64;       // looks between two readings of the clock
-constexpr int kPatience = 2000;  // looks at a worker's unfinished item before the caller offers it its core
-constexpr int kMostShares = 64;  // of a job: more threads than these begin with the same ones
-constexpr int kCounters = 64;    // of workers inside, on a cache line each: more workers than these share them
+constexpr int kLooks = 64;       // number of looks between two readings of the clock
+constexpr int kPatience = 2000;  // number of looks at a worker's unfinished item before the caller yields its core
+constexpr int kMostShares = 64;  // limit of the shares of a job; with more threads, some start with the same share
+// number of counters of active workers, each on its own cache line; with more workers, some use the same counter
+constexpr int kCounters = 64;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -29,15 +30,15 @@ inline void pause() {
 #endif
 }
 
-// All atomics are sequentially consistent, and three orders matter:
-//   the caller writes run_, context_, count_, shares_ and next_ only while the job is closed and no worker is inside;
-//   a worker enters (inside) before it looks whether the job is open, and the caller closes the job before it looks
-//   whether a worker is inside: one of the two sees the other;
-//   likewise a worker counts itself a sleeper before its last look, and the caller opens before it looks for sleepers.
+// All atomics are sequentially consistent. Three orders are required:   The caller writes run_, context_, count_,
+// shares_ and next_ only while the job is closed and no worker is inside.   A worker enters (counts itself as inside)
+// before it checks whether the job is open, and the caller closes the job   before it checks whether a worker is
+// inside. So at least one of the two sees the other.   Likewise a worker counts itself as sleeping before its last
+// check, and the caller opens the job before it checks for   sleeping workers.
 class Pool {
  public:
   void run(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context) {
-    if (busy_.exchange(true)) {  // with another thread's call, or with the one that this call is part of
+    if (busy_.exchange(true)) {  // busy with another thread's call, or with the call of which this one is a part
       for (int64_t i = 0; i < count; i++) run(context, i);
       return;
     }
@@ -60,12 +61,12 @@ class Pool {
 
  private:
   struct Job {
-    uint32_t id, helpers;  // no helpers: closed
+    uint32_t id, helpers;  // helpers 0: the job is closed
   };
   struct alignas(64) Next {
     std::atomic<int64_t> item{0};
   };
-  // Of workers between entering and leaving. One counter for all would go from core to core twice for each.
+  // Number of workers between entering and leaving. A single counter would move between cores twice for each worker.
   struct alignas(64) Counter {
     std::atomic<int> inside{0};
   };
@@ -75,7 +76,7 @@ class Pool {
       const int share = (int)((thread + i) % shares_);
       const int64_t end = share_edge(count_, share + 1, shares_);
       std::atomic<int64_t>& next = next_[share].item;
-      // Looked at first: with many threads most find most shares empty, and an increment takes the line from others.
+      // Checked first: with many threads most find most shares empty, and an increment takes the line from other cores.
       while (next < end) {
         const int64_t item = next++;
         if (item < end) run_(context_, item);
@@ -86,7 +87,7 @@ class Pool {
   void start_workers(int wanted) {
     try {
       for (; workers_ < wanted; workers_++) std::thread(&Pool::work, this, (uint32_t)workers_).detach();
-    } catch (const std::system_error&) {  // no more threads for this process: do with fewer
+    } catch (const std::system_error&) {  // the process may have no more threads, so there are fewer
     }
   }
 
@@ -107,7 +108,7 @@ class Pool {
     }
   }
 
-  // The next job that has use for this worker.
+  // Waits for the next job that can use this worker.
   Job await(uint32_t index, uint32_t done) {
     Job job;
     const auto ready = [&] {
@@ -134,23 +135,23 @@ class Pool {
   uint32_t last_id_ = 0;
   std::atomic<bool> busy_{false};
   std::mutex mutex_;
-  // The wait of std::condition_variable is in no libstdc++ older than GCC 12's, where that has compiled it.
+  // std::condition_variable::wait() compiled with GCC 12 needs a libstdc++ at least that new, so pthreads are used.
   pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
-  // On cache lines of their own: the first is looked at all the time, those of the second are taken from.
+  // On separate cache lines: the first is read all the time, the second ones are modified.
   alignas(64) std::atomic<Job> job_{Job{0, 0}};
-  Next next_[kMostShares];  // of each share
+  Next next_[kMostShares];  // for each share
   Counter counters_[kCounters];
   alignas(64) std::atomic<int> sleepers_{0};
 };
 
-Pool* pool = nullptr;  // never destroyed: workers use it until the process ends
+Pool* pool = nullptr;  // never destroyed, as workers use it until the process ends
 
 void make_pool() { pool = new Pool; }
 
 }  // namespace
 
 void run_items(int threads, int64_t count, int shares, void (*run)(const void*, int64_t), const void* context) {
-  // A forked process has no workers, and may find one inside that was about to leave, or the pool busy: it gets a new one.
+  // A forked process has no workers, and its copy of the pool may look busy. So it gets a new pool.
   [[maybe_unused]] static const bool is_made = (make_pool(), pthread_atfork(nullptr, nullptr, make_pool), true);
   pool->run(threads, count, shares, run, context);
 }

@@ -1,7 +1,7 @@
-// Sixteen lanes of fp32 on any instruction set: one AVX-512 register, two of AVX2 or four of SSE and NEON.
+// Sixteen lanes of fp32 on any instruction set: one AVX-512 register, two of AVX2, or four of SSE and NEON.
 //
-// Arithmetic is written with the compiler's vector types. The library is built with -ffp-contract=off, so that a fused
-// multiply-add happens only where fma() asks for it: a sum then has the same bits in every instance of a template.
+// Arithmetic uses the compiler's vector types. The library is compiled with -ffp-contract=off, so that multiply-adds
+// are fused only in fma(): a sum then has the same bits in every instance of a template.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ INLINE T load_as(const void* from) {
 }
 
 INLINE Floats broadcast(float value) {
-  return map([&](int) { return value - FloatPart{}; });  // value + 0 is an addition: it would turn -0 into 0
+  return map([&](int) { return value - FloatPart{}; });  // value - 0, as value + 0 would turn -0 into 0
 }
 
 INLINE Words broadcast_word(uint32_t value) {
@@ -74,8 +74,8 @@ INLINE Words broadcast_word(uint32_t value) {
   return result;
 }
 
-// A register from or to any address. By memcpy GCC 12 may move sixteen lanes in halves, through the stack, and wait
-// for both: some fifteen cycles for each vector of a product.
+// Loads a register from any address, or stores it. With memcpy, GCC 12 may move sixteen lanes in halves, through the
+// stack, and wait for both: about fifteen cycles for each vector of a product.
 template <class Part>
 struct __attribute__((packed, may_alias)) Loose {
   Part part;
@@ -102,7 +102,7 @@ INLINE void store_words(uint32_t* to, const Words& value) { store_parts(to, valu
 INLINE Floats load(const float* from) {
   return map([&](int i) { return load_part<FloatPart>(from, i); });
 }
-// The first `count` lanes; the others are 0, and are not read.
+// Loads the first `count` lanes. The others are not read, and become 0.
 INLINE Floats load_first(const float* from, int count) {
 #if defined(__AVX512F__)
   return Floats{{(FloatPart)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from)}};
@@ -113,7 +113,7 @@ INLINE Floats load_first(const float* from, int count) {
 #endif
 }
 INLINE void store(float* to, const Floats& value) { store_parts(to, value.part); }
-// The first `count` lanes; nothing else is written.
+// Stores the first `count` lanes; nothing else is written.
 INLINE void store_first(float* to, const Floats& value, int count) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)value.part[0]);
@@ -145,7 +145,7 @@ INLINE Floats max(const Floats& a, const Floats& b) {
 #endif
 }
 
-// a * b + c, with one rounding where the machine has such an instruction.
+// a * b + c, with a single rounding if the machine has such an instruction.
 INLINE FloatPart fma(FloatPart a, FloatPart b, FloatPart c) {
 #if defined(__AVX512F__)
   return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -166,7 +166,7 @@ INLINE Floats fma(const Floats& a, const Floats& b, const Floats& c) {
 
 INLINE float first_lane(const Floats& value) { return value.part[0][0]; }
 
-// The lanes are folded in halves: 8 + 8, 4 + 4, ... The order is part of the result.
+// Folds the lanes in halves: 8 + 8, 4 + 4, ... The order of operations is part of the result.
 template <class Op>
 INLINE float fold(const Floats& value, Op op) {
   float lane[kWidth];
@@ -195,7 +195,7 @@ INLINE float largest(const Floats& value) {
 #endif
 }
 
-// Whether any of the first `count` lanes is above a number; a NaN is not.
+// Whether any of the first `count` lanes is larger than `bound`; a NaN is not.
 INLINE bool any_above(const Floats& value, float bound, int count = kWidth) {
 #if defined(__AVX512F__)
   const __mmask16 first = (__mmask16)((1u << count) - 1);
@@ -209,7 +209,7 @@ INLINE bool any_above(const Floats& value, float bound, int count = kWidth) {
 #endif
 }
 
-// value where first <= lane < end, else other.
+// Returns `value` in lanes first <= lane < end, and `other` in all others.
 INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
   Floats result;
   for (int i = 0; i < kParts; i++) {
@@ -220,14 +220,15 @@ INLINE Floats keep_lanes(const Floats& value, int first, int end, float other) {
   return result;
 }
 
-// 2^whole * p(fraction), where whole + fraction = x and |fraction| <= 1/2. Exactly 0 below 2^-126.5.
+// 2^whole * p(fraction), with whole + fraction = x and |fraction| <= 1/2. Exactly 0 below 2^-126.5.
 template <class Polynomial>
 INLINE Floats exp2_by(const Floats& x, Polynomial p) {
 #if defined(__AVX512DQ__)
   constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;  // takes as long as two instructions to give
   const Floats fraction = {{(FloatPart)_mm512_reduce_ps((__m512)x.part[0], kRounding)}};  // the integer itself; 0 of infinity
   const auto whole = (__m512)(x - fraction).part[0];
-  // A lane whose result underflows makes the whole instruction take 36 times as long (Granite Rapids).
+  // A lane whose result underflows makes the whole instruction take 36 times as long (Granite Rapids). So it is
+  // excluded.
   const __mmask16 counts = _mm512_cmp_ps_mask(whole, _mm512_set1_ps(-127.0f), _CMP_NLE_UQ);
   return Floats{{(FloatPart)_mm512_maskz_scalef_ps(counts, (__m512)p(fraction).part[0], whole)}};
 #else
@@ -243,7 +244,7 @@ INLINE Floats exp2_by(const Floats& x, Polynomial p) {
 #endif
 }
 
-// 2^x to 1e-7 relative, with Cephes' polynomial; exp2(0) is 1.
+// 2^x with relative error 1e-7, by the polynomial of Cephes; exp2(0) is exactly 1.
 INLINE Floats exp2(const Floats& x) {
   return exp2_by(x, [](const Floats& f) {
     Floats p = broadcast(1.535336188319500e-4f);
@@ -256,7 +257,7 @@ INLINE Floats exp2(const Floats& x) {
   });
 }
 
-// 2^x to 3e-6 relative: enough for what is rounded to bf16 next. A least-maximum fit.
+// 2^x with relative error 3e-6, which is enough if the result is rounded to bf16 next. A minimax fit.
 INLINE Floats rough_exp2(const Floats& x) {
   return exp2_by(x, [](const Floats& f) {
     Floats p = broadcast(9.570068844e-3f);
@@ -274,7 +275,7 @@ INLINE Floats sigmoid(const Floats& x) {
   return broadcast(1.0f) / (broadcast(1.0f) + exp2(x * broadcast(-kLog2E)));
 }
 
-// Element types. A *word* holds kPerWord neighbours in 32 bits: what one lane of dot() multiplies.
+// Element types. A *word* holds kPerWord neighbours in 32 bits, which one lane of dot() multiplies.
 struct Fp32 {
   using Value = float;
   static constexpr int kPerWord = 1;
@@ -309,7 +310,7 @@ struct Bf16 {
 #endif
   }
 
-  // The value that store() keeps of each.
+  // The value that store() would keep, for each lane.
   static INLINE Floats rounded(const Floats& value) {
     return map([&](int i) {
       const WordPart bits = (WordPart)value.part[i], quiet_nan = WordPart{} + 0x7FC00000;
@@ -332,7 +333,7 @@ struct Bf16 {
 #endif
   }
 
-  // Two neighbours.
+  // Stores two neighbouring vectors.
   static INLINE void store_two(uint16_t* to, const Floats& first, const Floats& second) {
 #if defined(__AVX512BF16__)
     const auto both = _mm512_cvtne2ps_pbh((__m512)second.part[0], (__m512)first.part[0]);
@@ -356,7 +357,7 @@ struct Bf16 {
     return all[0];
   }
 
-  // The words of low[i] and high[i], for 16 of each.
+  // The words made of low[i] and high[i], for 16 of each.
   static INLINE Words interleave(const uint16_t* low, const uint16_t* high) {
 #if defined(__AVX512BW__)
     alignas(64) static constexpr uint16_t kOrder[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -391,7 +392,7 @@ struct Bf16 {
   }
 };
 
-// f(E{}, ...) with an element type for each flag: Bf16 where it is true, Fp32 where it is not.
+// Calls f(E{}, ...) with an element type for each flag: Bf16 if it is true, Fp32 if it is not.
 template <class F>
 INLINE void with_types(F f) {
   f();
