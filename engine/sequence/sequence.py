@@ -115,7 +115,7 @@ class Sequence:
     counts: SequenceCounts = field(default_factory=SequenceCounts)
 
     def __post_init__(self) -> None:
-        """Set ``num_prompt`` if it is 0, and start to count the prompt tokens whose logprobs need not be sent."""
+        """Set ``num_prompt`` if it is 0, and ``num_scored``: the whole prompt, unless its logprobs are to be sent."""
         self.num_prompt = self.num_prompt or len(self.tokens)
         scored = self.params.prompt_logprobs is not None and not self.num_generated
         self.counts.num_scored = max(1, self.params.logprob_start_len) if scored else self.num_prompt

@@ -243,7 +243,12 @@ class StringState:
         return tuple(found)
 
     def _beginning(self, text: bytes, cuts: list[_Cut], probed: dict[bytes, tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the rules that may begin after ``text``. For each cut, only some rules match the string there."""
+        """Return the rules that may begin after ``text``.
+
+        Args:
+            cuts: ends of the strings in the text that only some of their rules match.
+            probed: see `_follow`.
+        """
         key = text if not cuts else text + b"\0" + repr(cuts).encode()
         known = probed.get(key)
         if known is None:

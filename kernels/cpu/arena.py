@@ -1,8 +1,8 @@
 """Memory in huge pages for packed weights and the KV pool.
 
-A decode step reads every weight once and touches thousands of places in the KV pool; with small pages a part of its
-time goes to address translation (Zen 4: 269 MB of weights in 7.9 ms instead of 8.7). Most weights are smaller than a
-huge page, so they share large blocks.
+A decode step reads every weight once and accesses thousands of places in the KV pool. With small pages, part of its
+time is spent on address translation (Zen 4: 269 MB of weights in 7.9 ms instead of 8.7). Most weights are smaller than
+a huge page, so they share large blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 
 _BLOCK: Final = 64 << 20  # bytes
 _ALIGNMENT: Final = 64  # bytes: a cache line
-_LEAST_RELEASED: Final = 1 << 20  # bytes: fewer are not worth to look where they are
+# Number of bytes. For fewer, finding out where they are takes longer than releasing them gains.
+_LEAST_RELEASED: Final = 1 << 20
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of madvise(2), since Linux 5.14
 
 
@@ -48,16 +49,16 @@ class WeightArena:
 class ReusedMemory:
     """Allocator of large tensors that live for a step, such as logits; thread-safe.
 
-    The C library maps memory of more than 32 MiB anew each time, and the operating system zeroes its pages as they are
-    written: the logits of 256 rows of 49,152 tokens took 52 ms that way, and take 31. Here a block is reused for the
-    next tensor once the last tensor in it is freed.
+    The C library maps memory of more than 32 MiB anew each time, and the operating system zeroes each page when it is
+    first written. The logits of 256 rows of 49,152 tokens took 52 ms that way, and take 31 ms here: a block is reused
+    for the next tensor once the last tensor in it is freed.
     """
 
     def __init__(self) -> None:
         self._blocks: list[mmap.mmap] = []
         self._lock = threading.Lock()
         some = [mmap.mmap(-1, 1)]
-        self._unused = next(sys.getrefcount(each) for each in some)  # references to a block that no tensor is in
+        self._unused = next(sys.getrefcount(each) for each in some)  # Number of references to a block without tensors.
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised CPU tensor."""
@@ -66,7 +67,7 @@ class ReusedMemory:
         with self._lock:
             fitting = (each for each in self._blocks if len(each) >= size and sys.getrefcount(each) == self._unused)
             block = next(fitting, None)
-            # The unused blocks are too small, and are freed.
+            # The unused blocks are too small, and are freed here.
             if block is None:
                 self._blocks = [each for each in self._blocks if sys.getrefcount(each) > self._unused]
                 block = _map_block(size)
@@ -106,7 +107,7 @@ def trim_heap() -> None:
 
 
 def _is_mapped_file(first: int, end: int) -> bool:
-    """Whether memory lies in one mapping of a file, as /proc/self/maps tells: range, flags, offset, device, inode."""
+    """Return whether memory is part of one mapping of a file, according to /proc/self/maps."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             span, _, _, _, inode, *_ = line.split()
@@ -123,7 +124,7 @@ def _advise(first: int, end: int, advice: int) -> None:
 
 
 def _map_block(size: int) -> mmap.mmap:
-    """Map anonymous zeros, committed on first write, in huge pages where the operating system has them."""
+    """Map anonymous zeros, which use memory when first written, in huge pages if the operating system has them."""
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if (advice := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
         # The kernel may have no huge pages.

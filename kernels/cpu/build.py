@@ -23,10 +23,11 @@ from .child_command import ending_with_parent
 SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w")
 NATIVE = ("-march=native",)
-"""The compiler's flags for this very CPU."""
-_COMMON = "simd/simd.h"  # precompiled: most sources include it, and reading it takes as long as compiling some of them
-_TIMEOUT = 1800  # seconds for the compiler, which has taken more than 600 on two busy cores
-_LOOK_SECONDS = 0.01  # between two looks at whether a compiler has ended
+"""The compiler's flags for exactly this CPU."""
+# Precompiled, as most sources include it, and reading it takes as long as compiling some of them.
+_COMMON = "simd/simd.h"
+_TIMEOUT = 1800  # Seconds allowed for the compiler, which has taken more than 600 on two busy cores.
+_LOOK_SECONDS = 0.01  # Seconds between two checks of whether a compiler has ended.
 
 
 class BuildError(Exception):
@@ -64,7 +65,7 @@ def library_path(cache: Path, target: tuple[str, ...] = NATIVE, compiler: str | 
 
 
 def is_compiled(cache: Path, target: tuple[str, ...] = NATIVE) -> bool:
-    """Return whether the library for a CPU, by default this very one, is in the cache, as far as that can be known."""
+    """Return whether the library for a CPU, by default this one, is in the cache; False if that cannot be known."""
     try:
         return cache.is_dir() and library_path(cache, target).exists()
     except BuildError:
@@ -117,7 +118,7 @@ def load_library(cache: Path, arch: str = "native", compiler: str | None = None)
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a library. Raises BuildError if it does not load."""
+    """Load a library. Raises BuildError if it cannot be loaded."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -125,15 +126,15 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _make_private(cache: Path) -> None:
-    """Create the folder for this user alone, since its libraries are executed."""
+    """Create the folder so that only this user can access it, as its libraries are executed."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of this file within the block; the file is left, since others may be waiting for it."""
+    """Hold the lock of a file within the block. The file is not deleted, as other processes may wait for it."""
     with path.open("a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: each process compiles for itself
+        with contextlib.suppress(OSError):  # The file system has no locks, so each process compiles for itself.
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -155,7 +156,7 @@ def add_sources(digest: hashlib._Hash) -> None:
 def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     """Compile the sources and put the library at ``target``, in one step. Raises BuildError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        # The longest first, so that none of them runs alone at the end.
+        # The longest sources come first, so that none of them runs alone at the end.
         sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
         objects = [str(Path(folder) / f"{path.stem}.o") for path in sources]
         common = Path(folder) / "common.hpp"
@@ -170,7 +171,7 @@ def compile_library(compiler: str, flags: tuple[str, ...], target: Path) -> None
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run all commands, as many at a time as this process has cores; if the wait ends early, they are killed.
+    """Run all commands, as many at a time as this process has cores. If the wait ends early, they are killed.
 
     Raises:
         BuildError: a command fails; the message has the first error's output.
@@ -194,7 +195,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _RunningCompiler:
-    """A compiler's process, and the file that its output goes to."""
+    """A running compiler, and the file to which its output goes."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -202,7 +203,7 @@ class _RunningCompiler:
 
 @contextlib.contextmanager
 def _started(command: list[str]) -> Iterator[_RunningCompiler]:
-    """Run a command within the block, in a process group of its own: the compiler's own children end with it."""
+    """Run a command within the block, in its own process group, so that the compiler's child processes end with it."""
     with (
         tempfile.TemporaryFile() as output,
         subprocess.Popen(

@@ -16,7 +16,7 @@ _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
 _LANES: Final = 16
 
-# The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
+# Formats of the C++ structures: q for integers, booleans and addresses (0 for null), d for real numbers.
 _RMS_NORM: Final = Struct("10q2d")
 _LAYER_NORM: Final = Struct("11q2d")
 _ADD_SCALED: Final = Struct("6q2d")
@@ -132,7 +132,7 @@ class ElementwiseKernels:
 
     def activation(self, x: Tensor, kind: str, *, gated: bool) -> Tensor:
         """See ``kernels.ops.gated_activation`` and ``kernels.ops.activation``."""
-        rows, columns = x.shape[0], math.prod(x.shape[1:])  # a view would keep the pass from being recorded
+        rows, columns = x.shape[0], math.prod(x.shape[1:])  # A view would keep the pass from being recorded.
         width = columns // 2 if gated else columns
         out = self.library.empty((rows, width) if gated else x.shape, dtype=x.dtype)
         self._activation(

@@ -16,7 +16,7 @@ from .native_library import Fields, NativeLibrary
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
 _TYPES: Final = (_BF16, _FP32)
-_PLAIN: Final = -1  # the format of plain weights, beside those of quantised ones
+_PLAIN: Final = -1  # The format number of plain weights; quantised formats have others.
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 _KINDS: Final = ("silu", "clamped", "gelu_tanh")  # in the order of the C++ enumeration

@@ -1,4 +1,4 @@
-"""The native ops of latent attention, on tensors: its rotary embedding and store, and the choice of its tokens."""
+"""The native ops of latent attention on tensors: rotary embedding and store, and the choice of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class LatentKernels:
-    """The ops of a compiled library, for contiguous tensors of one type that has kernels; indices are checked."""
+    """The ops of a compiled library, for contiguous tensors of one supported type. Indices are checked."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library

@@ -19,12 +19,12 @@ from torch import Tensor
 from .arena import ReusedMemory, WeightArena
 from .build import BuildError
 
-_UNUSED: Final = 3  # references to a buffer during the check, if only the list of buffers holds it
+_UNUSED: Final = 3  # Number of references to a buffer during the check, if only the list of buffers holds it.
 
-_LARGE: Final = 4 << 20  # bytes of a result whose memory is kept for the next one
+_LARGE: Final = 4 << 20  # Bytes of a result from which its memory is kept for the next result.
 
 Listener = Callable[[str, float], None]
-"""Takes the name of a native call and its seconds."""
+"""Called with the name of a native call and its duration in seconds."""
 
 
 class Fields(NamedTuple):
@@ -46,7 +46,7 @@ _NO_FIELDS: Final = Fields()
 
 
 class Call(NamedTuple):
-    """A recorded call: the function's name and address, its packed argument structure and the fields of that."""
+    """A recorded call: the function's name and address, its packed argument structure, and the fields to rewrite."""
 
     name: str
     address: int
@@ -66,10 +66,10 @@ class Buffers:
         self._all: list[Tensor] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialised tensor, in a buffer without other references where one fits.
+        """Return an uninitialised tensor in a buffer that nothing else references, or in a new one.
 
         Raises:
-            ValueError: more tokens than ``most_tokens``.
+            ValueError: there are more tokens than ``most_tokens``.
         """
         tokens, *rest = shape
         if tokens > self.most_tokens:
@@ -91,7 +91,7 @@ class Recording:
 
 
 class _OfThread(threading.local):
-    """State of one thread: each engine of a process computes on its own, at the same time as the others."""
+    """State of one thread. Several engines of a process may compute at the same time, each on its own thread."""
 
     recording: Recording | None = None
 
@@ -123,12 +123,12 @@ class NativeLibrary:
 
     @property
     def multiplies_bf16(self) -> bool:
-        """Whether its instructions have products of bfloat16; others widen bfloat16 to fp32 in registers."""
+        """Whether the CPU has instructions for products of bfloat16. Others widen bfloat16 to fp32 in registers."""
         return "BF16" in self.instruction_set
 
     @property
     def keeps_bf16(self) -> bool:
-        """Whether bfloat16 is faster than fp32: it has products of it, or widens it faster than memory brings fp32."""
+        """Whether bfloat16 is faster than fp32: its products are native, or widening it is faster than reading fp32."""
         return self.multiplies_bf16 or "AVX" in self.instruction_set
 
     def bind(self, name: str, layout: Struct, fields: Fields = _NO_FIELDS) -> Callable[[bytes], int]:
@@ -160,7 +160,7 @@ class NativeLibrary:
         return call
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialised CPU tensor for the result of an op, from the buffers of a recording in progress."""
+        """Return an uninitialised CPU tensor for the result of an op; during a recording, from its buffers."""
         if (recording := self._of_thread.recording) is None:
             large = math.prod(shape) * dtype.itemsize > _LARGE
             return self._reused.empty(shape, dtype) if large else torch.empty(shape, dtype=dtype)
@@ -168,7 +168,7 @@ class NativeLibrary:
 
     @contextmanager
     def recorded(self, buffers: Buffers) -> Iterator[Recording]:
-        """Record every native call that this thread makes inside."""
+        """Record every native call that this thread makes in the block."""
         self._of_thread.recording = recording = Recording(buffers)
         try:
             yield recording
@@ -177,7 +177,7 @@ class NativeLibrary:
 
     @contextmanager
     def timed(self, listener: Listener) -> Iterator[None]:
-        """Report the time of every native call made inside, replayed ones included."""
+        """Report the time of every native call made in the block, including replayed ones."""
         self.listener = listener
         try:
             yield

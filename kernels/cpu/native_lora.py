@@ -18,7 +18,7 @@ _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class LoraKernels:
-    """The LoRA op of a compiled library, for arguments that ``takes`` accepts; indices are checked."""
+    """The LoRA op of a compiled library, for arguments that ``takes`` accepts. Indices are checked."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -40,7 +40,7 @@ class LoraKernels:
         Raises:
             IndexError: a token or a slot is out of range; nothing is written.
             MemoryError: the intermediate could not be allocated.
-            ValueError: the segments have tiles alone, no slots.
+            ValueError: the segments have only tiles, and no slots.
         """
         segments.check_slots()
         num_slots = len(table.factors)
@@ -76,11 +76,11 @@ class LoraKernels:
     def expert_shrink_expand(
         self, y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
     ) -> None:
-        """``kernels.lora_reference.expert_shrink_expand``; raises as ``shrink_expand``."""
+        """``kernels.lora_reference.expert_shrink_expand``; raises like ``shrink_expand``."""
         self._expert_shrink_expand(y, x, experts, table, num_experts, segments, experts.shape[1], 0)
 
     def head_shrink_expand(self, y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
-        """``kernels.lora_ops.lora_heads`` with y and x [T, heads * width]; raises as ``shrink_expand``."""
+        """``kernels.lora_ops.lora_heads`` with y and x [T, heads * width]; raises like ``shrink_expand``."""
         carried = x.shape[1] // num_heads - table.width
         self._expert_shrink_expand(y, x, None, table, num_heads, segments, num_heads, carried)
 
@@ -95,7 +95,7 @@ class LoraKernels:
         picks: int,
         carried: int,
     ) -> None:
-        """Without experts the picks of a token are one of each, in their order."""
+        """See ``expert_shrink_expand``. If ``experts`` is None, the picks of each token are all experts in order."""
         segments.check_slots()
         num_slots = len(table.factors) // num_experts
         failed = self._experts(

@@ -28,12 +28,12 @@ from .native_states import StateKernels
 
 _PANEL: Final = 16  # output columns of a weight panel
 _MOST_HEAD_DIM: Final = 512
-_MOST_LATENT_DIM: Final = 576  # dimensions of a latent key, whose first ones are the value
+_MOST_LATENT_DIM: Final = 576  # Largest number of dimensions of a latent key, whose first ones are the value.
 _BF16: Final = torch.bfloat16
 _FP32: Final = torch.float32
 _TYPES: Final = (_BF16, _FP32)
 
-# The C++ structures: q for integers, booleans and addresses (0 for none), d for real numbers.
+# Formats of the C++ structures: q for integers, booleans and addresses (0 for null), d for real numbers.
 _PACK_LINEAR: Final = Struct("5q")
 _LINEAR: Final = Struct("11q")
 _GATED_LINEAR: Final = Struct("9q")
@@ -43,15 +43,15 @@ _LARGEST: Final = Struct("6q")
 _COPY_PAGES: Final = Struct("12q")
 
 _HEAD_NORMS: Final[tuple[HeadNorm, ...]] = ("head", "projection", "centred")  # in the order of the C++ enumeration
-_NO_WINDOW: Final = 1 << 40  # keys: more than any context has
+_NO_WINDOW: Final = 1 << 40  # Number of keys: more than any context has.
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
 class Kernels(ElementwiseKernels):
     """The ops of a compiled library, with the meaning of their namesakes in ``kernels.ops``.
 
-    Callers check tensors by ``takes``, ``takes_heads`` and ``takes_weight``. Lengths, types of index tensors and
-    indices are checked inside, so that no call reads or writes outside its tensors.
+    Callers check tensors with ``takes``, ``takes_heads`` and ``takes_weight``. Lengths, types of index tensors and
+    indices are checked here, so that no call reads or writes outside of its tensors.
 
     Attributes:
         experts: ops on experts.
@@ -93,10 +93,10 @@ class Kernels(ElementwiseKernels):
 
     @classmethod
     def takes_kv(cls, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
-        """Return whether queries, or the fused projection, fit these caches, of the same type or of 8 bits.
+        """Return whether queries, or the fused projection, fit these caches, which have the same type or 8 bits.
 
         Raises:
-            ValueError: a page of 8 bits has no whole number of panels.
+            ValueError: a page of 8-bit KV does not consist of whole panels.
         """
         if kv_forms.is_rows(k_cache) or not cls.takes_heads(int8_kv_layout.head_dim(k_cache)):
             return False
@@ -113,7 +113,7 @@ class Kernels(ElementwiseKernels):
 
     @classmethod
     def takes_latent(cls, q: Tensor, cache: Tensor, value_dim: int) -> bool:
-        """Return whether queries fit this cache of keys whose first ``value_dim`` dimensions are the values."""
+        """Return whether queries fit this cache of latent keys, whose first ``value_dim`` dimensions are the values."""
         dims = (cache.shape[3], value_dim)
         return cls.takes(q, cache) and all(dim % _PANEL == 0 and dim <= _MOST_LATENT_DIM for dim in dims)
 
@@ -145,7 +145,7 @@ class Kernels(ElementwiseKernels):
         return PackedLinear(width, columns, panels, bias, self)
 
     def pack_linear_apart(self, weight: Tensor) -> PackedLinear:
-        """``pack_linear`` by torch, in memory of its own."""
+        """Pack like ``pack_linear``, but with torch and in separate memory."""
         columns, width = weight.shape
         pair = 2 if weight.dtype is _BF16 else 1
         padded = lazy_zeros((-(-columns // _PANEL), _PANEL, width // pair, pair), weight.dtype)
@@ -169,7 +169,7 @@ class Kernels(ElementwiseKernels):
         return found
 
     def takes_gated(self, layer: PackedLinear) -> bool:
-        """Return whether the weight's two halves are whole panels and without bias, and one op is as fast as two."""
+        """Return whether the weight has no bias, its halves are whole panels, and one op is as fast as two."""
         is_whole = layer.bias is None and layer.out_features % (2 * _PANEL) == 0
         return is_whole and layer.weight.dtype in self._gated_dtypes
 
@@ -185,7 +185,7 @@ class Kernels(ElementwiseKernels):
         return out
 
     def _multiply(self, x: Tensor, layer: PackedLinear, out: Tensor, columns: int) -> None:
-        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows."""
+        """Write the product; or, if ``columns`` is an address, the maximum and argmax of each of its rows."""
         x, weight, bias = _check_input(x, layer), layer.weight, layer.bias
         failed = self._linear(
             _LINEAR.pack(
@@ -341,7 +341,7 @@ class Kernels(ElementwiseKernels):
 
 
 def _check_input(x: Tensor, layer: PackedLinear) -> Tensor:
-    """Return x [T, K] contiguous. Raises ValueError if the layer does not take it."""
+    """Return x [T, K] as a contiguous tensor. Raises ValueError if it does not fit the layer."""
     rows, width = x.shape
     dtype = layer.weight.dtype
     if width != layer.in_features or x.dtype is not dtype or not x.is_cpu:
@@ -385,7 +385,7 @@ def _check_cos_sin(cos_sin: Tensor, head_dim: int) -> int:
 
 
 def _check_positions(params: RopeParams) -> int:
-    """Check the factors of queries and return the number of positions that the tables have, 0 without any."""
+    """Check the factors of queries, and return the number of positions in the tables; 0 if there are none."""
     cos_sin, scale = params.cos_sin, params.query_scale
     if scale is None:
         return 0 if cos_sin is None else cos_sin.shape[0]

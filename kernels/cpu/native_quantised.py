@@ -14,14 +14,14 @@ from ..layouts.packed_weights import Format, Largest, QuantisedLinear, WidenedFo
 from .native_elementwise import KINDS
 from .native_library import Fields, NativeLibrary
 
-BLOCK: Final = 32  # values with one scale, in the formats with blocks
-SUPER_BLOCK: Final = 256  # values whose scales have common factors, in those with super-blocks
+BLOCK: Final = 32  # Number of values with one scale, in the formats with blocks.
+SUPER_BLOCK: Final = 256  # Number of values whose scales have common factors, in the formats with super-blocks.
 MOST_WIDTH: Final = 1 << 17
-"""Inputs of the widest row: the sum of so many products of two bytes fits 32 bits."""
-FLOAT8_GROUP: Final = 128  # inputs with one scale, in FP8 by blocks
-PANEL_ROWS: Final = 16  # of a weight, which are output columns side by side
+"""Largest number of inputs: the sum of that many products of two bytes fits in 32 bits."""
+FLOAT8_GROUP: Final = 128  # Number of inputs with one scale, in FP8 by blocks.
+PANEL_ROWS: Final = 16  # Rows of a weight in a panel: output columns side by side.
 
-_WORD: Final = 4  # bytes
+_WORD: Final = 4  # Bytes of a word.
 _BF16: Final = torch.bfloat16
 _TYPES: Final = (_BF16, torch.float32)
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
@@ -36,7 +36,7 @@ _SUPER_SIZES: Final = {
     Format.SUPER_TABLE: (4, 5),
     Format.SUPER_FLOAT4: (4, 10),
 }
-"""Bits of a number as it is packed, and halves of 16 bits of a super-block's scales."""
+"""Number of bits of a packed number, and of half-precision words for the scales of a super-block."""
 
 _FIVE_BITS: Final = (Format.FIVE_BITS, Format.SYMMETRIC_5_BITS)
 _PACK_BLOCKS: Final = Struct("7q")
@@ -109,7 +109,8 @@ class QuantisedKernels:
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
-        """Arrange blocks whose numbers are rounded in products, where few rows are then faster; return their format."""
+        """Arrange blocks by columns if their numbers are rounded in products and that is faster; return their
+        format."""
         arranged = form.arranged
         if not self.arranges or arranged is None:
             return form
@@ -140,7 +141,7 @@ class QuantisedKernels:
                 self._flush_lines(_FLUSH_LINES.pack(part.data_ptr(), part.nbytes))
 
     def _empty_panels(self, shape: tuple[int, int], halves: int, words: int) -> tuple[Tensor, Tensor]:
-        """Return room for the values and the scales of blocks, of so many words and halves for a row."""
+        """Allocate panels for the numbers and the scales of blocks: ``words`` and ``halves`` of each row."""
         panels, blocks = -(-shape[0] // PANEL_ROWS), shape[1]
         weight = self._library.arena.empty((panels, blocks, words, PANEL_ROWS), torch.int32)
         return weight, self._library.arena.empty((panels, blocks, halves, PANEL_ROWS), torch.float16)
@@ -154,7 +155,7 @@ class QuantisedKernels:
         weight: Tensor,
         scales: Tensor,
     ) -> bool:
-        """Pack pieces of a weight's rows into their panels; False once ``pack`` finds a factor that is not finite.
+        """Pack pieces of a weight's rows to their panels. Returns False if ``pack`` finds a factor that is not finite.
 
         Args:
             kind: argument of ``pack`` after the sizes.
@@ -181,10 +182,10 @@ class QuantisedKernels:
     def pack_bytes(
         self, pieces: Iterable[Tensor], shape: tuple[int, int], form: Format, scales: Tensor, bias: Tensor | None
     ) -> QuantisedLinear:
-        """Pack bytes [n, K] uint8 of [N, K], as they are, with their scales [N, G] in fp32.
+        """Pack bytes [n, K] uint8 of a weight [N, K] unchanged, with its scales [N, G] in fp32.
 
         Args:
-            form: WIDENED or CHANNELS of signed integers with a scale of each row, or FLOAT8.
+            form: WIDENED or CHANNELS for signed integers with a scale of each row, or FLOAT8.
         """
         columns, width = shape
         panels, words = -(-columns // PANEL_ROWS), -(-width // _WORD)
@@ -233,7 +234,7 @@ class QuantisedKernels:
         return found
 
     def takes_gated(self, layer: QuantisedLinear) -> bool:
-        """Return whether the weight's two halves are whole panels and without bias, and its products are made so."""
+        """Return whether the weight has no bias, its halves are whole panels, and its format has a gated product."""
         fits = layer.bias is None and layer.out_features % (2 * PANEL_ROWS) == 0
         has_op = layer.widened is None or layer.widened.weight.dtype in self._gated_dtypes
         return fits and has_op and (layer.format is Format.CHANNELS or not layer.planes)
@@ -245,10 +246,10 @@ class QuantisedKernels:
         return out
 
     def _multiply(self, x: Tensor, layer: QuantisedLinear, out: Tensor, columns: int, gate: int = 0) -> None:
-        """Write the product, or with an address for ``columns`` the maximum and argmax of its rows.
+        """Write the product; if ``columns`` is an address, write the maximum and argmax of the product's rows instead.
 
         Args:
-            gate: 1 + the activation of the product's first half, for ``gated_linear``.
+            gate: 1 + the number of the activation of the product's first half, for ``gated_linear``; 0 without a gate.
         """
         rows, width = x.shape
         if width != layer.in_features or x.dtype not in _TYPES or not x.is_cpu or out.dtype not in _TYPES:
@@ -283,7 +284,7 @@ class QuantisedKernels:
 
 
 def _float8_rows(layer: QuantisedLinear, ids: Tensor) -> Tensor:
-    """Dequantise rows of FP8: [T] int64 -> [T, K] fp32. Raises IndexError as ``QuantisedKernels.rows``."""
+    """Dequantise rows of FP8: [T] int64 -> [T, K] fp32. Raises IndexError like ``QuantisedKernels.rows``."""
     if bool(((ids < 0) | (ids >= layer.out_features)).any()):
         raise IndexError(f"an id is not in 0 .. {layer.out_features - 1}")
     panels, words, _ = layer.weight.shape
@@ -302,7 +303,7 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 def _placed(
     pieces: Iterable[Tensor], columns: int, weight: Tensor, scales: Tensor
 ) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-    """Each piece of a weight's rows, and the addresses of its panels; raises ValueError where they do not fit."""
+    """Yield each piece of a weight's rows with the addresses of its panels. ValueError if a piece does not fit."""
     done = 0
     for rows in pieces:
         if done % PANEL_ROWS or not 0 < rows.shape[0] <= columns - done:

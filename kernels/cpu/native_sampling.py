@@ -14,7 +14,8 @@ from .native_library import NativeLibrary
 _MASK: Final = Struct("7q")
 _DRAW: Final = Struct(f"{len(DrawParams._fields) + 6}q")
 _WORD_BITS: Final = 32
-_NOISE, _PART = 64 + 32, 2048  # random numbers of a race within a part of the vocabulary, and tokens in a part
+# Number of random numbers of a race within a part of the vocabulary, and number of tokens of a part.
+_NOISE, _PART = 64 + 32, 2048
 
 
 class SamplingKernels:

@@ -239,7 +239,7 @@ def addresses(batch: StateBatch) -> tuple[int, int, int, int]:
 
 
 def check_batch(batch: StateBatch, tokens: int) -> None:
-    """Raise ValueError for index tensors of another type or length."""
+    """Raise ValueError if an index tensor has a wrong type or length."""
     rows = len(batch.source)
     lengths = (len(batch.query_start), len(batch.target), len(batch.checkpoints))
     each = (batch.query_start, batch.source, batch.target, batch.checkpoints)

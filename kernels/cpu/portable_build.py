@@ -1,10 +1,10 @@
-"""Portable builds: libraries compiled ahead, for levels of CPUs, into the package.
+"""Portable builds: libraries compiled in advance, for levels of CPUs, into the package.
 
     python -m rootgraft.kernels.cpu.portable_build [--all | --native] [--cache FOLDER]
 
 compiles them: for this CPU's own level, as when the package is installed, or for all levels, as for a wheel or a
 container image. If no level fits the CPU, a library for exactly this CPU is compiled at the first start. ``--native``
-compiles it now, into the cache, where each start looks first.
+compiles it now into the cache, which each start searches first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CpuLevel(NamedTuple):
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI, _VBMI = "-mavx512vnni", "-mavx512vbmi"
-# AMX is asked for when it runs, so that its instructions may be in a library for CPUs without.
+# AMX permission is requested at run time, so a library may contain its instructions even for CPUs without AMX.
 LEVELS = {
     "avx512-bf16": CpuLevel(
         ("-march=x86-64-v4", _VNNI, _VBMI, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
@@ -61,17 +61,17 @@ LEVELS = {
     "avx512": CpuLevel(("-march=x86-64-v4",), _V4),
     "avx2": CpuLevel(("-march=x86-64-v3",), _V3),
 }
-"""Levels by name, the best first. They differ in what the sources ask the compiler for."""
+"""Levels by name, the best first. They differ in the compiler features that the sources test."""
 BASELINE = "x86-64"
-"""Every x86 CPU of 64 bits: no library of the package, but what the sources can be compiled for."""
+"""The level of every 64-bit x86 CPU. The package has no library for it, but the sources can be compiled for it."""
 HOLDABLE = {**LEVELS, BASELINE: CpuLevel((f"-march={BASELINE}",), frozenset())}
-"""What ``LEVEL_VARIABLE`` may be."""
+"""Values that ``LEVEL_VARIABLE`` may have."""
 LEVEL_VARIABLE = "ROOTGRAFT_CPU_LEVEL"
 _FEATURES = frozenset[str]().union(*(level.needs for level in LEVELS.values()))
 
 
 def held_level() -> str | None:
-    """Return the level to which the environment limits this CPU, None for no limit.
+    """Return the level to which the environment limits this CPU; None for no limit.
 
     Raises:
         BuildError: ``LEVEL_VARIABLE`` names no level.
@@ -83,18 +83,18 @@ def held_level() -> str | None:
 
 
 def has_avx512() -> bool:
-    """Return whether the level that this CPU is held down to, if any, has AVX-512. Raises as ``held_level``."""
+    """Return whether the level to which this CPU is limited has AVX-512; True without a limit. May raise BuildError."""
     held = held_level()
     return held is None or HOLDABLE[held].needs >= _V4
 
 
 def target_of_this_cpu() -> tuple[str, ...]:
-    """Return the compiler's flags for this CPU, or for the level that it is held down to. Raises as ``held_level``."""
+    """Return the compiler's flags for this CPU, or for the level to which it is limited. Raises like ``held_level``."""
     return NATIVE if held_level() is None else HOLDABLE[own_level() or BASELINE].target
 
 
 def own_level(cpuinfo: Path | None = None) -> str | None:
-    """Return the level that has all that the kernels can use of this CPU; None if no level has."""
+    """Return the level with all features of this CPU that the kernels can use; None if no level has them."""
     usable = _usable_flags(cpuinfo) & _FEATURES
     return next((name for name, level in LEVELS.items() if level.needs == usable), None)
 
@@ -117,22 +117,22 @@ def build_portable(folder: Path, cache: Path, levels: Sequence[str]) -> list[Pat
 
 
 def find_fitting(folder: Path | None = None, cpuinfo: Path | None = None) -> Path | None:
-    """Return the folder's library of this CPU's own level and of these sources; None if it is not there."""
+    """Return the folder's library for this CPU's own level and these sources; None if there is none."""
     level = own_level(cpuinfo)
     return None if level is None else _present(folder or FOLDER, level)
 
 
 def find_portable(folder: Path | None = None, cpuinfo: Path | None = None) -> Path | None:
-    """Return the best library in the folder that is of these sources and that this CPU can run; None if none is."""
+    """Return the best library in the folder for these sources that this CPU can run; None if there is none."""
     flags = _usable_flags(cpuinfo)
     found = (_present(folder or FOLDER, name) for name, level in LEVELS.items() if level.needs <= flags)
     return next(filter(None, found), None)
 
 
 def load_best(cache: Path) -> ctypes.CDLL:
-    """Load the library of this very CPU if it is in the cache; else the package's of its level; else compile that one.
+    """Load the library for exactly this CPU if it is in the cache; else the package's for its level; else compile one.
 
-    If it cannot be compiled, a library of a lesser level is loaded.
+    If it cannot be compiled, a library of a lower level is loaded.
 
     Raises:
         BuildError: no library can be loaded or built; the message says what to install.
@@ -164,7 +164,7 @@ def _file_name(level: str) -> str:
 
 
 def _usable_flags(cpuinfo: Path | None) -> Set[str]:
-    """Return the flags of a CPU; of this one, those that the environment leaves it."""
+    """Return the flags of a CPU; for this CPU, only those that the environment allows."""
     flags = _cpu_flags(cpuinfo or CPUINFO)
     held = None if cpuinfo else held_level()
     return flags if held is None else flags & HOLDABLE[held].needs
@@ -179,7 +179,7 @@ def _cpu_flags(cpuinfo: Path) -> Set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile libraries. Returns 0, or 1 with a line on standard error that says what follows."""
+    """Compile libraries. Returns 0, or 1 with a line on standard error that says what happens instead."""
     parser = argparse.ArgumentParser(prog="portable_build", description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--all", action="store_true", help="for all levels, instead of this CPU's own")

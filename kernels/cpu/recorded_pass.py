@@ -1,11 +1,11 @@
 """CPU graphs: a forward pass recorded as a list of native calls, replayed by one call of the library.
 
-A forward pass is some three hundred native calls. For a small batch, making their tensors and arguments takes Python
-longer than many of the calls themselves. While buffers stay in place, the arguments differ between steps only in the
-numbers of tokens and rows: a replay writes these two numbers into the recorded structures and runs all calls.
+A forward pass has about three hundred native calls. For a small batch, creating their tensors and arguments takes
+Python longer than many of the calls take. While buffers keep their addresses, the arguments differ between steps only
+in the numbers of tokens and rows. So a replay writes these two numbers to the recorded structures and runs all calls.
 
-Only native calls can be recorded. A dispatch mode watches for torch ops during the recording, and any torch op, even a
-view, makes the pass unrecordable. Results live in buffers with room for the largest step.
+Only native calls can be recorded. A dispatch mode detects torch ops during the recording: any torch op, even a view,
+makes the pass unrecordable. Results are in buffers with room for the largest step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .native_library import Buffers, Listener, NativeLibrary, Recording, run_timed
 
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
-_FIELD: Final = 8  # bytes of a structure's field
+_FIELD: Final = 8  # Bytes of a structure's field.
 _MAKE_BUFFERS: Final = (torch.ops.aten.empty.memory_format, torch.ops.aten.resize_.default)
 
 
@@ -47,7 +47,7 @@ class RecordedPass:
         self._tokens = _indices(starts, [call.fields.tokens for call in calls])
         self._rows = _indices(starts, [call.fields.rows for call in calls])
         self._calls = (ctypes.c_void_p * (2 * len(calls)))()
-        following: dict[int, int] = {}  # by function, the structure of its next call
+        following: dict[int, int] = {}  # By function: the structure of its next call.
         for i, call in reversed(list(enumerate(calls))):
             structure = self._fields.ctypes.data + starts[i] * _FIELD
             self._calls[2 * i] = call.address
@@ -107,12 +107,12 @@ def record(
 
 
 def _indices(starts: list[int], fields: list[tuple[int, ...]]) -> NDArray[np.int64]:
-    """Indices of some fields of the calls' structures, all structures concatenated."""
+    """Return the indices of the given fields of each call's structure, in all structures concatenated."""
     return np.array([start + field for start, each in zip(starts, fields, strict=False) for field in each], np.int64)
 
 
 class _TorchOpWatch(TorchDispatchMode):
-    """Dispatch mode that notices torch ops other than the allocation of result buffers."""
+    """Dispatch mode that detects torch ops other than the allocation of result buffers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class _TorchOpWatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: skipping would import torch's compiler, which takes a second."""
+        """Return False: torch would otherwise import its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(

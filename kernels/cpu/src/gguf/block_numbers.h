@@ -515,8 +515,8 @@ INLINE auto super_block(const uint32_t* words, const uint16_t* factors, const ui
   }
 }
 
-// The block at a position, which is advanced to the next block. Words are read as in the format that has no fields and
-// is not arranged.
+// The block at a position, which is advanced to the next block. Its words are read in the order of the format that is
+// not arranged by columns and has no fields.
 template <Format F>
 INLINE auto next_unarranged(BlockPlace& place) {
   const uint32_t* words = place.words;

@@ -27,7 +27,7 @@ void finish(const ChannelProduct& p, const int32_t* sums, int row) {
   finish_row<To>(p, row, low);
 }
 
-// Stores the same in fp32, past the caches.
+// Finishes a row in fp32, and stores it past the caches.
 template <int P>
 void finish_past_caches(const ChannelProduct& p, const int32_t* sums, int row) {
   Ints low[P];

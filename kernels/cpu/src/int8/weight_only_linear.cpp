@@ -336,7 +336,7 @@ void store_tile(const WidenedLinear& op, const float* sums, int64_t row, int row
   }
 }
 
-// Multiplies all rows with some panels in E.
+// Multiplies all rows with some panels that are widened to E.
 template <class E, class To>
 void multiply_wide(const WidenedLinear& op, const uint32_t* wide, int64_t words, int64_t panel, int panels) {
   const int64_t steps = (op.width + E::kPerWord - 1) / E::kPerWord;
