@@ -1,8 +1,8 @@
-"""Beam search of one request: each step reads the scores of the tokens behind all beams, which share their prefixes.
+"""Beam search of one request: each step reads the scores of the next tokens of all beams, which share their prefixes.
 
-The beams of a step are sequences of one token each behind prompt and answer so far, all of it in the prefix cache.
-If the answer has an output format, the grammar's mask determines which tokens may follow; their scores are the model's
-own.
+In a step, each beam is a sequence that draws one token after the prompt and the answer so far; all before it is in the
+prefix cache. If the answer has an output format, the grammar's mask determines which tokens may follow. Their scores
+are those of the model without the grammar.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BeamOptions:
 
 
 class BeamReader:
-    """Searches for the likeliest answers to each prompt. In place of an engine it is the requests' stream.
+    """Searches for the likeliest answers to each prompt. It takes the place of an engine as the stream of the requests.
 
     Args:
         length_penalty: see ``BeamRules``.
@@ -50,10 +50,10 @@ class BeamReader:
         self._ends = frozenset(token for token in engine.tokenizer.eos_ids if token < engine.vocab_size)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Search behind all prompts, one after another, and yield the ``n`` best answers to each at its end.
+        """Search the answers to all prompts, prompt by prompt; yield the ``n`` best answers to a prompt at its end.
 
         Raises:
-            EngineError: as for ``AsyncEngine.stream``.
+            EngineError: see ``AsyncEngine.stream``.
         """
         deadline = deadline_of(self._caller)
         for prompt, request in enumerate(requests):
@@ -88,17 +88,17 @@ class BeamReader:
         assert len(requests) <= WINDOW
         outputs = await run_window(self._engine, requests, deadline)
         for output in outputs:
-            # Raises if the sequence was broken off.
+            # Raises an error if the sequence was cut off.
             usage_of(output)
         return outputs
 
     def _free(self, request: TextRequest, answer: array[int], search: BeamSearch) -> TextRequest:
-        """Return the request that reads the likeliest tokens behind an answer."""
+        """Return the request that reads the likeliest tokens after an answer."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=search.num_candidates)
         return _single(request, tokens=request.tokens + answer, params=params)
 
     def _formed(self, request: TextRequest, answer: array[int]) -> TextRequest:
-        """Return the request that reads the tokens which the grammar allows behind an answer."""
+        """Return the request that reads the tokens that the grammar allows after an answer."""
         params = SamplingParams(max_tokens=len(answer) + 1, temperature=0.0, logprobs=0, allowed_logprobs=True)
         return replace(_single(request, params=params), grammar=request.grammar, generated=answer)
 
@@ -110,10 +110,11 @@ class BeamReader:
         most: int,
         deadline: float | None,
     ) -> list[dict[int, float]]:
-        """Return the model's own scores of the likeliest allowed tokens behind each answer.
+        """Return the model's scores, without the grammar, of the likeliest allowed tokens after each answer.
 
-        The engine returns the scores of allowed tokens relative to each other. The drawn token's own score gives their
-        common offset; if the drawn token ended the sequence, its score is read without the grammar.
+        The engine returns the scores of the allowed tokens relative to each other. The model's score of the drawn token
+        gives the offset that all of them have in common. If the drawn token ended the sequence, its score is read in a
+        request without the grammar.
         """
         found = [_likeliest(output.allowed[0], most) if output.allowed else {} for output in outputs]
         drawn = {at: each.logprobs[0] for at, each in enumerate(outputs) if each.logprobs}
@@ -142,7 +143,7 @@ class BeamReader:
 
 
 def _single(request: TextRequest, **fields: object) -> TextRequest:
-    """Return a request for one sequence, without what is only for a request's own answers."""
+    """Return a request for one sequence, without the options that only concern the answers to the client."""
     plain = replace(request, n=1, stop=(), grammar=None, session="", pin_seconds=0.0, prefix_pins=())
     return replace(plain, **fields)  # type: ignore[arg-type]
 
@@ -158,7 +159,7 @@ def _likeliest(allowed: AllowedLogprobs, most: int) -> dict[int, float]:
 
 
 def _shifted(tokens: dict[int, float], allowed: AllowedLogprobs, known: int, logprob: float) -> dict[int, float]:
-    """Return scores such that a known token has its own."""
+    """Return the scores, shifted so that the score of token ``known`` is ``logprob``."""
     ids = np.frombuffer(allowed.ids, np.int32)
     relative = float(np.frombuffer(allowed.logprobs, np.float32)[int(np.flatnonzero(ids == known)[0])])
     return {token: value + logprob - relative for token, value in tokens.items()}

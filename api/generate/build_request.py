@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class PreparedChat(NamedTuple):
-    """The request of a chat, and how to parse its answers.
+    """The engine request of a chat, and how to parse its answers.
 
     Attributes:
         output_format: the output format of the answers, None for free text.
-        thought: how to tell thoughts from answers; None if there are none.
+        thought: how to separate thoughts from answers; None if there are none.
     """
 
     request: TextRequest
@@ -45,17 +45,17 @@ class PreparedChat(NamedTuple):
 
 
 async def chat_tokens(target: ModelTarget, body: ChatRequest, caller: Caller) -> array[int]:
-    """Return the tokens of a chat as its request would have them. Raises as ``plan_chat`` and ``chat_prompt``."""
+    """Return the prompt's tokens, the same as in the chat's request. Raises like ``plan_chat`` and ``chat_prompt``."""
     plan = await beside_loop(partial(plan_chat, target, body, caller))
     with _naming_field("messages"):
         return (await chat_prompt(target, plan)).tokens
 
 
 async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *, strict: bool = False) -> PreparedChat:
-    """Return the request of a chat.
+    """Return the engine request of a chat.
 
     Args:
-        strict: refuse a request for more tokens than fit after the prompt, instead of reducing the number.
+        strict: whether to refuse a request for more tokens than fit after the prompt, instead of reducing the number.
 
     Raises:
         RequestError: a field is refused; the message has the field's name in the body.
@@ -67,19 +67,19 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
         grammar = None if plan.output_format is None else plan.output_format.spec
         request = _text_request(body, prompt.tokens, params, grammar, target.adapter, caller)
         if plan.tools is not None:
-            # A tool call may open with a special token, and the grammar permits no other special token.
+            # A tool call may begin with a special token, and the grammar permits no other special token.
             request = replace(request, skip_special_tokens=False)
         if prompt.thought is not None:
             request = await _with_thought(request, prompt.thought, body.thought_budget, target.engine)
         request = target.engine.limits.check(request)
         if plan.marks:
-            # Made of what has been checked. Each mark has a part of the prompt rendered again, so they come last.
+            # Each mark requires a part of the prompt to be rendered again, so pins come after all other checks.
             request = replace(request, prefix_pins=await prefix_pins(target, plan, prompt.tokens))
         return PreparedChat(request, plan.output_format, prompt.thought)
 
 
 def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, strict: bool) -> SamplingParams:
-    """Return the sampling parameters of a chat. Raises as ``RequestLimits.check_room``."""
+    """Return the sampling parameters of a chat. Raises like ``RequestLimits.check_room``."""
     limits, defaults = target.engine.limits, target.engine.defaults
     asked, field = body.asked_length()
     if strict and asked is not None:
@@ -93,7 +93,7 @@ def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, str
 async def _with_thought(
     request: TextRequest, thought: ThoughtPlan, budget: int | None, async_engine: AsyncEngine
 ) -> TextRequest:
-    """Return the request with the thought's rules for the engine, and with its special tokens kept in the text."""
+    """Return the request with the engine's rules for the thought. The thought's special tokens stay in the text."""
     form = thought.format
     texts = (form.start, form.end, form.lead)
     marks = [await async_engine.encode(mark, add_special_tokens=False, owner=Owner()) for mark in texts]
@@ -110,10 +110,10 @@ async def completion_requests(
     *,
     strict: bool = False,
 ) -> list[TextRequest]:
-    """Return one request for each prompt, all checked before any is submitted. Raises RequestError.
+    """Return one request for each prompt. All are checked before any is submitted. Raises RequestError.
 
     Args:
-        strict: refuse more tokens than fit after a prompt, and do not ask for as many as fit.
+        strict: whether to refuse more tokens than fit after a prompt, instead of reducing the number.
     """
     requests = []
     for number, prompt in enumerate(body.prompts):
@@ -145,7 +145,7 @@ async def _completion_request(
         if len(prompt) > async_engine.max_model_len:
             raise ContextTooLong(len(prompt), max(1, body.max_tokens), async_engine.max_model_len)
         tokens = token_array(name, prompt, async_engine.vocab_size)
-    # The engine always draws one token, which is dropped where the client asks for none.
+    # The engine always draws one token. If the client requests none, it is dropped.
     max_tokens = max(1, body.max_tokens)
     if strict:
         async_engine.limits.check_room("max_tokens", max_tokens, len(tokens))
@@ -163,7 +163,7 @@ async def _completion_request(
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
-    """Return a client's token ids. Raises RequestError, with the field's name, for one outside of the vocabulary."""
+    """Return a client's token ids. Raises RequestError, with the field's name, for an id outside of the vocabulary."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
@@ -197,7 +197,7 @@ def _text_request(
 def echoed_prompts(
     async_engine: AsyncEngine, body: CompletionRequest, requests: Sequence[TextRequest]
 ) -> list[EchoedPrompt]:
-    """Return the prompts for ``echo``: a text unchanged, token ids as their text."""
+    """Return the prompts for ``echo``: texts unchanged, token ids decoded to text."""
     return [
         _echoed_prompt(async_engine.tokenizer, body, prompt, request)
         for prompt, request in zip(body.prompts, requests, strict=True)
@@ -221,7 +221,7 @@ def _echoed_prompt(
 
 @contextmanager
 def _naming_field(field: str) -> Iterator[None]:
-    """Make errors about the prompt name the request's field."""
+    """Make errors about the prompt, raised in the block, name the request's field."""
     try:
         yield
     except RequestError as error:

@@ -27,9 +27,10 @@ def chat_body(
     plan: ToolPlan | None,
     prompt: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the whole response; with a ``plan``, tool calls are parsed out of the text.
+    """Return the whole response. With a ``plan``, tool calls are parsed out of the text.
 
-    ``prompt`` are the prompt's tokens, for ``return_token_ids``.
+    Args:
+        prompt: the prompt's tokens, for ``return_token_ids``.
     """
     body = envelope.fields()
     body["choices"] = [_choice(request, index, outputs[0, index], plan) for index in range(request.n)]
@@ -73,12 +74,12 @@ def _call_fields(call: ParsedCall) -> dict[str, Any]:
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
-    """Return a thought under both names that clients read: vLLM's newer one, and the older one of all others."""
+    """Return a thought under both names that clients read: vLLM's newer one, and the older one of other servers."""
     return {"reasoning_content": text, "reasoning": text}
 
 
 def _finish_with_calls(finish: dict[str, Any], *, is_whole: bool) -> None:
-    """Set the finish reason of an answer with calls, unless the client's stop cut the last one."""
+    """Set the finish reason of an answer with calls, unless a stop string of the client cut off the last call."""
     if finish["finish_reason"] == "stop" and (is_whole or finish["stop_reason"] in (None, BUDGET)):
         finish["finish_reason"] = "tool_calls"
 
@@ -88,7 +89,7 @@ class ChatChunks:
 
     Args:
         prompt: tokens of the prompt, for usage in every chunk and for ``return_token_ids``.
-        plan: how tool calls are parsed out of the text, None if there are none.
+        plan: how to parse tool calls out of the text, None if there are none.
     """
 
     def __init__(self, request: ChatRequest, envelope: Envelope, prompt: Sequence[int], plan: ToolPlan | None) -> None:
@@ -97,9 +98,9 @@ class ChatChunks:
         self._continuous = request.continuous_usage
         self._num_prompt = len(prompt)
         self._returns_ids = request.return_token_ids
-        # Sent once, with the first chunk.
+        # Sent only with the first chunk.
         self._prompt_ids = list(prompt) if request.return_token_ids else None
-        # Fields of the delta whose events are made, until one of them takes them.
+        # Fields to add to the delta that is being serialized; the first event that is made takes them.
         self._more: dict[str, Any] = {}
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
@@ -110,7 +111,7 @@ class ChatChunks:
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     def events(self, delta: TextDelta) -> bytes:
-        """Return the events for a delta: none while its text is held back."""
+        """Return the events for a delta; none while its text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
         self._more = {}
@@ -138,12 +139,12 @@ class ChatChunks:
                 _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
         if self._more:
-            # Some text is held back.
+            # Some text is held back, but the other fields are sent now.
             events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
 
     def _parse(self, delta: TextDelta, logprobs: dict[str, Any] | None) -> list[bytes]:
-        """Return the events for a delta that may hold tool calls. Logprobs go with the first one."""
+        """Return the events for a delta that may contain tool calls. Its logprobs are sent with the first event."""
         parser = self._parsers[delta.index]
         found = parser.push(delta.text)
         if delta.finish is not None:

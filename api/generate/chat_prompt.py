@@ -1,4 +1,4 @@
-"""Chat prompt: a conversation as text by the model's chat template, as tokens, and how its answers are to be parsed."""
+"""Chat prompt: renders a conversation with the chat template, encodes it, and finds how to parse its answers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _NOTHING = ChatMessage(role="user", content="")
 
 
 class ChatPlan(NamedTuple):
-    """What a chat asks of its prompt and its answers, read from the body in one pass before anything is rendered.
+    """The part of a chat's body that concerns prompt and answers, read in one pass before anything is rendered.
 
     Attributes:
-        template: variables that the chat template is given.
+        template: input of the chat template.
         output_format: the output format of the answers, None for free text.
         tools: how to parse tool calls out of the answers; None without tools.
         shows_thoughts: whether the client wants to see thoughts.
         marks: beginnings of the conversation to pin, and for how long.
-        add_special_tokens: encode the rendered text with the tokenizer's own beginning.
+        add_special_tokens: whether the rendered text is encoded with the tokenizer's own first tokens.
         owner: the owner of the prompt's cached parts.
     """
 
@@ -52,7 +52,7 @@ class ChatPlan(NamedTuple):
 
 
 class ChatPrompt(NamedTuple):
-    """The prompt of a chat in tokens; ``thought`` says how to tell thoughts from answers, None if there are none."""
+    """The prompt of a chat in tokens. ``thought``: how to separate thoughts from answers; None if there are none."""
 
     tokens: array[int]
     thought: ThoughtPlan | None
@@ -62,7 +62,7 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
     """Return the plan of a chat.
 
     Raises:
-        RequestError: the output format or a tool's schema is malformed or beyond the limits, or they contradict.
+        RequestError: the output format or a tool's schema is malformed or beyond the limits, or the two contradict.
     """
     template, marks, is_prefill_only = body.template_input(), tuple(body.cache_points()), body.is_prefill_only
     form = requested_format(body)
@@ -70,7 +70,7 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
         form = tool_output_format(
             body.tools, body.tool_choice, target.dialect.format, form, parallel=body.parallel_tool_calls
         )
-    # The engine draws one token anyway, which is dropped; it needs no format.
+    # The engine draws one token in any case, which is dropped. It needs no format.
     if is_prefill_only:
         form = None
     tools = None if form is None else form.tools
@@ -79,7 +79,7 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
 
 
 async def chat_prompt(target: ModelTarget, plan: ChatPlan) -> ChatPrompt:
-    """Return the prompt of a chat. Raises as ``render``."""
+    """Return the prompt of a chat. Raises like ``render``."""
     text = await render(target, plan.template)
     tools, thought = plan.tools, None
     if target.reasoning is not None:
@@ -99,11 +99,11 @@ async def chat_prompt(target: ModelTarget, plan: ChatPlan) -> ChatPrompt:
 
 
 async def render(target: ModelTarget, template: TemplateInput) -> str:
-    """Return the text of a conversation by the model's chat template.
+    """Return the text of a conversation, rendered with the model's chat template.
 
     Raises:
-        RequestError: the model has no chat template, or that refuses the messages.
-        ContextTooLong: the text cannot fit the model's length.
+        RequestError: the model has no chat template, or the template refuses the messages.
+        ContextTooLong: the text cannot fit in the model's length.
     """
     engine, dialect, tokenizer = target.engine, target.dialect, target.engine.tokenizer
     if not tokenizer.has_chat_template:
@@ -127,12 +127,12 @@ async def render(target: ModelTarget, template: TemplateInput) -> str:
 
 
 def with_known_roles(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the messages with roles of the chat template.
+    """Return the messages with roles that the chat template knows.
 
-    ``developer`` is OpenAI's newer name of ``system``: it becomes that where the template does not treat it by name.
+    ``developer`` is OpenAI's newer name of ``system``. It is replaced by ``system`` unless the template mentions it.
 
     Raises:
-        RequestError: the template does not render a role; names those that it does.
+        RequestError: the template does not render a role; the message names the roles that it renders.
     """
     roles = {message["role"] for message in messages}
     for role in sorted(roles.difference(_USUAL)):
@@ -156,14 +156,14 @@ def _refuse(role: str, messages: Sequence[dict[str, Any]], tokenizer: Tokenizer)
 
 
 async def prefix_pins(target: ModelTarget, plan: ChatPlan, tokens: array[int]) -> tuple[tuple[int, float], ...]:
-    """Return (tokens, seconds) for each mark. Up to a mark are the tokens that the prompt shares with its beginning."""
+    """Return (tokens, seconds) for each mark: the tokens that the prompt shares with its text up to the mark."""
     return tuple([(await _reach(target, plan, messages, tokens), mark.seconds) for messages, mark in plan.marks])
 
 
 async def _reach(target: ModelTarget, plan: ChatPlan, messages: Sequence[ChatMessage], tokens: array[int]) -> int:
-    """Return the number of tokens up to the end of some messages.
+    """Return the number of tokens up to the end of ``messages``.
 
-    Some templates want a user's message at the end, or refuse any such beginning: then all of the prompt counts.
+    Some templates require a user's message at the end, or refuse every such beginning. Then the whole prompt counts.
     """
     for beginning in (messages, [*messages, _NOTHING]):
         try:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as ``echo`` returns it.
+    """A prompt in the form in which ``echo`` returns it.
 
     Attributes:
-        text: empty without echo.
-        unscored: the first tokens, which have no score: one, or ``logprob_start_len``. Empty without echo.
-        num_tokens: length of the prompt.
+        text: text of the prompt; empty without echo.
+        unscored: the first tokens, which have no logprob: one, or ``logprob_start_len``. Empty without echo.
+        num_tokens: length of the prompt in tokens.
         silent: tokens without text.
         lead: characters of the tokens before the text (see ``CompletionLogprobs``).
         tokens: the tokens of the prompt, for ``return_token_ids``; else empty.
@@ -40,7 +40,7 @@ class EchoedPrompt:
 
 
 class _Choice:
-    """Text and logprobs of one choice, in pieces: the first begins with the echo; ``max_tokens: 0`` drops the rest."""
+    """Text and logprobs of one choice, in pieces. The first begins with the echo; with ``max_tokens`` 0 that is all."""
 
     def __init__(self, request: CompletionRequest, prompt: EchoedPrompt) -> None:
         self._request = request
@@ -51,7 +51,7 @@ class _Choice:
     def piece(
         self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
     ) -> tuple[str, dict[str, Any] | None]:
-        """Return text and logprobs to send for the answer's new text and tokens and scores of the prompt's tokens."""
+        """Return the text and logprobs to send, given the answer's new text and tokens and the scored prompt."""
         if self._request.max_tokens == 0:
             text, tokens = "", ()
         entries: list[TokenLogprob | Unscored] = [*scored_prompt, *tokens] if self._request.echo else [*tokens]
@@ -98,7 +98,7 @@ class CompletionChunks:
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
         self._choices = [_Choice(request, prompt) for prompt in prompts for _ in range(request.n)]
-        # The prompt's tokens by choice, kept until they are sent with its first chunk.
+        # The prompt's tokens for each choice, kept until they are sent with its first chunk.
         self._prompt_ids = {
             index: list(prompts[index // request.n].tokens)
             for index in range(len(self._choices))
@@ -108,7 +108,7 @@ class CompletionChunks:
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     def events(self, delta: TextDelta) -> bytes:
-        """Return the event for a delta, empty while its text is held back."""
+        """Return the event for a delta; empty while its text is held back."""
         index = delta.prompt * self._request.n + delta.index
         if self._request.max_tokens != 0:
             self._num_tokens += len(delta.tokens)
@@ -135,7 +135,7 @@ class CompletionChunks:
         return b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)
 
     def _token_ids(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        """Return the fields of ``return_token_ids`` for a delta; those of the prompt once for each choice."""
+        """Return the fields of ``return_token_ids`` for a delta, with the prompt's tokens once for each choice."""
         if not self._request.return_token_ids:
             return {}
         ids = [] if self._request.max_tokens == 0 else [*delta.tokens, *end_tokens(delta.finish)]

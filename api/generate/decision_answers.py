@@ -1,4 +1,4 @@
-"""Answers to typed questions from the logprobs of their labels: OpenAI's decisions, and System One's."""
+"""Answers to typed questions from the logprobs of their labels, in the forms of OpenAI's decisions and System One."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def decision_body(
     """Return OpenAI's ``Decision``.
 
     Args:
-        found: the shares of each question's labels, calibrated where it names a calibration.
-        digests: digests of the model and of the question; None where they are not known.
-        usage: the usage, as ``decision_usage`` returns it.
+        found: the shares of each question's labels, calibrated if the question names a calibration.
+        digests: digests of the model and of the question; None if they are not known.
+        usage: the result of ``decision_usage``.
     """
     answers = []
     for question, shares, digest in zip(body.questions, found, digests, strict=True):
@@ -32,7 +32,7 @@ def decision_body(
 
 
 def decision_usage(num_input: int, num_cached: int) -> dict[str, Any]:
-    """Return OpenAI's usage of a decision. Tokens of the tree count once each; nothing is generated."""
+    """Return OpenAI's usage of a decision. Each token of the tree counts once; no token is generated."""
     return {
         "input_tokens": num_input,
         "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_input - num_cached},
@@ -69,11 +69,11 @@ def system_one_body(
     digests: Sequence[str | None],
     num_input: int,
 ) -> Any:
-    """Return the answers by the questions' names, with the fields that open engines add.
+    """Return the answers by the names of the questions, with the fields that open engines add.
 
     Args:
-        found, digests: as in ``decision_body``.
-        num_input: tokens of all prompts and labels, each once.
+        found, digests: see ``decision_body``.
+        num_input: number of tokens of all prompts and labels; tokens that several of them share count once.
     """
     answers, diagnostics = {}, {}
     for (name, question), shares, digest in zip(body.questions.items(), found, digests, strict=True):

@@ -1,4 +1,4 @@
-"""Field names of chats and of another protocol that is translated to them: errors name the fields that were sent."""
+"""Field names of a protocol that is translated to chats: error messages name the fields that the client has sent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ..structured.output_format import OutputFormat
 
 
 class FieldNames:
-    """Translates names of chat fields.
+    """Translates the names of chat fields to those of the other protocol.
 
     Args:
         patterns: (regular expression of a chat field's path, its replacement), applied in this order.
-        parts: parts of the paths in pydantic's errors by other names, None for those that are left out.
+        parts: parts of the paths in pydantic's errors, with their names in the other protocol; None to leave a part
+            out.
     """
 
     def __init__(self, *patterns: tuple[str, str], parts: Mapping[str, str | None]) -> None:
@@ -29,7 +30,7 @@ class FieldNames:
         self._parts = parts
 
     def translated(self, text: str) -> str:
-        """Return the text with the other protocol's names in place of a chat's."""
+        """Return the text with the other protocol's names in place of the chat's."""
         for pattern, name in self._patterns:
             text = pattern.sub(name, text)
         return text
@@ -46,7 +47,7 @@ class FieldNames:
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
-        """Within the block, a ``RequestError`` about a chat field names the other protocol's field."""
+        """Make a ``RequestError`` about a chat field, raised in the block, name the other protocol's field."""
         try:
             yield
         except RequestError as error:
@@ -56,7 +57,7 @@ class FieldNames:
 
     @contextmanager
     def naming_invalid(self) -> Iterator[None]:
-        """Within the block, pydantic's errors about a chat become ``RequestValidationError`` about the other fields."""
+        """Make pydantic's errors about a chat, raised in the block, ``RequestValidationError`` with the other names."""
         try:
             yield
         except ValidationError as error:

@@ -1,8 +1,8 @@
 """Label reads: the logprobs of the labels of many questions about one input, read in one pass over a tree of endings.
 
 The prompts of all questions begin with the input. ``LabelReader`` sends the sequences of their trees in windows,
-parents before children, so that a request of many labels takes its turns and holds few prompts in memory at a time.
-To everything that counts requests, a reader is one sequence whose prompt is the tree: each token once.
+parents before children. So a request of many labels takes turns with others, and has few prompts in memory at a time.
+In all counts of requests, a reader is one sequence whose prompt is the tree; each of its tokens counts once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
 MAX_LABEL_TOKENS = 1 << 18
-"""Tokens of all labels of a request together."""
+"""Limit of the tokens of all labels of a request together."""
 _NO_THOUGHT = {"enable_thinking": False, "thinking": False}
 
 
@@ -46,7 +46,7 @@ class AskedModel:
     Attributes:
         adapter: name of its adapter; None for the base model.
         engine: the engine, with the tokenizer that the model uses.
-        field: the request's field that names it, for errors.
+        field: the field of the request that names the model, for error messages.
     """
 
     adapter: str | None
@@ -59,8 +59,8 @@ class PlannedQuestion:
     """A question in tokens, as a tree of endings.
 
     Attributes:
-        request: request with the prompt, for all sequences of the tree.
-        num_ends: endings of each label, which differ in the token that ends it.
+        request: request with the prompt, from which the requests of all sequences of the tree are made.
+        num_ends: number of endings of each label; they differ in the token that ends it.
     """
 
     tree: EndingTree
@@ -84,11 +84,11 @@ async def asked_models(
     """Return the name of a request's model, and the model of each question.
 
     Args:
-        named: the models that the questions name, None for the request's.
-        fields: names of the fields in which the questions name their models, for errors.
+        named: the models that the questions name; None for a question that uses the request's model.
+        fields: names of the fields in which the questions name their models, for error messages.
 
     Raises:
-        UnknownModel: the request's model is not served, or that of a question, which the error names.
+        UnknownModel: the request's model or a question's model is not served; the error names the field.
     """
     target = await state.models.find(model, caller, None, session)
     version = caller.facts.version
@@ -106,13 +106,13 @@ async def asked_models(
 
 
 class QuestionPlanner:
-    """Makes the trees of questions about one conversation. ``plan`` runs on a thread of its own.
+    """Builds the trees of questions about one conversation. ``plan`` runs on a separate thread.
 
     Args:
-        messages: the conversation, to whose last user turn a question is added.
+        messages: the conversation; a question is added to its last user turn.
         base: fields of the requests that all sequences share.
         template_kwargs: variables of the chat template.
-        input_field: the request's field of the conversation, for errors.
+        input_field: field of the request with the conversation, for error messages.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class QuestionPlanner:
         """Return the planned questions.
 
         Raises:
-            RequestError: the model has no chat template or begins an answer with a thought; the labels of a question
-                cannot be told apart, or all of them are too many tokens.
+            RequestError: the model has no chat template, or begins an answer with a thought; the labels of a question
+                have the same tokens; or all labels together have too many tokens.
             ContextTooLong: a prompt with its longest label does not fit.
         """
         planned, num_label_tokens = [], 0
@@ -167,7 +167,7 @@ class QuestionPlanner:
         longest = max(map(len, tokens.endings))
         if len(tokens.prompt) + longest > engine.max_model_len:
             too_long = ContextTooLong(len(tokens.prompt), longest, engine.max_model_len)
-            # The question's labels are too long, or else what stands before them.
+            # Either the question's labels are too long, or the prompt before them.
             too_long.param = question.field if len(tokens.prompt) < engine.max_model_len else self._input_field
             raise too_long
         request = replace(self._base, tokens=tokens.prompt, adapter=model.adapter)
@@ -175,7 +175,7 @@ class QuestionPlanner:
         return PlannedQuestion(EndingTree(tokens.prompt, tokens.endings), request, tokens.num_ends, model)
 
     def _render(self, question: TypedQuestion, engine: AsyncEngine) -> str:
-        """Return the conversation with the question at its end, up to the beginning of the answer."""
+        """Return the prompt text with the question at its end, up to the beginning of the answer."""
         tokenizer, dialect = engine.tokenizer, self._state.engine.dialect(engine)
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
@@ -195,13 +195,13 @@ class QuestionPlanner:
 
 
 class LabelReader:
-    """Reads the labels of planned questions. In place of an engine it is one request's stream (``generate``).
+    """Reads the labels of planned questions. It takes the place of an engine as the request's stream (``generate``).
 
     Attributes:
-        request: the request as which all reads are counted.
-        logprobs: logprobs of each question's labels, once the stream has ended.
+        request: the request that stands for all reads when requests are counted.
+        logprobs: logprobs of each question's labels, set when the stream has ended.
         by_token: logprobs of the tokens of each ending of each question.
-        cached: tokens that came from the prefix cache.
+        cached: number of tokens that came from the prefix cache.
     """
 
     def __init__(self, planned: Sequence[PlannedQuestion], caller: Caller) -> None:
@@ -222,10 +222,10 @@ class LabelReader:
         self.cached = 0
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Read all labels, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
+        """Read all labels, and yield one delta at the end. Raises like ``AsyncEngine.stream``."""
         deadline = deadline_of(self._caller)
         reads = [(question, read) for question in self._planned for read in question.tree.reads]
-        # Parents come before their children: the shorter the path, the earlier.
+        # Sorted by the length of the path, parents come before their children.
         order = sorted(range(len(reads)), key=lambda index: (id(reads[index][0].engine), len(reads[index][1].path)))
         values: dict[int, list[float]] = {}
         num_computed = 0
@@ -239,7 +239,7 @@ class LabelReader:
                     num_computed += usage_of(output).prompt - usage_of(output).cached
         found = iter([values[index] for index in range(len(reads))])
         for question in self._planned:
-            # A hundred thousand labels take some 0.2 s together: streams of others go on between two questions.
+            # A hundred thousand labels take about 0.2 s. Other streams can proceed between two questions.
             await asyncio.sleep(0)
             tokens = question.tree.by_token([next(found) for _ in question.tree.reads])
             self.by_token.append(tokens)
@@ -251,12 +251,12 @@ class LabelReader:
     async def _read(
         self, window: Sequence[tuple[PlannedQuestion, EndingRead]], deadline: float | None
     ) -> list[SequenceOutput]:
-        """Return the outputs of some sequences with one tokenizer."""
+        """Return the outputs of sequences that have the same tokenizer."""
         requests = [read.request(question.request) for question, read in window]
         try:
             return await run_window(window[0][0].engine, requests, deadline)
         except UnknownModel as error:
-            # Only the engine knew that the adapter is missing.
+            # Only the engine could detect that the adapter is missing.
             models = [question.model for question, _ in window if question.model.adapter is not None]
             error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
             raise
@@ -275,7 +275,7 @@ async def plan_reads(
     template_kwargs: dict[str, Any],
     input_field: str,
 ) -> LabelReader:
-    """Return the reader of questions about a conversation. Raises as ``QuestionPlanner.plan``."""
+    """Return the reader of questions about a conversation. Raises like ``QuestionPlanner.plan``."""
     base = TextRequest(
         tokens=array("i"),
         params=SamplingParams(max_tokens=1),
@@ -286,5 +286,5 @@ async def plan_reads(
         session=session,
     )
     planner = QuestionPlanner(state, messages, base, template_kwargs, input_field)
-    # Hundreds of prompts are rendered and encoded, which would keep the event loop from the streams of others.
+    # Hundreds of prompts are rendered and encoded. On the event loop this would block the streams of others.
     return await on_request_thread(lambda: LabelReader(planner.plan(questions, models), caller))

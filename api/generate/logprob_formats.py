@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's shapes for chat and for completions, and vLLM's shape for prompts."""
+"""Logprobs in OpenAI's formats for chat and for completions, and in vLLM's format for prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
-    """Return chat's shape: one object a token, with the bytes that join to the text."""
+    """Return chat's format: one object for each token, with its bytes, which join to the bytes of the text."""
     return {
         "content": [
             {
@@ -39,7 +39,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any
 
 
 def _name(data: bytes) -> str:
-    """Return the token's text; for a token that is not valid UTF-8 its bytes in OpenAI's spelling."""
+    """Return the token's text; for a token that is not valid UTF-8, its bytes in OpenAI's spelling."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def _name(data: bytes) -> str:
 
 
 def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
-    """Return the best tokens and the chosen one by name. Of two tokens of one name the likelier counts."""
+    """Return the best tokens and the drawn one by name. If two tokens have the same name, the likelier one counts."""
     best = {_name(token.bytes): _finite(token.logprob)}
     for other in token.top[:num_top]:
         name = _name(other.bytes)
@@ -57,19 +57,20 @@ def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A token at the prompt's start, which has no logprob."""
+    """A token at the start of the prompt, which has no logprob."""
 
     token: int
     bytes: bytes
 
 
 class CompletionLogprobs:
-    """Completions' shape for one answer, in pieces: four lists, with offsets that continue from piece to piece.
+    """Completions' format for one answer, in pieces: four lists, with offsets that continue from piece to piece.
 
     Args:
-        num_top: number of best tokens at each position, besides the chosen one.
+        num_top: number of best tokens at each position, in addition to the drawn one.
         silent: tokens without text.
-        lead: characters of the first tokens that the text lacks, such as the space that some tokenizers begin with.
+        lead: number of characters of the first tokens that are missing in the text, such as the space with which some
+            tokenizers begin.
     """
 
     def __init__(self, num_top: int, silent: frozenset[int] = frozenset(), lead: int = 0) -> None:
@@ -93,7 +94,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
-    """Return vLLM's shape for a prompt, by token id. ``tokens`` begin at position ``start``, at least 1."""
+    """Return vLLM's format for a prompt, by token id. ``tokens`` begin at position ``start``, which is at least 1."""
     return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
 
 
@@ -107,7 +108,7 @@ def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:
 
 
 def field_probabilities(fields: Sequence[FieldProbability]) -> list[dict[str, Any]]:
-    """Return the probabilities of fields as clients get them."""
+    """Return the probabilities of fields in the form for clients."""
     return [
         {"path": each.path, "kind": each.kind, "value": each.value, "probability": each.probability} for each in fields
     ]

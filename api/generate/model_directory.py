@@ -1,4 +1,4 @@
-"""Model directory: finds what the model name of a request is for: the base model, an adapter, a version of one."""
+"""Model directory: finds the base model, adapter or adapter version that the model name of a request means."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 class NameKind(Enum):
-    """The kind of thing that a name stands for.
+    """What a name means.
 
     Attributes:
         BASE: the base model.
-        CATALOGUE: a name of the catalogue, of which requests get one version.
-        VERSION: one version of the catalogue, by the name that the engine has for it.
+        CATALOGUE: a name of the catalogue; each request gets one of its versions.
+        VERSION: one version of the catalogue, by its name in the engine.
         LOADED: an adapter that is loaded.
-        FINDABLE: maybe an adapter in ``--lora-dir``, which the engine loads or refuses.
-        REMOTE: maybe an adapter of the Hub, which ``RemoteAdapters`` has to bring.
+        FINDABLE: possibly an adapter in ``--lora-dir``, which the engine loads or refuses.
+        REMOTE: possibly an adapter of the Hub, which ``RemoteAdapters`` has to download.
     """
 
     BASE = auto()
@@ -62,8 +62,8 @@ class NameEntry(NamedTuple):
     """Facts about a name, from ``ModelDirectory.look_up``.
 
     Attributes:
-        public: the name that keys may be restricted to, and that the response carries.
-        offered: whether requests may ask for it; a version that is being unloaded is not.
+        public: the name to which keys may be restricted, and that the response carries.
+        offered: whether requests may use the name; a version that is being unloaded is not offered.
     """
 
     kind: NameKind
@@ -72,14 +72,14 @@ class NameEntry(NamedTuple):
 
 
 class ModelTarget(NamedTuple):
-    """The model that a request is for.
+    """The model of a request.
 
     Attributes:
         name: name of the model, for the response.
         adapter: the engine's name of the adapter; None for the base model.
         engine: the engine, with the tokenizer and vocabulary that the adapter uses.
         dialect: how the model's chat template writes tool calls.
-        reasoning: how the model marks its thoughts; None for one that does not think.
+        reasoning: how the model marks its thoughts; None for a model without thoughts.
     """
 
     name: str
@@ -110,13 +110,13 @@ class ModelDirectory:
         """Let requests and admins load adapters from sources into an engine that is being started.
 
         Args:
-            named: adapters of ``--lora-modules`` that were fetched.
+            named: adapters of ``--lora-modules`` that were downloaded.
         """
         self.remote = RemoteAdapters(
             fetcher,
             client,
             lora_dir=config.lora_dir,
-            # The other half of the names is for adapters of the operator's, which no request can take.
+            # The other half of the names is reserved for the operator's adapters.
             most_names=max(1, config.max_adapters // 2),
             most_adapters=config.max_adapters,
             named=named,
@@ -125,7 +125,7 @@ class ModelDirectory:
     async def restore_versions(
         self, catalog: ModelCatalog, fetcher: AdapterFetcher, client: EngineLike, names: tuple[str, ...]
     ) -> None:
-        """Load the versions of the catalogue; raises as ``ModelVersions.restore``."""
+        """Load the versions of the catalogue. Raises like ``ModelVersions.restore``."""
         self.versions = ModelVersions(catalog, fetcher, client)
         await self.versions.restore(names)
 
@@ -135,14 +135,14 @@ class ModelDirectory:
         return self._engine.adapters
 
     async def findable(self) -> list[str]:
-        """Return names of adapters below ``--lora-dir`` that are loaded when a request asks for one of them."""
+        """Return names of adapters below ``--lora-dir`` that are not loaded yet, but are when a request names them."""
         if self.remote is None or not self._engine.finds_adapters:
             return []
         names = await on_request_thread(self.remote.folder_names)
         return [name for name in names if (entry := self.look_up(name)) and entry.kind is NameKind.FINDABLE]
 
     def content_digest(self, adapter: str | None) -> str | None:
-        """Return the digest of the content that answers for an adapter, or for the base model; None if not known."""
+        """Return the digest of the content of an adapter, or of the base model; None if it is not known."""
 
         def digest_of(name: str) -> str:
             return info.digest if (info := self.adapters.get(name)) else ""
@@ -150,7 +150,7 @@ class ModelDirectory:
         return content_digest(self._engine.base_digest, adapter, digest_of)
 
     def look_up(self, name: str) -> NameEntry | None:
-        """Return what a name is for; None if nothing has it or may have it."""
+        """Return the facts about a name; None if it has no meaning and cannot get one from a request."""
         if name in self.names:
             return NameEntry(NameKind.BASE, name)
         if (versions := self.versions) is not None:
@@ -173,25 +173,25 @@ class ModelDirectory:
         return bool(parts) and all(self.has(part.name) for part in parts)
 
     def may_have(self, name: str) -> bool:
-        """Return whether ``has``, or an adapter of the name may be found when a request names it."""
+        """Return whether ``has`` is true, or a request that uses the name may load an adapter of this name."""
         return self.look_up(name) is not None
 
     async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> ModelTarget:
-        """Return the model of a request that generates, once an adapter that has to be brought is loaded.
+        """Return the model of a request that generates. An adapter that is not loaded is loaded first.
 
         Args:
-            model: the request's field ``model``: a name; none or an empty one for the base model; or SGLang's
-                ``base:adapter``.
-            lora_path: SGLang's name of an adapter beside the base model; a model that names an adapter counts.
-            session: the request's ``prompt_cache_key``, whose requests get one version of a name of the catalogue.
+            model: the request's field ``model``: a name; None or "" for the base model; or SGLang's ``base:adapter``.
+            lora_path: SGLang's field with an adapter's name. It is ignored if ``model`` names an adapter.
+            session: the request's ``prompt_cache_key``. All requests of a session get the same version of a catalogue
+                name.
 
         Raises:
-            UnknownModel: the name is not served, or not to this caller, which cannot be told apart; or the Hub has no
-                such adapter.
+            UnknownModel: the name is not served, or this caller may not use it (the message is the same); or the Hub
+                has no such adapter.
             EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
-            RequestError: as for ``ModelEngine.serving_adapter``.
+            RequestError: see ``ModelEngine.serving_adapter``.
         """
         if parts := self._parts(model, lora_path):
             return await self._combine(parts, caller, session)
@@ -205,7 +205,7 @@ class ModelDirectory:
         return await self._target(name, adapter)
 
     async def locate(self, model: str | None, caller: Caller, session: str | None = None) -> ModelTarget:
-        """Return the model of a request that counts tokens, for which nothing is brought. Raises as ``find``."""
+        """Return the model of a request that only counts tokens. No adapter is loaded for it. Raises like ``find``."""
         if parts := self._parts(model, None):
             check_parts(parts)
             resolved = [self._resolve_part(part, caller, session) for part in parts]
@@ -214,7 +214,7 @@ class ModelDirectory:
         return await self._target(name, adapter)
 
     def _parts(self, model: str | None, lora_path: str | None) -> tuple[WeightedPart, ...]:
-        """Return the adapters that a request combines; none where its model's name is that of one model."""
+        """Return the adapters that a request combines; empty if its model is a single one."""
         asked = model or ""
         if (base := self._base_of(asked)) is not None:
             asked = asked[len(base) + 1 :] or lora_path or ""
@@ -229,7 +229,7 @@ class ModelDirectory:
         return parts
 
     def _base_of(self, model: str) -> str | None:
-        """Return the base model's name that ``model`` begins with, as ``base`` or ``base:adapter``; None if none."""
+        """Return the base model's name in ``model``, which is ``base`` or ``base:adapter``; None if there is none."""
         if model in self.names or not model:
             return model
         known = self.look_up(model)
@@ -238,7 +238,7 @@ class ModelDirectory:
         return max((name for name in self.names if model.startswith(f"{name}:")), key=len, default=None)
 
     def _resolve_part(self, part: WeightedPart, caller: Caller, session: str | None) -> tuple[str, NameKind]:
-        """Return the engine's name of a part of a combination, and what its name is for. Raises UnknownModel."""
+        """Return the engine's name of an adapter of a combination, and what its name means. Raises UnknownModel."""
         if part.name in self.names:
             raise RequestError(
                 f"{quoted(part.name)} is the base model, to which every adapter is added: give adapters alone.",
@@ -250,7 +250,7 @@ class ModelDirectory:
         return adapter, kind
 
     async def _combine(self, parts: Sequence[WeightedPart], caller: Caller, session: str | None) -> ModelTarget:
-        """Return the model of a request that combines adapters, once all of them are loaded. Raises as ``find``."""
+        """Return the model of a request that combines adapters, once all of them are loaded. Raises like ``find``."""
         check_parts(parts)
         resolved = [self._resolve_part(part, caller, session) for part in parts]
         for adapter, kind in resolved:
@@ -271,9 +271,9 @@ class ModelDirectory:
     def _resolve(
         self, model: str | None, caller: Caller, lora_path: str | None, session: str | None
     ) -> tuple[str, str | None, NameKind]:
-        """Return the response's name, the engine's name of the adapter, and what the name is for."""
+        """Return the response's name, the engine's name of the adapter, and what the name means."""
         model = model or self.names[0]
-        # Most requests name the model itself.
+        # The fast path: most requests name the base model itself.
         if model in self.names and not lora_path:
             return model, None, NameKind.BASE
         entry = self.look_up(model)
@@ -298,12 +298,12 @@ class ModelDirectory:
         try:
             await remote.bring(adapter, caller.key.tenant, caller.timeout)
         except AdapterUnavailable:
-            # If the server is shutting down, this call raises an error that says so.
+            # If the server is shutting down, this call raises the error for that.
             self._engine.serving()
             raise
         caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
 
     async def _target(self, name: str, adapter: str | None) -> ModelTarget:
-        # The adapters of a combination share one tokenizer.
+        # The adapters of a combination have the same tokenizer.
         engine = await self._engine.serving_adapter(None if adapter is None else names_in(adapter)[0])
         return ModelTarget(name, adapter, engine, self._engine.dialect(engine), self._engine.reasoning_format(engine))

@@ -1,4 +1,4 @@
-"""Model engine: the engine of one base model, whether it serves, and with which tokenizer it serves an adapter."""
+"""Model engine: the engine of one base model, whether it serves requests, and its tokenizers for adapters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ModelEngine:
 
     Attributes:
         client: client of the engine's process; None until that process is started.
-        async_engine: None until the model is loaded.
+        async_engine: the engine for requests; None until the model is loaded.
         tokenizers: tokenizers of adapters; None without ``--enable-lora``.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
         base_digest: the digest of the model's content; "" until it is loaded.
-        draining: the server is shutting down and takes no new work.
-        removed: name of the model once it is served no more, while what runs may end; "" before.
+        draining: whether the server is shutting down and accepts no new work.
+        removed: name of the model if it was removed, while running requests may finish; else "".
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class ModelEngine:
         self._loading: dict[str, asyncio.Future[None]] = {}
 
     def read_tokenizer(self, config: EngineConfig, path: Path) -> Tokenizer:
-        """Return the tokenizer of the model's files, or that of ``--tokenizer``. Raises ModelError."""
+        """Return the tokenizer from the model's files, or the one of ``--tokenizer``. Raises ModelError."""
         other = None if config.tokenizer is None else Path(config.tokenizer)
         return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
 
     async def open_tokenizers(
         self, config: EngineConfig, async_engine: AsyncEngine, adapters: Iterable[AdapterInfo] = ()
     ) -> None:
-        """Let adapters have tokenizers of their own, and load the tokenizers of adapters loaded at the start.
+        """Allow adapters to have their own tokenizers, and load those of the adapters loaded at the start.
 
         Raises:
             ConfigError: a tokenizer cannot be used.
@@ -85,7 +85,7 @@ class ModelEngine:
         return {} if self.client is None else self.client.adapters
 
     def death(self) -> EngineDead:
-        """Return the error that says why the engine is not running."""
+        """Return the error with the reason why the engine is not running."""
         death = None if self.client is None else self.client.death
         return EngineDead("The engine is not running." if death is None else str(death))
 
@@ -93,10 +93,11 @@ class ModelEngine:
         """Return the engine.
 
         Raises:
-            CapacityError: the model is being loaded.
+            CapacityError: the model is loading.
             UnknownModel: the model was removed.
-            HTTPError: the server is shutting down; the client should connect anew, where its successor may answer.
-            EngineDead: the engine is gone.
+            HTTPError: the server is shutting down; the client should open a new connection, where another server may
+                answer.
+            EngineDead: the engine has ended.
         """
         if self.async_engine is None:
             raise CapacityError("The model is still being loaded.")
@@ -107,12 +108,12 @@ class ModelEngine:
         return self.async_engine
 
     async def serving_adapter(self, adapter: str | None) -> AsyncEngine:
-        """Return the engine, with the tokenizer and vocabulary of an adapter that brings them.
+        """Return the engine, with the tokenizer and vocabulary of the adapter if it has its own.
 
         Raises:
-            EngineError: as ``serving``.
-            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding; its chat template takes
-                too long.
+            EngineError: see ``serving``.
+            RequestError: the adapter's tokenizer is malformed, or does not fit its embedding; or its chat template
+                takes too long.
         """
         engine = await self._with_tokenizer(adapter)
         try:
@@ -130,7 +131,7 @@ class ModelEngine:
             await self._load_found(adapter, tokenizers)
         info = self.adapters.get(adapter)
         if info is None:
-            # The engine loads the adapter, or refuses it.
+            # The adapter is unknown here: the engine loads it, or refuses it.
             return engine
         served = tokenizers.known(adapter, info)
         if served is None:
@@ -138,7 +139,7 @@ class ModelEngine:
         return engine if served is engine.served else engine.with_tokenizer(served)
 
     async def load_found(self, name: str) -> None:
-        """Load an adapter of ``--lora-dir``. Raises RequestError if it cannot be loaded, and as ``serving``."""
+        """Load an adapter of ``--lora-dir``. Raises RequestError if it cannot be loaded, and like ``serving``."""
         self.serving()
         if self.client is None or self.tokenizers is None:
             raise UnknownModel(name)
@@ -146,12 +147,12 @@ class ModelEngine:
         await self._load(name, num_tokens, self.client)
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
-        """Load an adapter of ``--lora-dir`` that has a tokenizer, whose vocabulary its prompts need."""
+        """Load an adapter of ``--lora-dir`` that has a tokenizer, as its prompts need the tokenizer's vocabulary."""
         if (num_tokens := await tokenizers.read_own_off_loop(name, name)) and self.client is not None:
             await self._load(name, num_tokens, self.client)
 
     async def _load(self, name: str, num_tokens: int, client: EngineLike) -> None:
-        """Load a folder of adapters under its name, once for all requests that ask for it meanwhile."""
+        """Load a folder of adapters under its name. Requests that name it meanwhile wait for the same load."""
         load = self._loading.get(name)
         if load is None:
             call = client.load_adapter(name, name, num_tokens=num_tokens)
@@ -160,7 +161,7 @@ class ModelEngine:
         try:
             await asyncio.shield(load)
         except RequestError as error:
-            # Another request may have loaded it meanwhile.
+            # Another request may have loaded it by now.
             if name not in self.adapters:
                 raise RequestError(str(error), param="model", code=error.code) from None
 
@@ -169,15 +170,15 @@ class ModelEngine:
         return self._formats.dialect(engine.tokenizer)
 
     def reasoning_format(self, engine: AsyncEngine) -> ReasoningFormat | None:
-        """Return how a model marks its thoughts."""
+        """Return how the model marks its thoughts."""
         return self._formats.reasoning_format(engine.tokenizer)
 
     def stats(self) -> Mapping[str, float]:
-        """Return the last gauges and counters of the engine; none before it is started."""
+        """Return the latest gauges and counters of the engine; empty before it is started."""
         return {} if self.client is None else self.client.stats
 
     def replica_stats(self) -> Mapping[int, Mapping[str, float]]:
-        """Return those of each replica of a fleet, by its number."""
+        """Return the latest gauges and counters of each replica of a fleet, by its number."""
         return self.client.engine_stats() if isinstance(self.client, ReplicaOwner) else {}
 
     def fleet_status(self) -> FleetStatus | None:
@@ -186,10 +187,10 @@ class ModelEngine:
 
 
 class TemplateFormats:
-    """How the chat templates of the model and of adapters write tool calls and mark thoughts, each found out once.
+    """How the chat templates of the model and of adapters write tool calls and mark thoughts. Each is determined once.
 
     Args:
-        options: may name parsers, and variables of the template.
+        options: options that may name parsers, and variables of the template.
     """
 
     def __init__(self, options: ServerConfig) -> None:
@@ -199,16 +200,16 @@ class TemplateFormats:
         self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
 
     async def prepare(self, tokenizer: Tokenizer) -> None:
-        """Find out what the other methods return, on another thread, and in another process if the template takes long.
+        """Determine the results of the other methods on another thread; if the template takes long, in another process.
 
         Raises:
-            RequestError: the template was ended at a limit, now or before.
+            RequestError: the template was stopped at a limit, now or before.
         """
         if tokenizer in self._dialects:
             return
         if (reason := self._stopped.get(tokenizer)) is None:
             try:
-                # Some dozens of renders, each of which may take milliseconds.
+                # This takes some dozens of renders, each of which may take milliseconds.
                 await rendered(lambda: self.dialect(tokenizer), at_once=False)
                 return
             except TemplateStopped as error:

@@ -1,4 +1,4 @@
-"""Pooled reads: what a model gives of texts beside tokens, text by text, as one admitted request."""
+"""Pooled reads: the pooled values of texts, such as embeddings, read text by text as one admitted request."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class PooledReader:
-    """Reads what is pooled of prompts. In place of an engine it is one request's stream (``generate``).
+    """Reads the pooled values of prompts. It takes the place of an engine as the request's stream (``generate``).
 
     Attributes:
-        request: the request as which all reads are counted.
-        pooled: pooled values of each prompt, 32-bit floats; set once the stream has ended.
-        cached: tokens that came from the prefix cache.
+        request: the request that stands for all reads when requests are counted.
+        pooled: pooled values of each prompt, 32-bit floats; set when the stream has ended.
+        cached: number of tokens that came from the prefix cache.
     """
 
     def __init__(self, engine: AsyncEngine, requests: Sequence[TextRequest], caller: Caller) -> None:
@@ -41,7 +41,7 @@ class PooledReader:
         self.cached = 0
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Compute all prompts, and yield one delta at the end. Raises as ``AsyncEngine.stream``."""
+        """Compute all prompts, and yield one delta at the end. Raises like ``AsyncEngine.stream``."""
         deadline = deadline_of(self._caller)
         for begin in range(0, len(self._requests), WINDOW):
             for output in await run_window(self._engine, self._requests[begin : begin + WINDOW], deadline):
@@ -64,12 +64,12 @@ async def plan_pooled(
     """Return the reader of a request's texts.
 
     Args:
-        before: stands before each text that is no list of token ids.
-        truncate: cut texts that are too long, at their ends.
+        before: text that is put before each input, unless the input is a list of token ids.
+        truncate: whether to cut off the ends of inputs that are too long.
 
     Raises:
-        RequestError: a text has no token, or a token is outside of the vocabulary.
-        ContextTooLong: a text does not fit.
+        RequestError: an input has no token, or a token is outside of the vocabulary.
+        ContextTooLong: an input does not fit.
     """
     base = pooled_request(body, adapter, caller, pooling)
 
@@ -77,12 +77,12 @@ async def plan_pooled(
         texts = [_cut(engine, before, each) if truncate else each for each in body.listed]
         return [text_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
 
-    # Thousands of texts are encoded, which would keep the event loop from the streams of others.
+    # Thousands of texts are encoded. On the event loop this would block the streams of others.
     return PooledReader(engine, await on_request_thread(requests), caller)
 
 
 def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pooling: Pooling) -> TextRequest:
-    """Return the request that those of all prompts are made of."""
+    """Return the request from which the requests of all prompts are made."""
     return TextRequest(
         tokens=array("i"),
         params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling),
@@ -95,8 +95,8 @@ def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pool
 
 
 def _cut(engine: AsyncEngine, before: str, given: str | list[int]) -> str | list[int]:
-    """Return a text, or the tokens of one that is too long as far as they fit, with the tokens that end every text."""
-    # One token is drawn of every prompt.
+    """Return the input; if it is too long, its first tokens that fit, with the tokens that end every text."""
+    # One token is drawn after every prompt, and needs room too.
     longest = min(engine.pooler.max_length or engine.max_model_len, engine.max_model_len - 1)
     if not isinstance(given, str):
         return given
@@ -115,7 +115,7 @@ def _cut(engine: AsyncEngine, before: str, given: str | list[int]) -> str | list
 def text_request(
     engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str
 ) -> TextRequest:
-    """Return the request of a text behind a prompt, or of token ids. Raises as ``plan_pooled``."""
+    """Return the request of a text after the prompt ``before``, or of token ids. Raises like ``plan_pooled``."""
     longest = engine.pooler.max_length or engine.max_model_len
     try:
         if isinstance(given, str):
@@ -136,7 +136,7 @@ def text_request(
 
 
 def _without_prompt(engine: AsyncEngine, base: TextRequest, before: str, num_tokens: int) -> TextRequest:
-    """Return a request whose prompt's tokens are not pooled, where the checkpoint says so."""
+    """Return a request without the prompt's tokens in the pooling, if the checkpoint excludes them."""
     if not before or engine.pooler.includes_prompt:
         return base
     left_out = num_left_out(engine.tokenizer.encode(before, True), engine.tokenizer.special_ids, num_tokens)

@@ -1,4 +1,4 @@
-"""Readiness: why a server should get no new requests now, and the short body of its health routes."""
+"""Readiness: the reason why a server should get no new requests now, and the short body of its health routes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .model_router import ModelRouter
 from .server_state import ServerState
 
 SILENT_SECONDS = 2.0
-"""Since the engine's last sign of life, of which it gives four a second."""
+"""Seconds since the engine's last sign of life; the engine gives four a second."""
 KV_FULL = 0.98
-"""Share of the KV pool held by running sequences, from which on sequences that wait find no room."""
+"""Share of the KV pool held by running sequences from which on waiting sequences find no room."""
 
 _ONE_MORE = Load("", Priority.INTERACTIVE, 1, 1)
 
 
 def is_live(state: ServerState) -> bool:
-    """Return whether the engine of a model runs. One whose model is being loaded does; a dead one needs a new start."""
+    """Return whether a model's engine runs. While the model is loading, it does. A dead engine needs a restart."""
     engine = state.engine
     if engine.async_engine is None:
         return engine.client is None or engine.client.death is None
@@ -28,10 +28,10 @@ def is_live(state: ServerState) -> bool:
 
 
 async def ready_fault(models: ModelRouter) -> str | None:
-    """Return the name of what keeps new requests from being answered soon, or None.
+    """Return the name of the reason why new requests would not be answered soon; None if there is none.
 
-    One of ``loading``, ``shutting_down``, ``engine_dead``, ``engine_silent``, ``device_lost``, ``kv_full``, or a
-    reason of ``Rejection``: the queue would refuse a short interactive request.
+    The reason is ``loading``, ``shutting_down``, ``engine_dead``, ``engine_silent``, ``device_lost``, ``kv_full``, or a
+    reason of ``Rejection`` with which the queue would refuse a short interactive request.
     """
     if models.main.engine.draining:
         return "shutting_down"
@@ -63,7 +63,7 @@ def _model_fault(state: ServerState) -> str | None:
 def health_body(models: ModelRouter, status: str) -> dict[str, Any]:
     """Return the body of the health routes.
 
-    ``avg_latency_ms`` is the mean time of the answers that have ended by themselves since the start, null before the
+    ``avg_latency_ms`` is the mean time of the answers since the start that have ended by themselves, null before the
     first one; ``requests_served`` is their number.
     """
     served = [state.observers.metrics.served() for state in models.states]

@@ -1,11 +1,11 @@
-"""Remote adapters: loads adapters from their sources under a name, at an admin's call or when a request names one.
+"""Remote adapters: loads adapters from their sources under a name, when an admin calls or a request names one.
 
     model: org/name ---> bring ---+
                                   +--> one download for each source --> engine --> the name can be used
     load_lora_adapter --> load ---+
 
-Names that requests brought may be unloaded again for others, fairly among tenants; names of the operator's and of
-admins never are. A request never replaces what a name stands for.
+Names that requests have loaded may be unloaded again to make room for others, fairly among tenants. Names that the
+operator or an admin has loaded are never unloaded for this. A request never changes which adapter a name means.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
     from ...engine.serving.engine_like import EngineLike
 
 WAIT_SECONDS = 60.0
-"""Most time that a request waits for its adapter."""
+"""Longest time in seconds that a request waits for its adapter."""
 REMEMBERED_SECONDS = 30.0
-"""Time for which requests get the error of a download that failed, without another try."""
+"""Seconds for which requests get the error of a failed download, without another attempt."""
 MOST_LOADS = 4
-"""Downloads of one tenant at a time, as far as it leaves as many to others."""
+"""Limit of the downloads of one tenant at a time, if it leaves as many to other tenants."""
 MOST_WAITING = 256
-"""Requests of one tenant that wait for adapters."""
-# Most names that one load may unload to make room in the cache on disk.
+"""Limit of the requests of one tenant that wait for adapters."""
+# Limit of the names that one load may unload to make room in the cache on disk.
 _MOST_EVICTIONS = 8
 
 logger = logging.getLogger("rootgraft.adapters")
 
 
 class _Passing(AdapterUnavailable):
-    """There is no room now, or the name is being loaded: which may pass at once, and so is not remembered."""
+    """There is no room now, or the name is being loaded. This may change at once, so the error is not remembered."""
 
 
 class RemoteAdapters:
     """Adapters of one engine that come from sources. Belongs to the server's event loop.
 
     Args:
-        fetcher: brings them to this machine.
+        fetcher: downloads adapters to this machine.
         client: client of the engine.
-        lora_dir: ``--lora-dir``, whose folders come before names on the Hub.
-        most_names: names that requests may bring; beyond it, the one used longest ago is unloaded.
-        most_adapters: names that the engine may have, those of the operator's and of admins included.
-        named: adapters of ``--lora-modules`` that were fetched at the start.
-        clock: seconds, monotonic.
+        lora_dir: ``--lora-dir``; its folders take precedence over names on the Hub.
+        most_names: limit of the names that requests may load; beyond it, the least recently used one is unloaded.
+        most_adapters: limit of the names of the engine, including those of the operator and of admins.
+        named: adapters of ``--lora-modules`` that were downloaded at the start.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(
@@ -79,19 +79,20 @@ class RemoteAdapters:
         self._most_names, self._most_adapters = most_names, most_adapters
         self._clock = clock
         self._fetched = {str(each.folder): each for each in (named or {}).values()}
-        self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # by name
-        # The loads that requests wait for, by name.
+        self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # By name.
+        # The loads for which requests wait, by name.
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._loading = TenantShares(most_names)
         self._waiting_for: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, EngineError]] = {}
-        self._brought: OrderedDict[str, str] = OrderedDict()  # name -> tenant; the one used last at the end
+        # The tenant of each name that a request loaded, the most recently used name last.
+        self._brought: OrderedDict[str, str] = OrderedDict()
 
     def source_of(self, path: str) -> AdapterSource | None:
         """Return the source that a request names by ``lora_path``; None for a folder below ``--lora-dir``.
 
         Raises:
-            RequestError: it is malformed, or ``--adapter-sources`` does not list it.
+            RequestError: the source is malformed, or ``--adapter-sources`` does not list it.
         """
         if has_scheme(path):
             source = parse_source(path, "lora_path")
@@ -100,11 +101,11 @@ class RemoteAdapters:
         return parse_source(path) if self.may_name(path) else None
 
     def folder_names(self) -> list[str]:
-        """Return the names of the folders below ``--lora-dir``, from the disk; call it on a thread."""
+        """Return the names of the folders below ``--lora-dir``. Reads the disk, so call it on a thread."""
         return [] if self._root is None else adapter_names(self._root)
 
     def may_name(self, name: str) -> bool:
-        """Return whether requests may name an adapter that is not loaded: as on the Hub, ``org/name@revision``."""
+        """Return whether requests may name an adapter that is not loaded: in the Hub's form ``org/name@revision``."""
         return is_hub_name(name) and self._fetcher.policy.allows(parse_source(name)) and not self._is_folder(name)
 
     def origin(self, info: AdapterInfo) -> AdapterSource | None:
@@ -125,9 +126,9 @@ class RemoteAdapters:
         """Load an adapter under a name, for an admin.
 
         Raises:
-            RequestError: it cannot be loaded, or the name is in use and not to be replaced.
-            AdapterUnavailable: its source does not answer, or it is being loaded for another call.
-            EngineDead: the engine is gone.
+            RequestError: it cannot be loaded, or the name is in use and ``replace`` is not set.
+            AdapterUnavailable: its source does not answer, or it is being loaded by another call.
+            EngineDead: the engine has ended.
         """
         if not replace and name in self._client.adapters:
             raise RequestError(
@@ -137,24 +138,24 @@ class RemoteAdapters:
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Note that an admin has loaded or unloaded a name: no request makes room of it, and no error is remembered."""
+        """Record that an admin has loaded or unloaded a name: requests do not unload it, and its error is forgotten."""
         self._brought.pop(name, None)
         self._failures.pop(name, None)
 
     def touch(self, name: str) -> None:
-        """Note that a request uses an adapter that is loaded."""
+        """Record that a request uses a loaded adapter."""
         if name in self._brought:
             self._brought.move_to_end(name)
 
     async def bring(self, name: str, tenant: str, timeout: float | None) -> None:
-        """Load the adapter that a request names. All requests that name it meanwhile wait for one download.
+        """Load the adapter that a request names. All requests that name it meanwhile wait for the same download.
 
         Args:
-            timeout: seconds that the request has; None for no bound.
+            timeout: seconds that the request has left; None for no limit.
 
         Raises:
-            UnknownModel: there is none, or it may not be read.
-            RequestError: it is too large, no adapter, or of another base model.
+            UnknownModel: there is no such adapter, or it may not be read.
+            RequestError: it is too large, is not an adapter, or belongs to another base model.
             AdapterUnavailable: it is still being downloaded, or its source does not answer.
             DeadlineExceeded: the request has no time left.
         """
@@ -179,7 +180,7 @@ class RemoteAdapters:
         raise AdapterUnavailable(f"The adapter {name!r} is being loaded: {self._state(name)}. Ask again in a while.")
 
     async def release_unused(self) -> None:
-        """Give back the files of adapters that the engine no longer has under any name."""
+        """Release the files of adapters that the engine no longer has under any name."""
         if not self._fetched:
             return
         known = dict(self._fetched)
@@ -194,13 +195,13 @@ class RemoteAdapters:
             raise AdapterUnavailable(f"{own} adapters are being downloaded already: ask again later.")
         self._loading.take(tenant)
         task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
-        # Read the task's error, so that asyncio does not log it where nobody waits for the load.
+        # The task's error is read, as asyncio logs unread errors and perhaps nobody waits for the load.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
     async def _bring(self, name: str, tenant: str) -> None:
         try:
-            # This load is counted already.
+            # This load is already part of the count.
             if len(self._loads) > self._most_names:
                 raise _Passing(
                     f"{self._most_names} adapters that requests name are being loaded already, half of "
@@ -208,7 +209,7 @@ class RemoteAdapters:
                 )
             while self._brought and (len(self._brought) + len(self._loads) > self._most_names or self._is_full()):
                 await self._unload(_next_to_unload(self._brought))
-            # Refuse before anything is downloaded.
+            # The request is refused before anything is downloaded.
             if self._is_full():
                 raise _Passing(
                     f"{self._most_adapters} adapters are loaded or being loaded, which is the limit (--max-adapters): "
@@ -227,12 +228,12 @@ class RemoteAdapters:
             self._loading.give_back(tenant)
 
     def _is_full(self) -> bool:
-        """Return whether the engine has no name left for one more load."""
+        """Return whether the engine has no free name for one more load."""
         names = {*self._client.adapters, *self._downloads}
         return len(names) >= self._most_adapters
 
     async def _load_with_room(self, name: str) -> None:
-        """Load an adapter; if the cache on disk is full, unload names of requests, if that makes room for it."""
+        """Load an adapter. If the cache on disk is full, unload names that requests loaded, if that is enough."""
         evictions = _MOST_EVICTIONS
         while True:
             try:
@@ -246,7 +247,7 @@ class RemoteAdapters:
                     await self._unload(victim)
 
     async def _enough_for(self, num_bytes: int, most: int) -> list[str]:
-        """Return the first names to unload that free so many bytes on disk; none if all of them do not."""
+        """Return the first names to unload that free ``num_bytes`` on disk; empty if all of them do not free enough."""
         infos = await self._client.list_adapters()
         idle = {info.name: info.path for info in infos if info.state == "ready" and not info.pins}
         left = OrderedDict((name, owner) for name, owner in self._brought.items() if name in idle)
@@ -282,7 +283,7 @@ class RemoteAdapters:
             del self._downloads[name]
 
     async def _unload(self, name: str) -> None:
-        """Unload a name that a request brought, if it is still one."""
+        """Unload a name, if it is still one that a request loaded."""
         if self._brought.pop(name, None) is None:
             return
         logger.info("unloading %s, which was used longest ago, for another adapter", name)
@@ -297,7 +298,7 @@ class RemoteAdapters:
             return False
 
     def _state(self, name: str) -> str:
-        """Return how far a load is, in words."""
+        """Return the state of a load as text."""
         if name not in self._downloads:
             return "waiting for its turn"
         progress = self._downloads[name][1].progress
@@ -316,6 +317,6 @@ class RemoteAdapters:
 
 
 def _next_to_unload(brought: Mapping[str, str]) -> str:
-    """Return the name that was used longest ago, of the tenant that has brought the most."""
+    """Return the least recently used name of the tenant that has loaded the most names."""
     tenant = Counter(brought.values()).most_common(1)[0][0]
     return next(name for name, owner in brought.items() if owner == tenant)

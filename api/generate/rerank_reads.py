@@ -1,4 +1,4 @@
-"""Rerank reads: how probable "yes" is beside "no" where a model judges whether a document meets a query.
+"""Rerank reads: the probability of "yes" against "no" when a model judges whether a document meets a query.
 
 The tokens before the document are the same for all documents of a query, so they are computed once.
 """
@@ -32,11 +32,11 @@ async def plan_rerank(
     """Return the reader of the two answers for each document.
 
     Args:
-        texts: a query, a document, and where this stands in the request.
-        instruction: text that says what makes a document relevant.
+        texts: a query, a document, and the document's place in the request.
+        instruction: a text that describes which documents count as relevant.
 
     Raises:
-        RequestError: the model has no chat template, by which it could be asked.
+        RequestError: the model has no chat template, which is needed to ask it.
         ContextTooLong: a document does not fit.
     """
     engine = target.engine

@@ -1,4 +1,4 @@
-"""Score reads: the logprobs of labels behind a query with each of several items, as trees of endings."""
+"""Score reads: the logprobs of labels after a query combined with each of several items, as trees of endings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def plan_scores(body: ScoreRequest, model: AskedModel, caller: Caller) -> 
         priority=caller.priority(body.priority_class),
         session=body.prompt_cache_key or "",
     )
-    # A thousand prompts are encoded, which would keep the event loop from the streams of others.
+    # A thousand prompts are encoded. On the event loop this would block the streams of others.
     return await on_request_thread(lambda: LabelReader(_planned(body, model, base), caller))
 
 
@@ -81,7 +81,7 @@ def _label_field(body: ScoreRequest) -> str:
 
 
 def _endings(body: ScoreRequest, engine: AsyncEngine) -> list[array[int]]:
-    """Return the tokens of each label; a text's are its own, without those around it."""
+    """Return the tokens of each label. A label given as text is encoded alone, without special tokens."""
     field = _label_field(body)
     if body.label_token_ids is not None:
         return [array("i", [token]) for token in token_array(field, body.label_token_ids, engine.vocab_size)]

@@ -1,4 +1,4 @@
-"""Sequences of one request in windows: so many at a time, each read to its end, with one deadline for all."""
+"""Sequences of one request in windows: a limited number at a time, each read to its end, with one deadline for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
 WINDOW = 256
-"""Sequences of one request that the engine has at a time."""
+"""Number of sequences of one request that the engine has at a time."""
 
 
 def deadline_of(caller: Caller) -> float | None:
@@ -30,7 +30,7 @@ def deadline_of(caller: Caller) -> float | None:
 async def run_window(
     engine: AsyncEngine, requests: Sequence[TextRequest], deadline: float | None
 ) -> list[SequenceOutput]:
-    """Return the outputs of some requests with one tokenizer. Raises as ``AsyncEngine.stream``."""
+    """Return the outputs of requests that have the same tokenizer. Raises like ``AsyncEngine.stream``."""
     timeout = None if deadline is None else deadline - time.monotonic()
     if timeout is not None and timeout <= 0:
         raise DeadlineExceeded("The request's time was up before all of it was read.")
@@ -43,7 +43,7 @@ async def run_window(
 
 
 def usage_of(output: SequenceOutput) -> Usage:
-    """Return the tokens of a sequence. Raises EngineError for one without an end of its own."""
+    """Return the token counts of a sequence. Raises EngineError if the sequence was cut off."""
     if output.finish is None or output.finish.reason is FinishReason.ABORT or not output.finish.usage.completion:
         raise EngineError("The engine broke off a part of the request.")
     return output.finish.usage

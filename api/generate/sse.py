@@ -1,4 +1,4 @@
-"""Server-sent events: an ASGI response that sends one message per step and stops when the client is gone."""
+"""Server-sent events: an ASGI response that sends one message per item and stops when the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _openai_error(reply: ErrorReply) -> bytes:
 
 
 class EventStream(Response):
-    """Response with the events of a generator, which is closed when the client disconnects.
+    """Response with the events of a generator. The generator is closed when the client disconnects.
 
     The response starts with the first event, so an error before it has its own status. A later error becomes the last
-    event. A client that reads nothing for a minute counts as gone.
+    event. A client that reads nothing for a minute counts as disconnected.
 
     Args:
         events: one or more whole events per item, each ``data: ...`` and an empty line.
-        heartbeat: seconds without an event after which a comment is sent, which starts the response too; 0 for none.
-        error_event: serializes an error that comes once the response has started.
+        heartbeat: seconds without an event after which a comment is sent, which also starts the response; 0 for none.
+        error_event: serializes an error that occurs after the response has started.
     """
 
     media_type = "text/event-stream"
@@ -72,14 +72,14 @@ class EventStream(Response):
 
 
 class _Body:
-    """Sends the body's pieces, and heartbeats between them; a piece that takes too long ends ``limit``.
+    """Sends the body's pieces, and heartbeats between them. A piece that takes too long ends ``limit``.
 
-    One timer watches all pieces, as one for each would cost more than sending it.
+    One timer watches all pieces, as one timer for each piece would cost more than sending it.
 
     Args:
         start: message that starts the response, sent before the first piece.
         heartbeat: seconds without a piece before a heartbeat; 0 for none.
-        heartbeat_piece: bytes that are sent as a heartbeat, which clients ignore.
+        heartbeat_piece: bytes that are sent as a heartbeat; clients ignore them.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class _Body:
         self._limit = limit
         self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()  # when the last piece was sent, on the loop's clock
+        self._since = self._loop.time()  # Time of the last piece, on the loop's clock.
         self._in_flight = False
         self._ping: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(heartbeat or _SEND_TIMEOUT, self._check)
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
-        """Send a piece, the last one without ``more``."""
+        """Send a piece. The last piece has ``more`` False."""
         if self._ping is not None:
             await self._ping
         await self._write(piece, more=more)
 
     async def has_begun(self) -> bool:
-        """Return whether the response has started, once a heartbeat in flight is sent."""
+        """Return whether the response has started. If a heartbeat is being sent, waits for it first."""
         if self._ping is not None:
             await self._ping
         return self._start is None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stores:
-    """What the server keeps of requests. All base models of a server have the same one.
+    """The server's stores for data of requests. All base models of a server share them.
 
     Attributes:
         batches: files and batches of clients; None without ``--batch-dir``.
@@ -69,7 +69,7 @@ class Stores:
 
     @property
     def recorder(self) -> UsageRecorder | None:
-        """What takes the usage of each request; None for nothing."""
+        """The object that records the usage of each request; None if usage is not recorded."""
         return self.relay if self.ledger is None else self.ledger
 
     def stats(self) -> dict[str, float]:

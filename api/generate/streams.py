@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Deltas = AsyncGenerator[list[TextDelta], None]
-"""Per item, the deltas of all sequences that arrived together."""
+"""Each item holds the deltas of all sequences that arrived together."""
 
 
 class DeltaSource(Protocol):
-    """What runs the requests of one HTTP request: ``AsyncEngine``, or a reader of labels."""
+    """The object that runs the requests of one HTTP request: ``AsyncEngine``, or a reader of labels."""
 
     def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]: ...
 
@@ -51,10 +51,10 @@ class ClientGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``. When the client closes its connection, cancels it and raises ClientGone.
+    """Return the result of ``work``. If the client closes its connection, cancel it and raise ClientGone.
 
-    The work begins at once, in the caller's task: of requests that come together, the engine gets the first while the
-    others are parsed.
+    The work starts at once, in the caller's task. So if requests arrive together, the engine gets the first one while
+    the others are being parsed.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -62,7 +62,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     async def watch() -> None:
         nonlocal is_gone
-        # An error of the connection means that the client has left.
+        # An error of the connection also means that the client has disconnected.
         with suppress(Exception):
             await _disconnected(receive)
         is_gone = True
@@ -96,15 +96,15 @@ async def generate(
 ) -> Deltas:
     """Run checked requests together. Closing the generator early aborts all of them.
 
-    It ends when the usage is in the ledger, if there is one. Errors of the engine about the grammar name the request's
-    field, and answers that do not have the output format end in ``error``.
+    It ends when the usage is in the ledger, if there is one. Errors of the engine about the grammar name the field of
+    the request. An answer that does not have the output format ends with the reason ``error``.
 
     Args:
-        async_engine: the engine by which the requests were made.
-        caller: whose queue places and tokens they use; counts and times are added to its facts at the end.
+        async_engine: the engine for which the requests were made.
+        caller: the caller, whose queue places and tokens they use; counts and times are added to its facts at the end.
         output_format: the output format of every answer.
-        usage: adds up the tokens; complete when the generator has ended.
-        thought: how to tell thoughts from answers; None if there are none.
+        usage: the sum of the tokens; complete when the generator has ended.
+        thought: how to separate thoughts from answers; None if there are none.
 
     Raises:
         Rejection: the requests are not admitted.
@@ -165,7 +165,7 @@ def _field_readers(
 
 
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
-    """Write the end of a request to log facts, counters of its key and trace."""
+    """Write the end of a request to its log facts, the counters of its key and its trace."""
     facts, adapter = caller.facts, requests[0].adapter
     facts.tenant, facts.generation = caller.key.tenant, _generation_facts(end, adapter)
     state.observers.metrics.count_usage(caller.key.name, adapter, end.tokens, state.models.adapters)
@@ -201,7 +201,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:
-    """Write the tokens of a request that has ended to the ledger; None if there is none."""
+    """Write the token counts of a request that has ended to the ledger; None if there is no ledger."""
     recorder = state.stores.recorder
     if recorder is None:
         return None
@@ -220,7 +220,7 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
 
 
 def ledger_model(state: ServerState, caller: Caller) -> str:
-    """Return the name that usage counts under: of a version of the catalogue, with the first digits of its digest."""
+    """Return the model name under which usage is counted. A catalogue version gets the first digits of its digest."""
     model, version = caller.facts.model or state.models.names[0], caller.facts.version
     return model if version is None else engine_name(model, version)
 
@@ -228,7 +228,7 @@ def ledger_model(state: ServerState, caller: Caller) -> str:
 def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
     """Return the deltas of a stream in pieces of at least ``num_tokens`` tokens of a sequence (vLLM's stream interval).
 
-    The first tokens of a sequence come at once, the last with its end or before an error; 1 changes nothing.
+    The first tokens of a sequence come at once, and the last ones with its end or before an error. 1 changes nothing.
     """
     return deltas if num_tokens == 1 else _gathered(deltas, num_tokens)
 
@@ -272,7 +272,7 @@ def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
 
 
 async def silenced(deltas: Deltas) -> Deltas:
-    """Yield the deltas of a request for no tokens: without generated text, each answer ended by its length."""
+    """Yield the deltas of a request for no tokens: without generated text, and each answer ended by its length."""
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             yield [_silent(delta) for delta in arrived]
@@ -284,7 +284,7 @@ def _silent(delta: TextDelta) -> TextDelta:
 
 
 def failure_of(finish: Finish | None) -> EngineError | None:
-    """Return the error of an answer that has ended without an end of its own; None for a whole or a running one."""
+    """Return the error of an answer that was cut off by a failure; None for a complete or a running answer."""
     match None if finish is None else finish.reason:
         case FinishReason.TIMEOUT:
             return DeadlineExceeded("The time that the request was given is up.")
@@ -296,17 +296,17 @@ def failure_of(finish: Finish | None) -> EngineError | None:
 
 
 class ReplyEnd:
-    """The end of an answer, as the replies of all protocols look at it."""
+    """The end of an answer, as the replies of all protocols use it."""
 
     _finish: Finish | None = None
 
     @property
     def failure(self) -> EngineError | None:
-        """Return the error of an answer that has ended without an end of its own."""
+        """Return the error of an answer that was cut off by a failure; None if it was not."""
         return failure_of(self._finish)
 
     def ended(self) -> Finish:
-        """Return the end of a whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        """Return the end of a complete answer. Raises ``failure``, and EngineError if the engine did not end it."""
         if self._finish is None:
             raise EngineError("The engine sent no end of the answer.")
         if self.failure is not None:
@@ -315,7 +315,7 @@ class ReplyEnd:
 
 
 async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
-    """Call ``take`` with every delta, for requests that do not stream."""
+    """Call ``take`` with every delta, for requests without streaming."""
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             for delta in arrived:
@@ -323,7 +323,7 @@ async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
 
 
 async def collect(deltas: Deltas) -> dict[tuple[int, int], SequenceOutput]:
-    """Return the whole outputs by (prompt, index), for requests that do not stream."""
+    """Return the whole outputs by (prompt, index), for requests without streaming."""
     outputs: defaultdict[tuple[int, int], SequenceOutput] = defaultdict(SequenceOutput)
     await take_all(deltas, lambda delta: outputs[delta.prompt, delta.index].add(delta))
     return outputs

@@ -109,8 +109,7 @@ class QuantisedKernels:
         return QuantisedLinear(supers * SUPER_BLOCK, columns, form, planes, weight, scales, _wide(bias), self)
 
     def _arrange(self, weight: Tensor, scales: Tensor, form: Format) -> Format:
-        """Arrange blocks by columns if their numbers are rounded in products and that is faster; return their
-        format."""
+        """Arrange blocks by columns if products round their numbers and that is faster; return their format."""
         arranged = form.arranged
         if not self.arranges or arranged is None:
             return form
