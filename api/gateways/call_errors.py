@@ -1,4 +1,4 @@
-"""Errors of calls between the processes of a server: as plain values, and back as exceptions of the same class."""
+"""Errors of calls between the processes of a server: packed to plain values, and unpacked to the same class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import HTTPError, Rejection
 
 
 def pack_error(error: EngineError | HTTPError) -> list[Any]:
-    """Return an error as values that msgpack knows."""
+    """Return an error as values that msgpack can write."""
     if isinstance(error, EngineError):
         failed = failure_of(0, error)
         return ["engine", failed.kind, failed.message, failed.param, failed.code, failed.refusal]
@@ -21,7 +21,7 @@ def pack_error(error: EngineError | HTTPError) -> list[Any]:
 
 
 def unpack_error(values: list[Any]) -> EngineError | HTTPError:
-    """Return the error that ``pack_error`` was given."""
+    """Return the error that ``pack_error`` has packed."""
     what, *values = values
     if what == "engine":
         kind, message, param, code, refusal = values

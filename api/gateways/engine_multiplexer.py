@@ -1,4 +1,4 @@
-"""Engine multiplexer: lets several clients use one engine, each with numbers of its own for its sequences.
+"""Engine multiplexer: lets several clients use one engine. Each client numbers its sequences by itself.
 
 client 1: sequence 7  --->                  ---> 41
                            EngineMultiplexer, engine
@@ -18,7 +18,7 @@ from ...engine.serving.engine_like import SequenceEngine
 
 
 class EngineMultiplexer:
-    """Takes an engine's frames and hands each client its own. Belongs to the engine's event loop.
+    """Receives an engine's frames, and passes each client its own messages. Belongs to the engine's event loop.
 
     Args:
         engine: the engine; the multiplexer sets its ``on_frame`` and ``on_death``.
@@ -27,8 +27,9 @@ class EngineMultiplexer:
     def __init__(self, engine: SequenceEngine) -> None:
         self.engine = engine
         self._numbers = itertools.count(1)
-        self._owners: dict[int, tuple[EngineChannel, int]] = {}  # by the engine's number: client, and its own number
-        self._described: dict[str, set[EngineChannel]] = {}  # by vocabulary: clients that have sent its tokens
+        # By the engine's number of a sequence: the client, and the client's number.
+        self._owners: dict[int, tuple[EngineChannel, int]] = {}
+        self._described: dict[str, set[EngineChannel]] = {}  # By vocabulary: the clients that have sent its tokens.
         self._clients: list[EngineChannel] = []
         engine.on_frame = self._take
         engine.on_death = self._fail
@@ -40,7 +41,7 @@ class EngineMultiplexer:
         return client
 
     def describe_tokens(self, client: EngineChannel, message: TokenTexts | ForgetTokens) -> None:
-        """Send the tokens of a vocabulary once for all clients; they are given up when all have given them up."""
+        """Send the tokens of a vocabulary once for all clients. They are dropped when all clients have dropped them."""
         clients = self._described.get(message.vocabulary, set())
         if isinstance(message, TokenTexts):
             if not clients:
@@ -62,10 +63,10 @@ class EngineMultiplexer:
         self._owners.pop(number, None)
 
     def leave(self, client: EngineChannel) -> None:
-        """Let a client go, with the vocabularies that it alone has described."""
+        """Remove a client, with the vocabularies that no other client has described."""
         self._clients.remove(client)
         for vocabulary in [key for key, clients in self._described.items() if client in clients]:
-            # The model's own vocabulary is never given up.
+            # The model's own vocabulary is never dropped.
             if vocabulary:
                 with suppress(EngineDead):
                     self.describe_tokens(client, ForgetTokens(vocabulary))
@@ -99,26 +100,26 @@ class EngineChannel:
     """One client's channel to a shared engine.
 
     Attributes:
-        on_frame: called with the messages of the client's own sequences and changes of adapters, in order.
+        on_frame: called with the messages about the client's own sequences and about adapters, in order.
         on_death: called once if the engine ends or hangs.
     """
 
     def __init__(self, multiplexer: EngineMultiplexer) -> None:
         self._multiplexer = multiplexer
-        self._numbers: dict[int, int] = {}  # the engine's numbers of the sequences that have not ended
+        self._numbers: dict[int, int] = {}  # The engine's numbers of the sequences that have not ended.
         self.on_frame: Callable[[list[Message]], None] = lambda messages: None
         self.on_death: Callable[[EngineDead], None] = lambda error: None
 
     def __len__(self) -> int:
-        """Sequences that have not ended."""
+        """Number of sequences that have not ended."""
         return len(self._numbers)
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, before sequences with a grammar, or give them up. Raises EngineDead."""
+        """Send the bytes of all tokens, before sequences with a grammar, or drop them. Raises EngineDead."""
         self._multiplexer.describe_tokens(self, message)
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences. Raises what the engine does; then none of them runs."""
+        """Start sequences. Raises the engine's error; then none of the sequences runs."""
         numbered = []
         for submit in submits:
             number = self._numbers[submit.id] = self._multiplexer.number(self, submit.id)
@@ -133,16 +134,16 @@ class EngineChannel:
             raise
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences; numbers of those that have ended are ignored."""
+        """End sequences. Numbers of sequences that have ended are ignored."""
         if known := [self._numbers[own] for own in ids if own in self._numbers]:
             self._multiplexer.engine.abort(known)
 
     def ended(self, own: int) -> None:
-        """Forget a sequence; called by the multiplexer before its last message."""
+        """Forget a sequence. Called by the multiplexer before the sequence's last message."""
         self._numbers.pop(own, None)
 
     def close(self) -> None:
-        """End all sequences of the client, of which it hears nothing more."""
+        """End all sequences of the client. It gets no further message about them."""
         self.on_frame, self.on_death = (lambda messages: None), (lambda error: None)
         self.abort(tuple(self._numbers))
         self._multiplexer.leave(self)

@@ -1,6 +1,7 @@
 """Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores.
 
-A ticket is what a request holds of the main process's limits; the ledger sends the usage that it writes.
+A ticket stands for the resources that a request holds in the main process's limits. The ledger object sends usage
+records to the main process, which writes them.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _GONE = "The server's main process has ended."
 class GatewayClient:
     """Sends sequences and calls to the main process. Belongs to one event loop.
 
-    To ``AsyncEngine`` it is the engine.
+    ``AsyncEngine`` uses it as its engine.
 
     Args:
         link: connection to the main process; this object sets its callbacks.
 
     Attributes:
-        on_frame, on_death: as in ``EngineClient``; the engine counts as dead once the main process is gone.
+        on_frame, on_death: see ``EngineClient``; the engine counts as dead when the main process is gone.
         settings: settings of the server, which the main process sends first.
-        model: facts about the model that the gateway needs, once the model is loaded.
-        draining: set when the server takes no new requests any more.
-        ended: set when the gateway has to end, as the server does; running answers are cut off.
+        model: facts about the model that the gateway needs, when the model is loaded.
+        draining: set when the server accepts no new requests any more.
+        ended: set when the gateway must end because the server does; running answers are cut off.
         death: why the engine is gone; None while it is not.
     """
 
@@ -53,7 +54,7 @@ class GatewayClient:
         self.death: EngineDead | None = None
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, before the first sequence with a grammar, or give them up."""
+        """Send the bytes of all tokens, before the first sequence with a grammar, or drop them."""
         self._link.send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
@@ -67,7 +68,7 @@ class GatewayClient:
         self._link.send([Abort(tuple(ids))])
 
     def tell(self, name: str, *values: Any) -> None:
-        """Send a command that is not answered."""
+        """Send a command that gets no reply."""
         self._link.tell(name, *values)
 
     def begin_call(self, name: str, *values: Any) -> asyncio.Future[Any]:
@@ -82,7 +83,7 @@ class GatewayClient:
         return reply
 
     async def call(self, name: str, *values: Any) -> Any:
-        """Return the result of a call. Raises the error that the main process raised, EngineDead if it is gone."""
+        """Return the result of a call. Raises the error that the main process raised, or EngineDead if it is gone."""
         return await self.begin_call(name, *values)
 
     def _command(self, name: str, values: list[Any]) -> None:
@@ -103,7 +104,7 @@ class GatewayClient:
     def _settle(self, number: int, value: Any, *, failed: bool) -> None:
         reply = self._calls.pop(number, None)
         if reply is None or reply.done():
-            # The request of this reply was cancelled.
+            # The request that waited for this reply was cancelled.
             return
         if failed:
             reply.set_exception(unpack_error(value))
@@ -111,7 +112,7 @@ class GatewayClient:
             reply.set_result(value)
 
     def _closed(self) -> None:
-        """Fail what waits for the main process, which has ended."""
+        """Fail everything that waits for the main process, as that has ended."""
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(EngineDead(_GONE))
@@ -121,7 +122,7 @@ class GatewayClient:
         self._end(_GONE)
 
     def _end(self, reason: str) -> None:
-        """End the answers that run; the link is open yet, for what is told of their end."""
+        """End the running answers. The link stays open, so that their ends can be reported."""
         if self.death is None:
             self.death = EngineDead(reason)
             self.on_death(EngineDead(reason))
@@ -129,15 +130,15 @@ class GatewayClient:
 
 
 class GatewayTicket:
-    """What a request of this gateway holds of queue and rate limits: a ticket of the main process, by its number.
+    """The queue places and rate limit tokens that a request of this gateway holds: a ticket of the main process.
 
     Args:
-        number: unique in this gateway.
+        number: number of the ticket, unique in this gateway.
         ended: called when it is closed.
 
     Attributes:
-        num_generated: tokens of the answers so far.
-        num_told: tokens of ``num_generated`` that the main process has been told of.
+        num_generated: number of tokens of the answers so far.
+        num_told: number of these tokens that were reported to the main process.
     """
 
     def __init__(self, client: GatewayClient, number: int, ended: Callable[[GatewayTicket], None]) -> None:
@@ -149,37 +150,37 @@ class GatewayTicket:
         self.num_told = 0
 
     def take(self, sequence: tuple[int, int], num_tokens: int) -> None:
-        """Count tokens of a sequence; the main process is told of its first ones at once."""
+        """Count tokens of a sequence. Its first tokens are reported to the main process at once."""
         self.num_generated += num_tokens
         if sequence not in self._begun:
             self._begun.add(sequence)
             self._client.tell("begun", self.number, *sequence, self.news())
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release everything that the ticket holds."""
         self._ended(self)
         self._client.tell("ended", self.number, self.news())
 
     def news(self) -> int:
-        """Return the tokens that the main process has not been told of, and count them as told."""
+        """Return the number of tokens that were not reported to the main process yet, and count them as reported."""
         count = self.num_generated - self.num_told
         self.num_told = self.num_generated
         return count
 
 
 class GatewayLedger:
-    """Sends the usage of requests to the main process's ``UsageLedger``, which waits for its file if it can."""
+    """Sends usage records to the main process's ``UsageLedger``, which waits for its file if necessary."""
 
     def __init__(self, client: GatewayClient) -> None:
         self._client = client
 
     def put(self, record: UsageRecord) -> asyncio.Future[None]:
-        """Send a record. The future is done when it is in the file, or was given up."""
+        """Send a record. The future is done when the record is in the file, or when writing it was given up."""
         return self._client.begin_call("record", *astuple(record))
 
     async def until_written(self, written: asyncio.Future[None]) -> None:
-        """Wait for a future of ``put``; the main process itself waits at most ``WAIT_SECONDS``."""
+        """Wait for a future of ``put``. The main process itself waits at most ``WAIT_SECONDS``."""
         await asyncio.wait((written,), timeout=2 * WAIT_SECONDS)
         if written.done() and not written.cancelled():
-            # Read the exception of a write whose main process is gone, so that asyncio does not log it.
+            # If the main process is gone, the exception is read, so that asyncio does not log it.
             written.exception()

@@ -1,6 +1,6 @@
-"""Gateway proxy: ASGI middleware that passes on to the main process all requests that do not generate.
+"""Gateway proxy: ASGI middleware that forwards all requests without generation to the main process.
 
-So files, batches, stored responses, adapters, the catalogue and the metrics have one owner, through whichever gateway.
+So files, batches, stored responses, adapters, the catalogue and the metrics have one owner, whichever gateway is used.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..generate.streams import ClientGone, while_connected
 OWN_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", MESSAGES_PATH, "/api/chat", "/api/generate", *TGI_PATHS[:3]}
 )
-"""What a gateway answers itself."""
+"""Paths that a gateway answers itself."""
 
-# Headers of one connection, and those that this process's HTTP server adds.
+# Headers that belong to one connection, and those that this process's HTTP server adds.
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"expect", b"upgrade", b"te", b"date"})
-# Headers that httpx adds to a request without them.
+# Headers that httpx adds to a request that lacks them.
 _ADDED_BY_CLIENT = ("accept", "accept-encoding", "user-agent", "content-type")
 _CHUNK = 1 << 16
 
@@ -35,7 +35,7 @@ class GatewayProxy:
     """Forwards requests to the main process over its Unix domain socket, and streams bodies both ways.
 
     Args:
-        app: the gateway's own application, which answers what is not forwarded.
+        app: the gateway's own application, which answers the requests that are not forwarded.
         path: the socket's path.
         root_path: the path prefix under which a reverse proxy publishes the server.
     """
@@ -48,7 +48,7 @@ class GatewayProxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            # The requests of a WebSocket come here again, each by its own path.
+            # Each request of a WebSocket passes through this proxy again, with its own path.
             scope.setdefault("state", {})[INNER_APP] = self
         if scope["type"] != "http" or self._is_own(scope["path"]):
             await self._app(scope, receive, send)
@@ -111,7 +111,7 @@ class GatewayProxy:
 
 
 class _Sent:
-    """ASGI ``send`` that knows whether an answer has begun."""
+    """ASGI ``send`` that records whether an answer has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -123,14 +123,14 @@ class _Sent:
 
 
 class _Body:
-    """A request's body in pieces, and ASGI ``receive`` of what comes after it."""
+    """A request's body in pieces, and ASGI ``receive`` for the messages after it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._complete = asyncio.Event()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises ClientGone if it does not come to its end."""
+        """Yield the body. Raises ClientGone if the client disconnects before its end."""
         more = True
         while more:
             message = await self._receive()
@@ -142,11 +142,11 @@ class _Body:
         self._complete.set()
 
     async def skip(self) -> None:
-        """Take the empty body of a request that has none."""
+        """Receive the empty body of a request that has none."""
         async for _ in self.chunks():
             pass
 
     async def after(self) -> Message:
-        """Receive once the body is complete."""
+        """Receive the next message after the body is complete."""
         await self._complete.wait()
         return await self._receive()

@@ -1,4 +1,4 @@
-"""Gateway state: the server state of a gateway, whose adapters, limits, ledger and metrics are the main process's."""
+"""Gateway state: the server state of a gateway. Its adapters, limits, ledger and metrics are the main process's."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.request import TextRequest
 
-_MOST_ADAPTERS = 10_000  # most adapter names that are remembered, each for its tokenizer
+_MOST_ADAPTERS = 10_000  # Limit of the adapter names that are remembered, each with its tokenizer.
 
 
 class GatewayEngine(ModelEngine):
-    """The engine as a gateway sees it: it lives as long as the main process says so.
+    """The engine from a gateway's view. The main process reports whether it runs.
 
     Attributes:
-        known: adapters that requests of this gateway have named, as they were then. Written by ``GatewayDirectory``.
+        known: adapters that requests of this gateway have named, in their state at that time. Written by
+            ``GatewayDirectory``.
     """
 
     def __init__(self, options: ServerConfig, client: GatewayClient) -> None:
@@ -55,7 +56,7 @@ class GatewayEngine(ModelEngine):
 
 
 class GatewayDirectory(ModelDirectory):
-    """The names that a gateway serves, of which the main process decides whenever an adapter may be meant.
+    """The names that a gateway serves. The main process resolves every name that may be an adapter's.
 
     Args:
         enable_lora: whether requests may name adapters.
@@ -70,7 +71,7 @@ class GatewayDirectory(ModelDirectory):
     async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> ModelTarget:
-        """Resolve a model name: base models here, and names that may be an adapter's in the main process."""
+        """Resolve a model name: a base model's name here, a name that may be an adapter's in the main process."""
         self._engine.serving()
         if not self._enable_lora or (not lora_path and (not model or model in self.names)):
             return await super().find(model, caller, lora_path, session)
@@ -89,7 +90,7 @@ class GatewayLimits(ServerLimits):
     """The limits of the main process.
 
     Args:
-        own: limits of this process, of which only the keys are used.
+        own: limits of this process; only its keys are used.
         state: the state of the gateway.
     """
 
@@ -101,7 +102,7 @@ class GatewayLimits(ServerLimits):
         self._tickets: dict[int, GatewayTicket] = {}
 
     async def admit(self, caller: Caller, requests: Sequence[TextRequest]) -> Ticket:
-        """Admit the requests of one HTTP request by the limits of the main process. Raises as there."""
+        """Admit the requests of one HTTP request by the limits of the main process. Raises the same errors."""
         demand = Demand.of(requests, is_strict=caller.is_strict)
         ticket = GatewayTicket(self._main, next(self._numbers), self._ended)
         self._tickets[ticket.number] = ticket
@@ -110,7 +111,7 @@ class GatewayLimits(ServerLimits):
             asked = int(demand.priority), demand.prompts, demand.marks, demand.may_be_deferred, demand.is_strict
             await self._main.call("admit", ticket.number, caller.key.name, asked, model, adapter)
         except BaseException:
-            # The main process may admit a request that is cancelled here.
+            # The request is cancelled here, but the main process may admit it.
             ticket.close()
             raise
         return ticket
@@ -124,7 +125,7 @@ class GatewayLimits(ServerLimits):
         return headers
 
     def progress(self) -> list[tuple[int, int]]:
-        """Return the tokens of running requests that the main process has not been told of: (ticket, tokens)."""
+        """Return (ticket, tokens) for tokens of running requests that were not reported to the main process yet."""
         return [
             (number, ticket.news())
             for number, ticket in self._tickets.items()
@@ -136,7 +137,7 @@ class GatewayLimits(ServerLimits):
 
 
 class GatewayState(ServerState):
-    """State of the routes that a gateway answers itself, which are the routes that generate.
+    """State for the routes that a gateway answers itself, which are the routes that generate.
 
     Args:
         client: connection to the main process.
@@ -146,8 +147,8 @@ class GatewayState(ServerState):
         ConfigError: the file with keys cannot be read, or OpenTelemetry is missing.
 
     Attributes:
-        relayed: the metrics, which the main process has to be told of.
-        main_limits: ``limits``, as those of the main process.
+        relayed: the metrics, which are sent to the main process.
+        main_limits: ``limits``, with the type for the main process's limits.
     """
 
     def __init__(self, options: ServerConfig, client: GatewayClient, version: str, *, enable_lora: bool) -> None:
@@ -161,5 +162,5 @@ class GatewayState(ServerState):
             self.observers.tracer = open_tracer(options.otlp_traces_endpoint, version)
 
     def serve(self, names: tuple[str, ...], async_engine: AsyncEngine) -> None:
-        """Take the model, which is loaded."""
+        """Serve the model, which is loaded now."""
         self.models.names, self.engine.async_engine = names, async_engine

@@ -1,4 +1,4 @@
-"""Loaded model: what the main process tells gateways of a model, as they need to know it."""
+"""Loaded model: the facts about a model that the main process sends to gateways."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...engine.types import SamplingDefaults
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a gateway makes requests with.
+    """The facts with which a gateway makes requests.
 
     Attributes:
         names: names of the base model.
-        path: the path of its files, for the tokenizer.
+        path: path of its files, for the tokenizer.
         ready: limits of the engine.
-        defaults: sampling parameters of requests that name none.
+        defaults: sampling parameters of requests that set none.
     """
 
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class LoadedModel:
     defaults: SamplingDefaults
 
     def pack(self) -> dict[str, Any]:
-        """Return it as values that msgpack knows."""
+        """Return the facts as values that msgpack can write."""
         return {
             "names": self.names,
             "path": str(self.path),
@@ -38,7 +38,7 @@ class LoadedModel:
 
     @classmethod
     def unpack(cls, values: Mapping[str, Any]) -> LoadedModel:
-        """Return what ``pack`` was called on."""
+        """Return the object that ``pack`` has packed."""
         [ready] = decode(values["ready"])
         assert isinstance(ready, Ready)
         defaults = SamplingDefaults(**values["defaults"])

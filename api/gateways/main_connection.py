@@ -1,6 +1,7 @@
 """Main connection: the main process's end of the link to one gateway, with its sequences, calls and tickets.
 
-When it ends, however it does, its sequences are aborted, and what its requests held is given back and counted.
+When the link ends, for any reason, its sequences are aborted, and the resources of its requests are released and
+counted.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from .process_link import ProcessLink
 from .relayed_metrics import observe_relayed
 
 SILENT_SECONDS = 10.0
-"""Without a sign of life and without use of the processor, after which a gateway counts as hung."""
+"""Seconds without a sign of life and without processor use after which a gateway counts as hung."""
 BUSY_SECONDS = 60.0
-"""Of one pass of its event loop, after which it counts as hung."""
+"""Seconds of one pass of its event loop after which a gateway counts as hung."""
 
 logger = logging.getLogger("rootgraft.gateways")
 
@@ -65,32 +66,32 @@ class MainTicket:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts that have begun to be answered, each counted once."""
+        """Number of tokens of the prompts whose answers have begun, each prompt counted once."""
         return sum(self._demand.prompts[prompt][0] for prompt in {prompt for prompt, _ in self._begun})
 
     def begin(self, sequence: tuple[int, int], num_tokens: int) -> None:
-        """Take the first tokens of a sequence (prompt, index), or its end without any."""
+        """Count the first tokens of a sequence (prompt, index), or its end without any token."""
         self._begun.append(sequence)
         self.num_generated += num_tokens
         self._ticket.take(sequence, num_tokens)
 
     def add(self, num_tokens: int) -> None:
-        """Count further tokens of a request that has begun."""
+        """Count further tokens of a request whose answer has begun."""
         if self._begun:
             self.num_generated += num_tokens
             self._ticket.take(self._begun[0], num_tokens)
 
     def end(self, num_tokens: int) -> None:
-        """Count the last tokens and give back what the request holds."""
+        """Count the last tokens, and release the resources of the request."""
         self.add(num_tokens)
         self._ticket.close()
 
 
 class MainConnection:
-    """One gateway, and its open sequences, calls and tickets. Belongs to the event loop of the main process.
+    """One gateway, with its open sequences, calls and tickets. Belongs to the event loop of the main process.
 
     Args:
-        name: unique, also among those that are gone.
+        name: unique name, also among gateways that are gone.
         link: connection to the gateway's process; this object sets its callbacks.
         state: the state of the server.
         lost: called once when its link has ended.
@@ -132,34 +133,34 @@ class MainConnection:
 
     @property
     def num_active(self) -> int:
-        """Answers that it is generating."""
+        """Number of answers that it is generating."""
         return max(len(self._tickets), self._active)
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Tell it what it is to serve, and where."""
+        """Send the gateway its settings."""
         self._link.tell("start", settings)
 
     def serve(self, model: Mapping[str, Any], engine: EngineMultiplexer) -> None:
-        """Tell it of the model, which is loaded, and give it a channel to the engine."""
+        """Send the gateway the facts about the model, which is loaded now, and give it a channel to the engine."""
         self.engine = engine.open_channel()
         self.engine.on_frame = self._link.send
         self.engine.on_death = lambda error: self.end(str(error))
         self._link.tell("serve", model)
 
     def drain(self) -> None:
-        """Let it take no new requests."""
+        """Tell the gateway to accept no new requests."""
         self._link.tell("drain")
 
     def end(self, reason: str) -> None:
-        """Let it end, and its answers with an error of this text."""
+        """Tell the gateway to end. Its running answers end with an error with the text ``reason``."""
         self._link.tell("end", reason)
 
     def hangs(self, now: float) -> bool:
-        """Return whether it hangs. Called every ``TICK_SECONDS`` with the monotonic clock's seconds."""
+        """Return whether the gateway hangs. Called every ``TICK_SECONDS`` with the monotonic clock's seconds."""
         return self._watchdog.tick(now) is not None
 
     def _take(self, messages: list[Message]) -> None:
-        """Pass messages to the engine; what it refuses is answered as by the engine itself."""
+        """Pass messages to the engine. A refused message gets the same reply as from the engine itself."""
         submits = [message for message in messages if isinstance(message, Submit)]
         try:
             if self.engine is None:
@@ -190,7 +191,7 @@ class MainConnection:
                     ticket.begin((prompt, index), num_tokens)
             case "ended":
                 number, num_tokens = values
-                # A refused request has no ticket.
+                # A request that was refused has no ticket.
                 if (ticket := self._tickets.pop(number, None)) is not None:
                     ticket.end(num_tokens)
             case "serving":
@@ -202,7 +203,7 @@ class MainConnection:
                 raise ValueError(f"no command of a gateway: {name}")
 
     def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
-        """Answer a call: at once, or from a task where something has to be waited for."""
+        """Answer a call: at once, or in a task if it has to wait for something."""
         match method:
             case "admit":
                 self._reply(number, lambda: self._admit(*arguments))
@@ -237,7 +238,7 @@ class MainConnection:
         task.add_done_callback(self._calls.discard)
 
     def _key(self, name: str) -> Key:
-        """Return a valid key. Raises HTTPError 401 for one that has been removed since the gateway has seen it."""
+        """Return a valid key. Raises HTTPError 401 for a key that was removed after the gateway had read it."""
         key = self._state.limits.keys.named(name)
         if key is None:
             raise HTTPError(401, "The API key is not valid any more.", code="invalid_api_key")
@@ -255,7 +256,7 @@ class MainConnection:
         self, key_name: str, model: str | None, timeout: float | None, lora_path: str | None, session: str | None
     ) -> list[Any]:
         key, facts, state = self._key(key_name), RequestFacts(), self._state
-        CURRENT_TENANT.set(key.tenant)  # of this call\'s task
+        CURRENT_TENANT.set(key.tenant)  # Applies only to the task of this call.
         caller = Caller(key, state.limits.cache_tenant(key), timeout, facts)
         found = await state.models.find(model, caller, lora_path, session)
         info = None if found.adapter is None else state.models.adapters.get(names_in(found.adapter)[0])
@@ -263,12 +264,12 @@ class MainConnection:
         return [found.name, found.adapter, facts.version, facts.adapter_seconds, known]
 
     def _record(self, number: int, record: UsageRecord) -> None:
-        """Take a record at once, as the gateway may be gone the moment after, and answer when it is written."""
+        """Take a record at once, as the gateway may end at any moment; reply when it is written."""
         if (ledger := self._state.stores.ledger) is not None:
             self._run(number, ledger.until_written(ledger.put(record)))
 
     def _closed(self) -> None:
-        """End what the gateway leaves: sequences, calls, and tickets, whose use counts as that of aborted requests."""
+        """End the sequences, calls and tickets of the gateway. Its requests count as aborted."""
         if self.engine is not None:
             self.engine.close()
         for call in self._calls:

@@ -1,7 +1,7 @@
 """Main spawn: starts gateway processes by forking a process that has imported their modules.
 
-A gateway imports for a second or two of a core. A forked gateway serves in a fraction of that time. So the replacement
-of a lost gateway does not take processor time from the other gateways and the engines.
+Importing the modules of a gateway takes one to two seconds of a core. A forked gateway serves in a fraction of that
+time. So replacing a lost gateway takes little processor time from the other gateways and the engines.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class GatewaySpawn(Protocol):
     """Starts gateway processes."""
 
     async def spawn(self, listening: int, link: int) -> GatewayProcess:
-        """Start one with the descriptors of the listening socket and of its end of the link. Raises OSError."""
+        """Start a gateway with the descriptors of the listening socket and of its end of the link. Raises OSError."""
         ...
 
     def close(self) -> None:
-        """Give up what it starts them from. Gateways run on."""
+        """End the process from which gateways are forked. Gateways continue."""
         ...
 
 
 class ForkedGateways:
-    """Forks gateways, or starts them in the plain way where that cannot be. Belongs to one event loop."""
+    """Forks gateways, or starts them directly if forking is not possible. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._server = ForkServer("rootgraft.api.http.gateway_process")

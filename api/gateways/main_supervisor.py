@@ -31,12 +31,12 @@ from .main_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
 from .process_link import ProcessLink
 
 END_SECONDS = 10.0
-"""For gateways to end, once they are told to."""
+"""Seconds for gateways to end, once they are told to."""
 RETRY_SECONDS = 2.0
-"""Before another gateway is started in the place of one that has never served."""
+"""Seconds before a gateway that has never served is replaced."""
 LAST_SECONDS = 2.0
-"""For a process to end after it has closed its connection to the main process."""
-_BACKLOG = 2048  # connections that wait for a gateway
+"""Seconds for a process to end after it has closed its connection to the main process."""
+_BACKLOG = 2048  # Number of connections that may wait for a gateway.
 
 logger = logging.getLogger("rootgraft.gateways")
 
@@ -45,12 +45,12 @@ class GatewaySupervisor:
     """Keeps a number of gateways running. All methods belong to the event loop of the main process.
 
     Args:
-        count: gateways.
-        listening: the socket that all of them accept connections from.
+        count: number of gateways.
+        listening: the socket from which all of them accept connections.
         state: the state of the server.
         config: the engine's options.
         main_socket: path of the Unix domain socket on which the main process answers HTTP.
-        processes: starts them; None for ``ForkedGateways``.
+        processes: starts gateways; None for ``ForkedGateways``.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class GatewaySupervisor:
 
     @property
     def num_active(self) -> int:
-        """Answers that gateways are generating."""
+        """Number of answers that gateways are generating."""
         return sum(gateway.num_active for gateway in self._gateways.values())
 
     def status(self) -> GatewaysStatus:
-        """Return the gateways that run and what has happened to them."""
+        """Return the running gateways, and counts of their starts and losses."""
         now = time.monotonic()
         return GatewaysStatus(
             tuple(
@@ -104,16 +104,16 @@ class GatewaySupervisor:
         )
 
     async def start(self) -> None:
-        """Start all gateways, which answer that the model is being loaded."""
+        """Start all gateways. They answer that the model is loading."""
         self._listening.listen(_BACKLOG)
         for _ in range(self._count):
             await self._start_one()
         self._tick()
 
     async def serve(self, model: LoadedModel, engine: EngineMultiplexer) -> None:
-        """Let the gateways serve a model, which is loaded, and wait until all that take connections already do.
+        """Let the gateways serve a model, which is loaded now, and wait until all that accept connections serve it.
 
-        Gateways that are started from now on accept no connection before they serve.
+        Gateways that are started from now on accept no connections before they serve.
         """
         self._model = model.pack(), engine
         listening = tuple(self._gateways.values())
@@ -126,7 +126,7 @@ class GatewaySupervisor:
         self._serves = True
 
     def drain(self) -> None:
-        """Let the gateways take no new requests."""
+        """Tell the gateways to accept no new requests."""
         for gateway in self._gateways.values():
             gateway.drain()
 
@@ -137,7 +137,7 @@ class GatewaySupervisor:
             gateway.process.kill()
 
     async def close(self, reason: str) -> None:
-        """Let the gateways end, answers that still run with an error of this text, and wait for them."""
+        """End the gateways, and wait for them. Running answers end with an error with the text ``reason``."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -153,7 +153,7 @@ class GatewaySupervisor:
         for gateway in gateways:
             gateway.end(reason)
             if not gateway.serves:
-                # The gateway may not listen yet.
+                # The gateway may not read its link yet.
                 gateway.process.kill()
         until = asyncio.get_running_loop().time() + END_SECONDS
         while self._gateways and asyncio.get_running_loop().time() < until:
@@ -194,7 +194,7 @@ class GatewaySupervisor:
         }
 
     def _lose(self, gateway: MainConnection) -> None:
-        """Start another gateway in the place of one whose link has ended."""
+        """Start another gateway in place of one whose link has ended."""
         self._gateways.pop(gateway.name, None)
         if self._closing:
             return
@@ -211,7 +211,7 @@ class GatewaySupervisor:
                 await self._start_one()
                 break
             except OSError as error:
-                # The system has no process or descriptor left.
+                # The system has no more processes or descriptors.
                 logger.error("no gateway can be started: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
         await reaping

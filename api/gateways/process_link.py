@@ -1,9 +1,9 @@
-"""Process link: frames between the main process and a gateway, over a socketpair: messages of the engine, or commands.
+"""Process link: frames between the main process and a gateway over a socketpair. They hold engine messages or commands.
 
     1 byte: 0, then a frame of ``engine.messages``
     1 byte: 1, then a msgpack list of commands, each the list [name, value, ...]
 
-Commands that are told in one pass of the event loop travel in one frame: the other side takes all of them or, if this
+Commands that are sent in one pass of the event loop are in one frame: the other side gets all of them or, if this
 process is killed, none.
 """
 
@@ -34,7 +34,7 @@ class ProcessLink(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
-        self._told: list[list[Any]] = []  # commands that wait for the end of this pass
+        self._told: list[list[Any]] = []  # Commands that are sent at the end of this pass.
         self.on_messages: Callable[[list[Message]], None] = lambda messages: None
         self.on_command: Callable[[str, list[Any]], None] = lambda name, values: None
         self.on_closed: Callable[[], None] = lambda: None
@@ -60,12 +60,12 @@ class ProcessLink(asyncio.Protocol):
         self.on_closed()
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages of the engine, after what was told before. Does nothing once the other end is gone."""
+        """Send messages of the engine, after the commands given before. Does nothing if the other end is gone."""
         self.flush()
         self._write(_MESSAGES + encode(messages))
 
     def tell(self, name: str, *values: Any) -> None:
-        """Send a command at the end of this pass of the event loop. Does nothing once the other end is gone."""
+        """Send a command at the end of this pass of the event loop. Does nothing if the other end is gone."""
         if not self._told:
             asyncio.get_running_loop().call_soon(self.flush)
         self._told.append([name, *values])
@@ -77,7 +77,7 @@ class ProcessLink(asyncio.Protocol):
             self._write(_COMMANDS + cast(bytes, msgpack.packb(told)))
 
     def close(self) -> None:
-        """Close this end, once all is sent."""
+        """Close this end, once everything is sent."""
         self.flush()
         if self._transport is not None:
             self._transport.close()

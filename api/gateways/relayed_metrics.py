@@ -2,7 +2,7 @@
 
     gateway: RelayedMetrics --a list of observations, a few times a second--> main process: observe_relayed --> Metrics
 
-So one exposition has the requests of all gateways, and no counter goes back when a gateway ends.
+So one exposition covers the requests of all gateways, and no counter decreases when a gateway ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _RELAYED = frozenset(
 
 
 class RelayedMetrics(Metrics):
-    """Keeps observations until they are taken. Belongs to one event loop."""
+    """Collects observations until they are taken. Belongs to one event loop."""
 
     def __init__(self) -> None:
         super().__init__("", dict)
         self._observed: list[list[Any]] = []
 
     def take(self) -> list[list[Any]]:
-        """Return what was observed since the last call, as plain values."""
+        """Return the observations since the last call, as plain values."""
         observed, self._observed = self._observed, []
         return observed
 
@@ -79,13 +79,13 @@ class RelayedMetrics(Metrics):
 
 
 def observe_relayed(metrics: Metrics, observed: Sequence[list[Any]], loaded: Container[str]) -> None:
-    """Add a gateway's observations.
+    """Add a gateway's observations to the metrics.
 
     Args:
         loaded: names of the adapters that are loaded now.
 
     Raises:
-        ValueError: an observation that gateways do not relay.
+        ValueError: gateways do not relay this kind of observation.
     """
     for name, *values in observed:
         if name not in _RELAYED:

@@ -1,4 +1,4 @@
-"""Translation of response requests to chat requests, with the names of response fields for errors."""
+"""Translation of response requests to chat requests, and of field names for error messages."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _ID_PREFIXES = {
 
 
 def new_id(kind: str) -> str:
-    """A new id: the kind, as in ``_ID_PREFIXES`` or ``resp``, an underscore and 48 hexadecimal digits."""
+    """Return a new id: the kind, as in ``_ID_PREFIXES`` or ``resp``, an underscore and 48 hexadecimal digits."""
     return f"{kind}_{uuid.uuid4().hex}{uuid.uuid4().hex[:16]}"
 
 
@@ -48,7 +48,7 @@ class Conversation:
     """The input items of a response.
 
     Args:
-        earlier: turns of the previous response, as stored.
+        earlier: turns of the previous response, in their stored form.
         turn: complete items of this response's own input.
 
     Attributes:
@@ -71,7 +71,7 @@ class Conversation:
         """
         messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
         calls, left_out = ToolCallIds(), set[str | None]()
-        # The thought of the assistant's next message.
+        # The thought for the assistant's next message.
         thought: str | None = None
         items = _ITEMS.validate_python([*self._earlier, *self._turn])
         for position, item in enumerate(items, -len(self._earlier)):
@@ -108,7 +108,7 @@ class Conversation:
 def _add_call(messages: list[ChatMessage], item: CallItem | CustomCallItem, thought: str | None) -> None:
     """Add the call to the assistant's last message: consecutive calls and the text before them share one message.
 
-    A thought begins another message.
+    A thought starts a new message.
     """
     call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
     if messages and messages[-1].role == "assistant" and thought is None:
@@ -123,7 +123,7 @@ async def load_conversation(
     """Load the conversation of a request.
 
     Args:
-        connection: WebSocket connection that the request is of; it has responses of its own.
+        connection: WebSocket connection of the request, whose responses it may continue even if they are not stored.
 
     Raises:
         RequestError: a referenced response or item is not stored.
@@ -152,7 +152,7 @@ async def load_conversation(
 def _conversation(
     earlier: tuple[bytes, ...], items: Sequence[InputItem], found: Mapping[int, dict[str, Any]]
 ) -> Conversation:
-    """Return the conversation of items, with what was found in place of references."""
+    """Return the conversation of items, with references replaced by the items found for them."""
     turn = [found[at] if isinstance(item, ReferenceItem) else _complete(item) for at, item in enumerate(items)]
     return Conversation(earlier, turn)
 
@@ -167,7 +167,7 @@ def _found(item: ReferenceItem, index: int, store: ResponseStore, owner: str, co
 
 
 def _complete(item: MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem | OtherItem) -> dict[str, Any]:
-    """Return the item with id, status and texts as parts, as OpenAI lists it."""
+    """Return the item with id, status and texts as parts, in the form in which OpenAI lists it."""
     if isinstance(item, OtherItem):
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("item")}
     if isinstance(item, ReasoningItem):

@@ -41,13 +41,13 @@ class OutputItems:
         self._parser = parser
         self._num_logprobs = num_logprobs
         self._thinks = thinks
-        # Logprobs of tokens that may turn out to begin a thought.
+        # Logprobs of tokens that may belong to a thought.
         self._held_logprobs: list[dict[str, Any]] = []
         self._open = False
         self._pieces: list[str] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """Return the events for a delta; its logprobs go with the first text event."""
+        """Return the events for a delta. Its logprobs are sent with the first text event."""
         logprobs = self._logprobs(delta)
         events = self._add_thought(delta.reasoning) if delta.reasoning else []
         if self._is_open("reasoning") and not delta.text:
@@ -73,7 +73,7 @@ class OutputItems:
         return events
 
     def finish(self, status: str) -> list[Event]:
-        """Close the open item with this status; an answer without items gets an empty message."""
+        """Close the open item with this status. An answer without items gets an empty message."""
         events = [] if self.items else self._begin_message()
         return events + self._close(status)
 

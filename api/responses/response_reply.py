@@ -35,7 +35,7 @@ class ResponseReply:
 
     Args:
         body: the request.
-        params: its sampling parameters, the model's defaults included.
+        params: its sampling parameters, including the model's defaults.
         model: model name in the response.
         output_format: the output format of the answer; its tool calls become items.
         stored: whether the response can be retrieved later.
@@ -68,11 +68,11 @@ class ResponseReply:
         self._request_fields = _request_fields(body, params, model, stored=stored)
         self._created_at = int(time.time())
         self._fields: list[dict[str, Any]] | None = [] if body.field_probabilities else None
-        # Fields that no event has told yet.
+        # Field probabilities that no event has sent yet.
         self._held_fields: list[dict[str, Any]] = []
 
     def take(self, delta: TextDelta) -> list[Event]:
-        """Add a delta and return its events; the delta with a finish reason ends the response."""
+        """Add a delta and return its events. The delta with a finish reason ends the response."""
         events = self._output.take(delta)
         if self._fields is not None:
             self._take_fields(delta, events)
@@ -81,11 +81,11 @@ class ResponseReply:
         return events
 
     def begin(self) -> None:
-        """Set the status of a background response whose tokens have begun to come."""
+        """Set the status of a background response when its first tokens arrive."""
         self.status = "in_progress"
 
     def fail(self, reply: ErrorReply) -> None:
-        """End with status ``failed`` and this error."""
+        """End the response with status ``failed`` and this error."""
         self._output.finish("incomplete")
         self.status = "failed"
         code = "server_error" if reply.status >= 500 else "invalid_prompt"
@@ -96,7 +96,7 @@ class ResponseReply:
         self.status = "cancelled"
 
     def last_event(self) -> Event:
-        """The event of a response that has ended."""
+        """The last event of a response that has ended."""
         return f"response.{self.status}", {"response": self.body()}
 
     def output(self) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ class ResponseReply:
         }
 
     def _take_fields(self, delta: TextDelta, events: list[Event]) -> None:
-        """Add the probabilities of fields to the response, and to the next event with text of the answer."""
+        """Add the probabilities of fields to the response, and to the next event that has text of the answer."""
         assert self._fields is not None
         found = field_probabilities(delta.fields)
         self._fields += found
@@ -157,7 +157,7 @@ class ResponseReply:
 
 def _usage(finish: Finish, *, is_prefill_only: bool) -> dict[str, Any]:
     usage = finish.usage
-    if is_prefill_only:  # the one token that is drawn all the same is nobody's
+    if is_prefill_only:  # The engine draws one token in any case; it is dropped.
         usage = replace(usage, completion=0, reasoning=0, drafted=0, forced=0)
     return {
         "input_tokens": usage.prompt,
@@ -178,7 +178,7 @@ def _usage(finish: Finish, *, is_prefill_only: bool) -> dict[str, Any]:
 
 
 def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *, stored: bool) -> dict[str, Any]:
-    """The request's fields that the response repeats, with their defaults."""
+    """Return the request's fields that the response repeats, with their defaults."""
     text_format: dict[str, Any] = {"type": body.text.format.type}
     if body.text.format.type == "json_schema":
         text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
@@ -208,7 +208,7 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
         "user": body.user,
         "safety_identifier": body.safety_identifier,
         "prompt_cache_key": body.prompt_cache_key,
-        # Newer clients read these fields even if the library that parses their answers does not know them yet.
+        # Newer clients access these fields even if the library that parses their answers does not know them yet.
         **dict.fromkeys(("conversation", "moderation", "prompt", "prompt_cache_diagnostics", "prompt_cache_retention")),
     }
 
@@ -220,7 +220,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(schema: Any) -> orjson.Fragment:
-    """Return a schema for ``orjson.dumps``, which itself writes no integers beyond 64 bits."""
+    """Return a schema for ``orjson.dumps``, which by itself writes no integers beyond 64 bits."""
     return orjson.Fragment(dumps_exact(schema))
 
 
@@ -233,10 +233,10 @@ async def response_events(
     """Yield the server-sent events of a response. ``keep`` is called when it has ended, before the last event.
 
     The first event waits for the engine's first deltas, so that a refused request still gets an HTTP status. A later
-    error is an ``error`` event, and the response ends in ``failed``.
+    error is an ``error`` event, and the response ends as ``failed``.
 
     Args:
-        log: keeps the events, which then have ids.
+        log: stores the events, which then have ids; None to only send them.
     """
     writer = EventWriter(log)
     try:
@@ -264,10 +264,10 @@ async def response_events(
 async def write_in_background(
     reply: ResponseReply, deltas: Deltas, changed: Callable[[ResponseReply], None], writer: EventWriter
 ) -> None:
-    """Make a response in the background, and write its events.
+    """Generate a response in the background, and write its events.
 
     Args:
-        changed: called when it begins and when it has ended, each time before the event that tells so.
+        changed: called when the response begins and when it has ended, each time before the event for it.
     """
     body = reply.body()
     writer.write([("response.created", {"response": body}), ("response.queued", {"response": body})])
@@ -295,10 +295,10 @@ def error_event(failure: ErrorReply) -> Event:
 
 
 class EventWriter:
-    """Serialises events with sequence numbers.
+    """Serializes events with sequence numbers.
 
     Args:
-        log: keeps them; None where they are only sent, and have no id to ask for.
+        log: stores the events; None if they are only sent, and have no id for later requests.
 
     Attributes:
         num_events: number of events written.
@@ -309,7 +309,7 @@ class EventWriter:
         self._log = log
 
     def write(self, events: list[Event]) -> bytes:
-        """Serialise the events as server-sent events."""
+        """Serialize the events as server-sent events."""
         written = []
         for kind, fields in events:
             data = orjson.dumps({"type": kind, "sequence_number": self.num_events, **fields})
@@ -322,6 +322,6 @@ class EventWriter:
         return b"".join(written)
 
     def end(self) -> None:
-        """Tell that no more events come."""
+        """Record that no more events follow."""
         if self._log is not None:
             self._log.end()

@@ -33,10 +33,10 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class ArgumentReader(Protocol):
-    """Reads the arguments of one call."""
+    """Converts the arguments of one call to JSON, piece by piece."""
 
     def read(self, text: str) -> tuple[str, int, bool]:
-        """Read the new text, after the rest of the text that earlier calls left.
+        """Read new text, which follows the text that earlier calls left unused.
 
         Returns:
             JSON for the text, the number of characters used, and whether the arguments are complete.
@@ -44,7 +44,7 @@ class ArgumentReader(Protocol):
 
 
 def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) -> ArgumentReader:
-    """Return a reader of one call's arguments; ``types`` are those of the function's parameters (`argument_types`)."""
+    """Return a reader of one call's arguments. ``types`` are the types of the parameters (`argument_types`)."""
     if style == PYTHON:
         return _PythonReader()
     if style == GEMMA:
@@ -54,7 +54,7 @@ def argument_reader(style: str | XmlStyle, types: Mapping[str, frozenset[str]]) 
 
 
 class JsonReader:
-    """Finds the end of a JSON object of arguments, whose text is passed on unchanged."""
+    """Finds the end of a JSON object of arguments. Its text is passed on unchanged."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -68,7 +68,7 @@ class JsonReader:
         return text[:used], used, end is not None
 
     def _end(self, text: str) -> int | None:
-        """Return the index after the last brace, None if it is not in the text yet."""
+        """Return the index after the last brace; None if the text does not contain it yet."""
         at = int(self._escaped)
         self._escaped = False
         while (match := (_INSIDE if self._in_string else _OUTSIDE).search(text, at)) is not None:
@@ -86,7 +86,7 @@ class JsonReader:
 
 
 class _XmlReader:
-    """Reads parameters between marks. A text of strings alone passes on at once, other values when they are whole."""
+    """Reads parameters between marks. A parameter that must be a string is passed on at once, others as a whole."""
 
     def __init__(self, style: XmlStyle, types: Mapping[str, frozenset[str]]) -> None:
         self._style = style
@@ -99,9 +99,9 @@ class _XmlReader:
         self._name: str | None = None
         self._in_text = False
         self._in_name = False
-        # Whether the mark before a value says that it is a string; None where it does not say.
+        # Whether the mark before a value says that it is a string; None if it says nothing.
         self._is_text: bool | None = None
-        self._searched = 0  # characters in which the end mark of a name or value was not found
+        self._searched = 0  # Number of characters that were searched without finding the end mark of a name or value.
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -138,7 +138,7 @@ class _XmlReader:
         return f"{comma}{_encode(self._name)}: ", end + len(mark), False
 
     def _end_of_name(self, text: str) -> tuple[int, str]:
-        """Return where the name ends, and the mark there, which is empty while it is not whole."""
+        """Return where the name ends, and the mark at that place, which is empty as long as it is incomplete."""
         end = text.find(self._key_end, max(0, self._searched - len(self._key_end)))
         while end >= 0:
             rest = text[end : end + self._longest_end]
@@ -166,7 +166,7 @@ class _XmlReader:
             return f"{opening}{_encode(value)[1:]}", end + len(mark), False
         if types != {"string"}:
             return "", 0, False
-        # What may be the begin of the end stays for the next time.
+        # A possible beginning of the end mark is kept for the next call.
         closing = before + mark
         kept = _size_of_begin(text, closing)
         certain = text[: len(text) - kept]
@@ -177,13 +177,13 @@ class _XmlReader:
 
 
 class _PythonReader:
-    """Reads keyword arguments of Python, up to the parenthesis after them."""
+    """Reads keyword arguments in Python's syntax, up to the parenthesis after them."""
 
     def __init__(self) -> None:
         self._begun = False
         self._depth = 0
         self._in_string = False
-        self._searched = 0  # characters in which the end of a word was not found
+        self._searched = 0  # Number of characters that were searched without finding the end of a word.
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -212,7 +212,7 @@ class _PythonReader:
 
     @staticmethod
     def _before(text: str, at: int, end: int) -> tuple[str | None, int]:
-        """Return the text before an escape that is not whole."""
+        """Return the text before an incomplete escape."""
         return (text[at:end], end) if end > at else (None, at)
 
     def _token(self, text: str, at: int) -> tuple[str | None, int]:
@@ -233,12 +233,12 @@ class _PythonReader:
 
 
 class _GemmaReader:
-    """Reads an object with bare names, and strings between quote marks."""
+    """Reads an object with unquoted names, and with strings between quote marks of its own."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = False
-        self._searched = 0  # characters in which the end of a name or value was not found
+        self._searched = 0  # Number of characters that were searched without finding the end of a name or value.
 
     def read(self, text: str) -> tuple[str, int, bool]:
         """See `ArgumentReader`."""
@@ -259,7 +259,7 @@ class _GemmaReader:
         if end == at:
             self._in_string = False
             return '"', at + len(GEMMA_QUOTE)
-        # What may be the begin of a quote mark stays for the next time.
+        # A possible beginning of the quote mark is kept for the next call.
         kept = _size_of_begin(text, GEMMA_QUOTE) if end < 0 else 0
         end = len(text) - kept if end < 0 else end
         return _encode(text[at:end])[1:-1], max(at, end)
@@ -288,12 +288,12 @@ def _shared_beginning(texts: Sequence[str]) -> str:
 
 
 def _size_of_begin(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the begin of a mark."""
+    """Return how many characters at the end of a text may be the beginning of a mark."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def write_arguments(arguments: str, style: str | XmlStyle) -> str:
-    """Return arguments, a JSON object as text, in a style. What is no object stays as it is."""
+    """Return arguments, a JSON object as text, in a style. Text that is not a JSON object is returned unchanged."""
     if style == "json":
         return arguments
     try:
@@ -317,7 +317,7 @@ def write_arguments(arguments: str, style: str | XmlStyle) -> str:
 
 
 def _python(value: Any) -> str:
-    """Write a value of JSON as a literal of Python, strings in double quotes."""
+    """Write a JSON value as a Python literal, with strings in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_encode(name)}: {_python(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list):

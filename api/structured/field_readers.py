@@ -1,4 +1,4 @@
-"""Field probabilities of the answers of one request, read from the deltas that come."""
+"""Field probabilities of the answers to one request, computed from the deltas as they arrive."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BLANKS = b" \t\r\n"
 
 
 class FieldReaders:
-    """Reads all answers to one request.
+    """Computes the field probabilities of all answers to one request.
 
     Args:
         schema: the grammar of the answers, of the kind JSON Schema.
         token_bytes: returns the bytes of a token.
         ends: tokens without text in an answer.
-        thought: how to tell a thought before the answer; None if there is none.
+        thought: how to recognize a thought before the answer; None if there is none.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class FieldReaders:
 
 
 class _ThoughtSkip:
-    """Passes over the tokens of a thought, whose end mark and lead end with a token."""
+    """Skips the tokens of a thought. Its end mark and the lead of the answer both end with a token."""
 
     def __init__(self, plan: ThoughtPlan) -> None:
         self._start = plan.format.start.encode()
         self._marks = [mark.encode() for mark in (plan.format.end, plan.format.lead) if mark]
-        self._is_thought: bool | None = True if plan.is_open else None  # None before the first text
+        self._is_thought: bool | None = True if plan.is_open else None  # None before the first text.
         self._text = b""
 
     def is_of_answer(self, drawn: AllowedLogprobs, token_bytes: Callable[[int], bytes]) -> bool:
-        """Return whether a token is one of the answer."""
+        """Return whether a token belongs to the answer."""
         if not self._marks:
             return True
         text = token_bytes(drawn.token)

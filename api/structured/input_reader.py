@@ -1,4 +1,4 @@
-"""Reader of a custom tool's input: the text of the one string in a call's arguments, as the JSON of these comes."""
+"""Reader of a custom tool's input: the text of the single string in a call's arguments, read from partial JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..protocol.tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _LONGEST_BEGIN = 64
-# Whole characters of JSON: both halves of a surrogate pair (``\\ud83d\\ude00``), or one half before other text.
+# Complete JSON characters: both halves of a surrogate pair (``\\ud83d\\ude00``), or one half before other text.
 _CHARACTERS = re.compile(
     r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
     |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*""",
@@ -18,7 +18,7 @@ _CHARACTERS = re.compile(
 
 
 class InputReader:
-    """Reads the arguments of one call."""
+    """Reads the input from the arguments of one call."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -26,7 +26,7 @@ class InputReader:
         self._is_over = False
 
     def read(self, text: str) -> str:
-        """Return the input's text in the new JSON, as far as it is certain."""
+        """Return the part of the input's text in the new JSON that cannot change any more."""
         self._held += text
         if not self._is_inside:
             begin = _BEGIN.match(self._held)
@@ -37,7 +37,7 @@ class InputReader:
         if self._is_over:
             return ""
         whole = _CHARACTERS.match(self._held)
-        # It may be empty, but is there.
+        # The expression always matches, if only an empty text.
         assert whole is not None
         end = whole.end()
         self._is_over = self._held[end : end + 1] == '"'

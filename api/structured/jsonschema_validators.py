@@ -1,7 +1,7 @@
-"""What is used of ``jsonschema``, and its checker of formats with a checker of IRIs (RFC 3987) of our own.
+"""The parts of ``jsonschema`` that are used, with its format checker extended by a check of IRIs (RFC 3987).
 
-The package that ``jsonschema`` takes for IRIs builds a grammar when it is imported, which takes seconds of every start.
-An IRI is one if its mapping to a URI (RFC 3987, 3.1) is one, so the checker of URIs answers for both.
+The package that ``jsonschema`` would use for IRIs builds a grammar when it is imported, which takes seconds at each
+start. A text is an IRI if its mapping to a URI (RFC 3987, 3.1) is a URI, so the check of URIs is used for both.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _QUERY = re.compile(r"[^?#]*\?([^#]*)")
 
 
 def is_iri(text: object, rule: str = "URI") -> bool:
-    """Whether a string is an IRI; values of other types are.
+    """Return whether a string is an IRI; True for values of other types.
 
     Args:
-        rule: ``URI``, or ``URI_reference`` for relative references too.
+        rule: ``URI``, or ``URI_reference`` to accept relative references too.
     """
     if not isinstance(text, str):
         return True
@@ -87,7 +87,7 @@ def _is_made(value: object, make: Callable[[str], object]) -> bool:
 
 
 def _format_checker() -> FormatChecker:
-    """Format checker for the formats that grammars enforce, in every draft; all others are annotations."""
+    """Return a format checker for the formats that grammars enforce, in every draft. Others are annotations."""
     checker = FormatChecker(())
     own: dict[str, tuple[Callable[[object], bool], tuple[type[Exception], ...]]] = {
         "iri": (is_iri, ()),

@@ -1,12 +1,12 @@
-"""Output check: validate each finished structured answer with ``jsonschema``, independently of the grammar.
+"""Output check: validates each finished structured answer with ``jsonschema``, independently of the grammar.
 
-A defect of the grammar engine then ends in ``error``, never in ``stop``. Very long strings (patterns, formats) and
-documents nested beyond the parser's depth are not validated, which bounds the time.
+So a defect of the grammar engine ends an answer with ``error``, never with ``stop``. To limit the time, very long
+strings (patterns, formats) and documents nested deeper than the parser allows are not validated.
 
-A schema is a client's program: a schema of 1 kB may refer to itself twice at each of its levels. So each reference is
-evaluated once for each part of the answer, and keywords are counted. A validation that takes more than a few
-milliseconds, or has no known cost, runs in a process with a deadline. After the deadline the answer is returned without
-validation.
+A schema is a program by a client: a schema of 1 kB may refer to itself twice at each of its levels. So each reference
+is evaluated once for each part of the answer, and applied keywords are counted. A validation that takes more than a few
+milliseconds, or whose cost is not known, runs in a process with a deadline. After the deadline the answer is returned
+without validation.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from .tool_plan import Reading
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta
 
-MOST_BYTES = 32 << 20  # of validators
-_OF_CONTENT = 40  # what a validator takes, as a multiple of its schema
-# A text of more characters, or a schema of more bytes, is validated in another process.
+MOST_BYTES = 32 << 20  # Limit of the memory of validators.
+_OF_CONTENT = 40  # Memory of a validator as a multiple of its schema's size.
+# A text with more characters, or a schema with more bytes, is validated in another process.
 _LONG_TEXT, _LONG_SCHEMA = 1_024, 1 << 14
-# Most work of a validation on the event loop, about the number of keywords that are applied.
+# Limit of the work of a validation on the event loop: about the number of keywords that are applied.
 _MOST_WORK = 4_000
 _JOB = "api.structured.output_check:validate_job"
-# What a pattern costs is known if it repeats no group.
+# The cost of a pattern is known if it repeats no group.
 _REPEATED_GROUP, _COUNTS = re.compile(r"\)[*+?{]"), re.compile(r"\{(\d+)")
 _DYNAMIC, _UNEVALUATED = ("$dynamicRef", "$recursiveRef"), ("unevaluatedProperties", "unevaluatedItems")
-_LONGEST_CHECKED = 4_096  # characters of a string whose pattern or format is checked
-_DIGITS = 4_000  # below the limit of int(text)
+_LONGEST_CHECKED = 4_096  # Largest number of characters of a string whose pattern or format is checked.
+_DIGITS = 4_000  # Below the limit of int(text).
 
 logger = logging.getLogger(__name__)
 
 
 class OutputCheck:
-    """Collects the answers of one request and validates each when it finishes.
+    """Collects the answers to one request, and validates each when it finishes.
 
-    Answers cut off by ``max_tokens``, or by the request's stop strings or tokens, are not validated.
+    Answers that are cut off by ``max_tokens``, or by the request's stop strings or tokens, are not validated.
 
     Attributes:
-        num_broken: answers that do not match the output format.
+        num_broken: number of answers that do not match the output format.
     """
 
     def __init__(self, output_format: OutputFormat, validators: OutputValidators) -> None:
@@ -107,13 +107,13 @@ class OutputCheck:
 
 
 class OutputValidators:
-    """Validators by grammar, the ones used last. Belongs to one event loop."""
+    """The most recently used validators, by grammar. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._cache = SizedCache(MOST_BYTES)
 
     async def is_valid(self, spec: GrammarSpec, text: str) -> bool:
-        """Whether a finished text is JSON that matches ``spec``. What takes long is validated in another process."""
+        """Return whether a finished text is JSON that matches ``spec``. Long validations run in another process."""
         if len(text) < _LONG_TEXT and len(spec.content) < _LONG_SCHEMA:
             try:
                 return self._validator(spec).is_valid(text, _MOST_WORK)
@@ -125,7 +125,7 @@ class OutputValidators:
             logger.warning("a structured answer could not be validated: the validation %s", error)
             return True
         except CapacityError as error:
-            # The answer follows its grammar all the same, so that it is delivered unchecked.
+            # The answer was generated under its grammar, so it is delivered without validation.
             logger.warning("a structured answer could not be validated: %s", error)
             return True
 
@@ -144,7 +144,7 @@ def _is_valid_elsewhere(spec: GrammarSpec, text: str) -> bool:
 
 
 def validate_job(arguments: Sequence[Any], data: bytes) -> bytes:
-    """Validate a text in a worker process: the content of a grammar's specification, and the text."""
+    """Validate a text in a worker process. ``arguments``: kind and size of the grammar; ``data``: it and the text."""
     kind, size = arguments
     text = data[size:].decode("utf-8", "surrogatepass")
     return b"1" if _kept_validator(kind, data[:size]).is_valid(text, None) else b"0"
@@ -156,11 +156,11 @@ def _kept_validator(kind: str, content: bytes) -> AnswerValidator:
 
 
 class TooMuchWork(Exception):
-    """A validation takes more work than it may, or work that cannot be told ahead."""
+    """A validation takes more work than is allowed, or its work is not known in advance."""
 
 
 class _Run(local):
-    """The validation of this thread: what it may still do, and the values of references in parts of the answer."""
+    """The validation in this thread: the work that is left, and the results of references for parts of the answer."""
 
     left = float("inf")
     memo: dict[tuple[int, int], bool] | None = None
@@ -178,17 +178,17 @@ class AnswerValidator:
 
     def __init__(self, spec: GrammarSpec) -> None:
         self._validator = _validator(spec)
-        # The value of a dynamic reference depends on the way to it.
+        # The result of a dynamic reference depends on the path to it, so it is not shared.
         self._shares = not any(name.encode() in spec.content for name in _DYNAMIC)
-        # jsonschema looks through references for it without calling a keyword's function.
+        # For these keywords jsonschema searches references without calling a keyword's function.
         self._is_counted = not any(name.encode() in spec.content for name in _UNEVALUATED)
         self.work = 0.0
 
     def is_valid(self, text: str, most_work: int | None) -> bool:
-        """Whether a text is JSON that matches the schema.
+        """Return whether a text is JSON that matches the schema.
 
         Raises:
-            TooMuchWork: it takes more than ``most_work``, where that is given.
+            TooMuchWork: the validation takes more than ``most_work``, if that is given.
         """
         if most_work is not None and not self._is_counted:
             raise TooMuchWork
@@ -208,7 +208,7 @@ def _validator(spec: GrammarSpec) -> Validator:
 
 @cache
 def _with_our_keywords(base: type[Validator]) -> type[Validator]:
-    """Extend the validator class of a JSON Schema draft with ``_KEYWORDS``; one class per draft."""
+    """Return the validator class of a JSON Schema draft, extended by ``_KEYWORDS``; one class for each draft."""
     keywords = {**base.VALIDATORS, **_KEYWORDS}
     keywords["$ref"] = _shared(keywords["$ref"])
     extended: type[Validator] = extend(base, {name: _counted(name, check) for name, check in keywords.items()})
@@ -219,7 +219,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 
 
 def _counted(name: str, check: _Keyword) -> _Keyword:
-    """Return a keyword's function with a count of its work."""
+    """Return a keyword's function that also counts its work."""
     cost = _cost_of_pattern if name == "pattern" else _cost_of_patterns if name == "patternProperties" else _cost
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
@@ -233,9 +233,9 @@ def _counted(name: str, check: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any, instance: Any) -> float:
-    """Return what a keyword costs, without the subschemas that it applies: to look at each part of both."""
+    """Return the cost of a keyword without the subschemas that it applies: it visits each part of both values."""
     sizes = [len(each) if isinstance(each, dict | list) else 0 for each in (value, instance)]
-    # ``true`` is the value of uniqueItems, which compares all pairs.
+    # The value of uniqueItems is ``true``; it compares all pairs.
     return 1 + sizes[0] / 8 + sizes[1] / 8 + (sizes[1] ** 2 / 64 if value is True else 0)
 
 
@@ -255,11 +255,11 @@ def _cost_of_patterns(patterns: Any, instance: Any) -> float:
 
 
 def _shared(check: _Keyword) -> _Keyword:
-    """Return the function of ``$ref`` that applies a reference once to each part of an answer."""
+    """Return the function of ``$ref``, which applies a reference once to each part of an answer."""
 
     def shared(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         memo = _run.memo
-        # Schema and answer are kept, and no two of their values have one identity, unless these are equal.
+        # Schema and answer are kept in memory, so different values of theirs have different identities.
         key = id(schema), id(instance)
         found = None if memo is None else memo.get(key)
         if found is None:
@@ -304,7 +304,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _pattern(_validator: Validator, source: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """Match in ECMA's dialect and in bounded time; Python's ``re`` does neither."""
+    """Match a pattern in ECMA's dialect and in limited time, as Python's ``re`` does neither."""
     if isinstance(instance, str) and len(instance) <= _LONGEST_CHECKED and not pattern_matches(source, instance):
         yield ValidationError("does not match")
 
@@ -335,7 +335,7 @@ def _additional_properties(
 
 
 def _multiple_of(_validator: Validator, step: Any, instance: Any, _schema: Any) -> Iterator[ValidationError]:
-    """Exact arithmetic on the decimals as written: 0.3 is a multiple of 0.1."""
+    """Check multipleOf exactly on the decimals as written: 0.3 is a multiple of 0.1."""
     if isinstance(instance, bool) or not isinstance(instance, int | float) or isinf(instance):
         return
     if Fraction(repr(instance)) % Fraction(repr(step)):

@@ -27,9 +27,10 @@ class OutputFormat:
 
     Attributes:
         spec: the grammar of the whole answer.
-        field: the request's field that gave it, for errors.
+        field: field of the request that sets it, for error messages.
         kind: label for metrics: a kind of grammar, or ``tools``.
-        form: the grammar of text outside tool calls: ``spec``, or a part of it beside ``tools``; None for free text.
+        form: the grammar of text outside of tool calls: ``spec``, or a part of it if there are ``tools``; None for free
+            text.
         tools: how to parse tool calls out of the answer; None without tools.
     """
 
@@ -41,7 +42,7 @@ class OutputFormat:
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Within the block, ``GrammarRefused`` of the engine names the request's field and the pointer inside it."""
+        """Make a ``GrammarRefused`` of the engine, raised in the block, name a field and a pointer of the request."""
         try:
             yield
         except GrammarRefused as error:
@@ -51,12 +52,12 @@ class OutputFormat:
 
 
 def tool_parser(output_format: OutputFormat | None) -> ToolParser | None:
-    """A new parser for one answer's tool calls; None without tools."""
+    """Return a new parser for the tool calls of one answer; None without tools."""
     return None if output_format is None or output_format.tools is None else ToolParser(output_format.tools)
 
 
 def requested_format(body: StructuredFields) -> OutputFormat | None:
-    """Return the output format that the body gives, None for free text.
+    """Return the output format that the body sets; None for free text.
 
     Raises:
         GrammarRefused: the format is malformed or beyond the limits; the error names the field.
@@ -73,13 +74,13 @@ def requested_format(body: StructuredFields) -> OutputFormat | None:
 
 
 async def checked_format(body: StructuredFields) -> OutputFormat | None:
-    """Return what ``requested_format`` does, beside the event loop if the request's body is large. Raises as it."""
+    """Return the result of ``requested_format``; off the event loop if the request's body is large. Raises like it."""
     return await beside_loop(partial(requested_format, body))
 
 
 @contextmanager
 def naming_field(field: str) -> Iterator[None]:
-    """Within the block, turn ``GrammarError`` into ``GrammarRefused`` for this field."""
+    """Convert a ``GrammarError``, raised in the block, to ``GrammarRefused`` for this field."""
     try:
         yield
     except GrammarError as error:
@@ -126,7 +127,7 @@ def _structured_outputs_spec(value: StructuredOutputs) -> GrammarSpec:
 
 
 def grammar_of_text(text: str) -> GrammarSpec:
-    """Parse the text as EBNF if it has a rule ``name ::= ...``, else as Lark (``name: ...``).
+    """Return the text as EBNF if it has a rule ``name ::= ...``, else as Lark (``name: ...``).
 
     Raises:
         GrammarError: the text has neither kind of rule.

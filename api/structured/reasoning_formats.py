@@ -1,4 +1,4 @@
-"""Reasoning formats of model families as data: the marks around a thought; and where a prompt leaves the thought."""
+"""Reasoning formats of model families as data: the marks around a thought; and whether a prompt ends in a thought."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .thought_probe import probed_thought
 if TYPE_CHECKING:
     from ...engine.text.tokenizer import Tokenizer
 
-_LONGEST_PROBE = 1 << 16  # characters
-# Models write at most so many newlines between the end mark and the answer.
+_LONGEST_PROBE = 1 << 16  # Number of characters.
+# Largest number of newlines that models write between the end mark and the answer.
 MAX_NEWLINES = 2
 
 
@@ -25,13 +25,13 @@ class ReasoningFormat:
     """How a model family writes thoughts.
 
     Attributes:
-        name: value of ``--reasoning-parser``, vLLM's.
-        start: mark before the thought, from the model or at the end of the prompt.
+        name: value of ``--reasoning-parser``, with vLLM's names.
+        start: mark before the thought, written by the model or at the end of the prompt.
         end: mark after the thought.
-        implicit: whether an answer begins inside the thought, with or without the start mark.
-        lead: text before the content of an answer, which is part of neither.
-        in_messages: whether thoughts are messages of their own. Then the end mark ends with the header of the next
-            message, as every prompt does.
+        implicit: whether an answer begins within the thought, with or without the start mark.
+        lead: text before the content of an answer; it belongs neither to the thought nor to the content.
+        in_messages: whether thoughts are separate messages. Then the end mark ends with the header of the next message,
+            as every prompt does.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ReasoningFormat:
 
     @property
     def mention(self) -> str:
-        """Text in the source of the chat templates that know these thoughts."""
+        """Text in the source of the chat templates that use these thoughts."""
         return self.start if self.in_messages else self.end
 
 
@@ -79,9 +79,9 @@ class ThoughtPlan:
     """How to separate the thoughts from the answers of one request.
 
     Attributes:
-        is_open: whether the prompt ends inside the thought.
-        lead: text between the thought and the answer, which is part of neither.
-        strips: whether newlines between the two are part of neither.
+        is_open: whether the prompt ends within the thought.
+        lead: text between the thought and the answer; it belongs to neither.
+        strips: whether newlines between the two are dropped.
         shown: whether the client wants to see thoughts.
     """
 
@@ -92,21 +92,21 @@ class ThoughtPlan:
     shown: bool
 
     def rules(self, budget: int | None) -> ThoughtRules:
-        """Return what the engine has to know of the thought."""
+        """Return the engine's rules for the thought."""
         newlines = MAX_NEWLINES if self.strips else 0
         return ThoughtRules(self.format.start, self.format.end, self.is_open, budget, self.lead, newlines)
 
 
 def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | None:
-    """Return the model's reasoning format; None for a model that does not think.
+    """Return the model's reasoning format; None for a model without thoughts.
 
     Args:
-        parser: name of a format, ``none``, or ``auto`` for the first one whose mark the chat template mentions, or else
-            what the template renders around a thought.
+        parser: name of a format; ``none``; or ``auto``, which takes the first format whose mark the chat template
+            mentions, or else derives one from the text that the template renders around a thought.
 
     Raises:
         TemplateStopped: the template takes too long.
-        TemplateDeferred: as for ``ChatTemplates.render``.
+        TemplateDeferred: see ``ChatTemplates.render``.
     """
     if parser != "auto":
         return FORMATS.get(parser)
@@ -155,9 +155,9 @@ def plan_thought(
     if is_closed:
         return None
     tools = None if output_format is None else output_format.tools
-    # Where an answer is held to a text of the client's to the letter, a newline before it may be part of it.
+    # If the answer must equal a text of the client's exactly, a newline before it may be part of it.
     strips = output_format is None or tools is not None or output_format.spec.kind.is_json
-    # Calls that begin with what ends the content follow its opening.
+    # Calls that begin with the text that ends the content follow the content's opening.
     begins_in_content = tools is None or (tools.format.content_closing and not tools.format.content_opening)
     lead = (form.lead if begins_in_content else "") + ("" if tools is None else tools.prefill)
     return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

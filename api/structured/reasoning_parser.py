@@ -1,9 +1,9 @@
-"""Streaming reasoning parser: tells the thought from the answer in the deltas of a request, and counts its tokens.
+"""Streaming reasoning parser: separates the thought from the answer in the deltas of a request, and counts its tokens.
 
 BEGIN --start mark--> THOUGHT --end mark--> GAP --newlines, lead--> ANSWER
   '----------------------------------------- no mark ---------------^
 
-Where thoughts are messages of their own, another one may follow: THOUGHT --end mark--> BEGIN.
+If thoughts are separate messages, another one may follow: THOUGHT --end mark--> BEGIN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReasoningParser:
         self._sequences: dict[tuple[int, int], tuple[_TextSplit, _ThoughtCount]] = {}
 
     def parse(self, delta: TextDelta) -> TextDelta:
-        """Return the delta with the text of the thought apart; its end says how many tokens the thought has."""
+        """Return the delta with the thought's text separated. Its end has the number of the thought's tokens."""
         key = delta.prompt, delta.index
         if key not in self._sequences:
             self._sequences[key] = _TextSplit(self._plan), _ThoughtCount(self._plan.format, self._plan.is_open)
@@ -51,7 +51,7 @@ class ReasoningParser:
 
 
 class _TextSplit:
-    """Splits the text of one answer. White space around the thought is part of neither."""
+    """Splits the text of one answer. White space around the thought is dropped."""
 
     def __init__(self, plan: ThoughtPlan) -> None:
         self._plan = plan
@@ -62,14 +62,14 @@ class _TextSplit:
         self._state: Callable[[], bool] = self._begin
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the new certain text of thought and answer."""
+        """Return the new text of the thought and of the answer that cannot change any more."""
         self._buffer += text
         while self._buffer and self._state():
             pass
         return self._pop()
 
     def finish(self) -> tuple[str, str]:
-        """Return the text held back until the end of the output."""
+        """Return the texts held back, at the end of the output."""
         if self._state == self._think or (self._state == self._begin and self._plan.is_open):
             self._thought.append(self._buffer.strip("\n"))
         elif self._state == self._begin:
@@ -82,7 +82,7 @@ class _TextSplit:
         self._thought, self._answer = [], []
         return thought, answer
 
-    # Each state consumes what it can of the buffer and returns whether the next state can continue.
+    # Each state consumes as much of the buffer as it can, and returns whether the next state can continue.
 
     def _begin(self) -> bool:
         start = self._plan.format.start.lstrip(_BLANKS)
@@ -143,27 +143,28 @@ class _TextSplit:
 
 
 class _ThoughtCount:
-    """Counts the tokens of one thought by their bytes. Tokens of the marks do not count."""
+    """Counts the tokens of one thought by their bytes. Tokens of the marks are not counted."""
 
     def __init__(self, form: ReasoningFormat, is_open: bool) -> None:
         self._num_tokens = 0
         self._start, self._end = form.start.lstrip(_BLANKS).encode(), form.end.encode()
         self._is_open = is_open
-        self._may_follow = form.in_messages  # another thought may follow one that has ended
-        self._first: list[bytes] | None = []  # tokens of what may be the start mark; None once that is known
-        self._tail = b""  # last bytes of the thought, in which the end mark may have begun
-        # Where the last tokens start, in bytes of the thought.
+        self._may_follow = form.in_messages  # Whether another thought may follow after one has ended.
+        # Tokens of a possible start mark; None once it is known whether it is one.
+        self._first: list[bytes] | None = []
+        self._tail = b""  # Last bytes of the thought, in which the end mark may have begun.
+        # Offsets in the thought's bytes at which the last tokens start.
         self._starts: deque[int] = deque(maxlen=len(self._end))
         self._num_bytes = 0
         self._has_ended = False
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the thought so far."""
+        """Number of tokens of the thought so far."""
         return self._num_tokens + (len(self._first) if self._first and self._is_open else 0)
 
     def add(self, data: bytes) -> None:
-        """Take the bytes of the next token."""
+        """Add the bytes of the next token."""
         if self._has_ended:
             return
         if self._first is None:

@@ -1,28 +1,28 @@
-"""Template marks: marks in what chat templates render, and what two such texts share without cutting one in two."""
+"""Template marks: finds marks in rendered chat templates, and the common parts of two texts without cutting a mark."""
 
 from __future__ import annotations
 
 import re
 
-# ``<|im_end|>``, ``</think>``, ``[BEGIN FINAL RESPONSE]``.
+# Matches ``<|im_end|>``, ``</think>``, ``[BEGIN FINAL RESPONSE]``.
 MARK = re.compile(r"<[^<>]*>|\[[A-Z_/ ]+\]")
 
 
 def num_shared(text: str, other: str) -> int:
-    """Return the number of characters that two texts begin with."""
+    """Return the number of characters at the beginning that two texts share."""
     least = min(len(text), len(other))
     return next((at for at in range(least) if text[at] != other[at]), least)
 
 
 def shared_beginning(text: str, other: str) -> int:
-    """Return where in a text its common beginning with another ends, before a mark that only begins alike."""
+    """Return the end of the beginning that two texts share. A mark of which they share only a part is left out."""
     at = num_shared(text, other)
     inside = _mark_around(text, at)
     return at if inside is None else inside.start()
 
 
 def shared_end(text: str, other: str) -> int:
-    """Return where in a text its common end with another begins, behind a mark that only ends alike."""
+    """Return the start of the end that two texts share. A mark of which they share only a part is left out."""
     at = len(text) - num_shared(text[::-1], other[::-1])
     inside = _mark_around(text, at)
     return at if inside is None else inside.end()

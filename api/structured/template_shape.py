@@ -1,7 +1,8 @@
 """Shapes of conversations: which ones a chat template accepts, and how to rewrite the others.
 
-Templates refuse, drop or move what their authors did not expect: a second system message, one behind a user's, roles
-that do not alternate. Each case is probed once. A conversation that the template accepts is never changed.
+Templates refuse, drop or move messages that their authors did not expect: a second system message, one after a user's
+message, roles that do not alternate. Each case is tested once with a short conversation. A conversation that the
+template accepts is never changed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TEXTS = {
 _ROLES = {"U": "user", "V": "user", "W": "user", "A": "assistant", "B": "assistant"}
 _CALL_ID = "probe0000"
 _BETWEEN = "\n\n"
-# A key that no template sees: the message is what instructions became.
+# A key that no template reads. It marks a message that was made from instructions.
 _SAID = "said"
 
 
@@ -45,15 +46,14 @@ class TemplateShape:
         system: instructions before the conversation.
         several_systems: more than one message of instructions before the conversation.
         late_systems: instructions after the first user message, at their place.
-        without_user: a conversation without a user's message.
-        repeated_users: two messages of a user in a row.
+        without_user: a conversation without a user message.
+        repeated_users: two user messages in a row.
         repeated_assistants: two messages of the assistant in a row.
-        assistant_first: a conversation that the assistant begins.
-        user_after_results: a user's message directly after results of calls.
-        calls_without_content: calls in a message without the key ``content``; if not accepted, the message gets an
+        assistant_first: a conversation that begins with the assistant.
+        user_after_results: a user message directly after results of calls.
+        calls_without_content: calls in a message without the key ``content``. If not accepted, the message gets an
             empty text.
-        texts: texts as strings; if not accepted, texts are lists of parts, as templates of models with images want
-            them.
+        texts: texts as strings. If not accepted, texts are lists of parts, as templates of models with images require.
     """
 
     system: bool = True
@@ -72,7 +72,7 @@ ANY_SHAPE = TemplateShape()
 
 
 class _Probe:
-    """Renders short conversations, written as letters of ``_TEXTS``; ``C`` is a call, ``c`` one without content."""
+    """Renders short conversations, written as letters of ``_TEXTS``. ``C`` is a call, ``c`` a call without content."""
 
     def __init__(
         self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any, *, in_parts: bool = False
@@ -83,10 +83,10 @@ class _Probe:
         self._arguments = arguments
 
     def takes(self, *conversations: str, roles: Mapping[str, str] | None = None) -> bool:
-        """Whether the texts of each conversation are rendered in their order.
+        """Return whether the texts of each conversation are rendered in their order.
 
         Args:
-            roles: roles of the instructions ``S`` and ``T``, ``system`` by default.
+            roles: roles of the instructions ``S`` and ``T``; by default ``system``.
         """
         return all(self._takes(letters, roles or {}) for letters in conversations)
 
@@ -126,11 +126,11 @@ class _Probe:
 
 
 def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments: Any) -> TemplateShape:
-    """Return what the chat template takes, by rendering some twenty conversations of a few messages.
+    """Return the shapes that the chat template accepts, found by rendering some twenty short conversations.
 
     Args:
-        tools: definitions to render beside them; empty for a template that renders no tools.
-        arguments: type of a call's arguments that the template accepts.
+        tools: definitions to render with them; empty for a template that renders no tools.
+        arguments: a call's arguments in the type that the template accepts.
     """
     probe = _Probe(tokenizer, tools, arguments)
     takes_texts = probe.takes("U")
@@ -162,8 +162,8 @@ def shape_of(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], arguments
 def as_taken(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
     """Return the messages in a shape that the template accepts.
 
-    Instructions before the conversation are joined. Later instructions become marked text of the adjacent user turn, so
-    that the messages before them stay cached. Turns of one role in a row are joined, and missing turns are added as
+    Instructions before the conversation are joined. Later instructions become marked text in the adjacent user turn, so
+    that the messages before them stay cached. Consecutive turns of one role are joined, and missing turns are added as
     empty ones.
     """
     if shape == ANY_SHAPE:
@@ -189,7 +189,7 @@ def _with_content(messages: Sequence[Message], shape: TemplateShape) -> Sequence
 
 
 def _instructed(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with instructions that the template does not take as turns of a user's, marked ``_SAID``."""
+    """Return the messages; instructions that the template does not accept become user turns, marked ``_SAID``."""
     number = _num_leading(messages)
     leading = list(messages[:number])
     if leading and not shape.system:
@@ -207,9 +207,9 @@ def _said(message: Message) -> Message:
 
 
 def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with turns that alternate as far as the template wants it.
+    """Return the messages with alternating turns, as far as the template requires it.
 
-    A message marked ``_SAID`` is joined to the user's turn before it, or else to the turn after it.
+    A message marked ``_SAID`` is joined to the user turn before it, or else to the turn after it.
     """
     joined = {
         role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may
@@ -228,7 +228,7 @@ def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Mess
 
 
 def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
-    """Return the messages with an empty turn of a user's behind the instructions where the template needs one."""
+    """Return the messages, with an empty user turn after the instructions if the template requires one."""
     number = _num_leading(messages)
     is_begun_by_assistant = number < len(messages) and messages[number]["role"] == "assistant"
     has_user = any(message["role"] == "user" for message in messages)
@@ -238,12 +238,12 @@ def _begun(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
 
 
 def _num_leading(messages: Sequence[Message]) -> int:
-    """Return the number of instructions in front of the conversation."""
+    """Return the number of instructions before the conversation."""
     return next((n for n, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
 
 
 def _one_turn(messages: Sequence[Message]) -> Message:
-    """Return messages of one role as one: texts and thoughts joined, all calls."""
+    """Return messages of one role as a single one, with joined texts and thoughts and all calls."""
     turn = {key: value for message in messages for key, value in message.items() if key != _SAID}
     if len(messages) == 1:
         return turn

@@ -1,4 +1,4 @@
-"""Thought probe: derives the marks around a thought from what a chat template renders of one.
+"""Thought probe: derives the marks around a thought from the text that a chat template renders for one.
 
 A template renders an answer with a thought and one without. The text between the turn's header and the thought is the
 start mark, and the text between thought and answer is the end mark. Text that also precedes an answer without a thought
@@ -15,12 +15,12 @@ from typing import Any
 from .template_marks import MARK, shared_beginning
 
 Render = Callable[[Sequence[dict[str, Any]], bool], str]
-"""Renders messages, with the header of the answer or without; an empty text where the template refuses."""
+"""Renders messages, with the header of the answer or without; returns an empty text if the template refuses them."""
 
 _THOUGHT, _ANSWER = "Probe of a thought.", "Probe of an answer."
 _QUESTION = {"role": "user", "content": "Probe of a question."}
 _KEYS = ("reasoning_content", "reasoning", "thinking")
-# A mark, or a word between two: ``<|open|>think<|sep|>``.
+# Matches a mark, or a word between two marks: ``<|open|>think<|sep|>``.
 _GROUP = re.compile(r"(?:<\|[^<>]*\|>\w+<\|[^<>]*\|>|<[^<>]*>|\[[A-Z_/ ]+\])")
 
 
@@ -31,7 +31,7 @@ class ProbedThought:
     Attributes:
         start, end: marks around a thought.
         lead: mark before the content of an answer.
-        in_messages: the end mark ends with the header of the next message.
+        in_messages: whether the end mark ends with the header of the next message.
     """
 
     start: str
@@ -41,7 +41,7 @@ class ProbedThought:
 
 
 def probed_thought(render: Render) -> ProbedThought | None:
-    """Return the marks of thoughts; None where the template renders none, or without marks."""
+    """Return the marks of thoughts; None if the template does not render thoughts, or renders them without marks."""
     header = render([_QUESTION], True)
     plain = render([_QUESTION, {"role": "assistant", "content": _ANSWER}], False).partition(_ANSWER)[0]
     for key in _KEYS:
@@ -57,7 +57,7 @@ def _marks(header: str, plain: str, before: str, between: str) -> ProbedThought 
     """Return the marks.
 
     Args:
-        header: text up to the point at which the model begins to write.
+        header: text up to the place at which the model begins to write.
         plain: text up to an answer without a thought.
         before: text up to a thought.
         between: text between a thought and its answer.
@@ -72,12 +72,12 @@ def _marks(header: str, plain: str, before: str, between: str) -> ProbedThought 
     if not MARK.search(end) or not MARK.search(start):
         return None
     in_messages = _ends_with_header(end, header)
-    # Behind a header, a space is part of what names the next message's recipient.
+    # After a header, a leading space belongs to the name of the next message's recipient, so it is kept.
     return ProbedThought(start if in_messages else start.lstrip(), end, lead, in_messages=in_messages)
 
 
 def _empty_before(before: str, between: str) -> ProbedThought | None:
-    """Return the marks where a turn without a thought has an empty one: the last mark before a thought begins it."""
+    """Return the marks if turns without a thought have an empty one. The last mark before a thought is its start."""
     starts = [mark for mark in _GROUP.finditer(before) if not before[mark.end() :].strip()]
     rest = between.lstrip()
     end = _GROUP.match(rest)
@@ -87,6 +87,6 @@ def _empty_before(before: str, between: str) -> ProbedThought | None:
 
 
 def _ends_with_header(end: str, header: str) -> bool:
-    """Whether an end mark ends with the header of a message, behind the end of the one that holds the thought."""
+    """Return whether an end mark ends with a message's header, after the end of the message with the thought."""
     marks = list(MARK.finditer(end))
     return len(marks) > 1 and header.endswith(end[marks[1].start() :])

@@ -1,6 +1,6 @@
-"""Tool dialects: which tool call format a model's chat template writes, and messages for templates without tools.
+"""Tool dialects: the tool call format that a model's chat template writes, and messages for templates without tools.
 
-Where the chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
+If the chat template does not support tools, ``for_dialect`` writes definitions, calls and results as plain text.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Tool support of one model.
+    """How the chat template of one model supports tools.
 
     Attributes:
         format: its tool call format.
-        by_template: whether the chat template renders tools and their results; if not, ``for_dialect`` writes them into
-            the messages as text.
+        by_template: whether the chat template renders tools and their results; otherwise ``for_dialect`` writes them
+            into the messages as text.
         calls_by_template: whether the chat template renders calls.
-        arguments_as_text: whether the chat template wants the arguments of calls as JSON text, not as objects.
-        shape: shape of conversations that the template takes as they are.
-        defaults: variables of the template, for requests that do not set them.
+        arguments_as_text: whether the chat template requires the arguments of calls as JSON text, not as objects.
+        shape: shapes of conversations that the template accepts unchanged.
+        defaults: variables of the template for requests that do not set them.
     """
 
     format: ToolFormat
@@ -46,7 +46,7 @@ class Dialect:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_LONGEST_PROBE = 1 << 16  # characters
+_LONGEST_PROBE = 1 << 16  # Number of characters.
 _PROBE_NAME = "probe_tool"
 _PROBE_TOOL = {
     "type": "function",
@@ -60,24 +60,24 @@ _PROBE_MESSAGE: dict[str, Any] = {"role": "user", "content": "Probe."}
 
 
 def dialect_of(tokenizer: Tokenizer, parser: str) -> Dialect:
-    """Detect the tool call format and the shape of a chat template by rendering probes.
+    """Detect the tool call format and the conversation shapes of a chat template by rendering short test conversations.
 
     Args:
         parser: name of a format to use whatever the template renders, or ``auto`` (``--tool-call-parser``).
 
     Raises:
         TemplateStopped: the template takes too long.
-        TemplateDeferred: as ``ChatTemplates.render``.
+        TemplateDeferred: see ``ChatTemplates.render``.
     """
     found = _calls_of(tokenizer, parser)
     tools = [_PROBE_TOOL] if found.by_template else []
-    # A template that leaves out calls gets them as text.
+    # For a template that leaves out calls, they are written as text.
     arguments = '{"probe": 1}' if found.arguments_as_text else {"probe": 1}
     return replace(found, shape=shape_of(tokenizer, tools, arguments))
 
 
 def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
-    """Detect the tool call format by rendering a probe call.
+    """Detect the tool call format by rendering a test call.
 
     A format that is not in ``FORMATS`` is derived from the calls that the template renders (`tool_probe`). A template
     that drops tools, or shows no format, gets the generic dialect: the system message describes the tools and the call
@@ -90,7 +90,7 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     bare = _render(tokenizer, [_PROBE_MESSAGE])
     by_template = _PROBE_NAME in bare
     for as_text in (False, True):
-        # The definitions may show a call too, in another form than the one that the model writes.
+        # The definitions may contain a call too, in another form than the one that the model writes.
         rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
         found = next((form for form in possible if re.search(form.rendered, rendered)), None)
         if found is not None:
@@ -104,7 +104,7 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
 
 
 def _probed(tokenizer: Tokenizer) -> Dialect | None:
-    """Return the dialect of a template that renders calls in a format that no row of ``FORMATS`` has."""
+    """Return the dialect of a template that renders calls in a format that ``FORMATS`` lacks; None if it has none."""
 
     def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], has_header: bool) -> str:
         return _render(tokenizer, messages, tools, has_header=has_header)
@@ -128,10 +128,10 @@ def _render(
     *,
     has_header: bool = False,
 ) -> str:
-    """Return the conversation's text, with the header of the answer or without; empty where the template refuses."""
+    """Return the conversation's text, with the answer's header or without; empty if the template refuses it."""
     try:
         text = tokenizer.render_chat(messages, add_generation_prompt=has_header, tools=tools)
-        # Patterns are searched in the text. A template that makes so long a text of a few words is none for tools.
+        # Patterns are searched in the text. A template that renders so long a text for a few words does not suit tools.
         return text if len(text) <= _LONGEST_PROBE else ""
     except TemplateStopped:
         raise
@@ -148,9 +148,9 @@ _INTRODUCTION = (
 def for_dialect(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], dialect: Dialect
 ) -> list[dict[str, Any]]:
-    """Return the messages for the dialect's chat template, in a shape that it takes.
+    """Return the messages for the dialect's chat template, in a shape that it accepts.
 
-    Without template support, definitions are appended to the system message (added if missing), calls to the
+    Without template support, definitions are appended to the system message (added if missing) and calls to the
     assistant's text, and results become user messages.
     """
     if dialect.by_template:
@@ -160,7 +160,7 @@ def for_dialect(
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result and after_result:
-            # Consecutive results share a message: many templates require alternating roles.
+            # Consecutive results are joined in one message, as many templates require alternating roles.
             plain[-1]["content"] += "\n" + _result(message)
         elif is_result:
             plain.append({"role": "user", "content": _result(message)})

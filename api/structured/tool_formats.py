@@ -1,6 +1,6 @@
-"""Tool call formats of model families as data: marks, how a call names its function, how arguments are written.
+"""Tool call formats of model families as data: marks, where a call names its function, how arguments are written.
 
-A call is ``before_name NAME after_name ARGUMENTS after_arguments``; one or several stand between ``opening`` and
+A call is ``before_name NAME after_name ARGUMENTS after_arguments``; one or several calls are between ``opening`` and
 ``closing``. The names are those of vLLM's ``--tool-call-parser``.
 """
 
@@ -15,24 +15,24 @@ from .argument_syntax import write_arguments
 
 
 class CallIds(Enum):
-    """What ids of calls look like, where the chat template or the model depends on it."""
+    """The form of the ids of calls, if the chat template or the model depends on it."""
 
     ANY = auto()
     SHORT = auto()
     """Nine letters and digits."""
     WRITTEN = auto()
-    """Nine letters and digits, which the model writes between the function's name and the arguments."""
+    """Nine letters and digits. The model writes them between the function's name and the arguments."""
     NUMBERED = auto()
-    """``functions.NAME:NUMBER``, in which the model writes the number."""
+    """``functions.NAME:NUMBER``. The model writes the number."""
     COUNTED = auto()
-    """Any; the model writes the number of the call before the function's name."""
+    """Any form. The model writes the number of the call before the function's name, from 0."""
     ORDINAL = auto()
-    """As COUNTED, from 1."""
+    """Like COUNTED, from 1."""
     FREE = auto()
-    """Letters, digits, ``_`` and ``-``, which the model writes."""
+    """Letters, digits, ``_`` and ``-``. The model writes them."""
 
 
-# Regular expressions of what the model writes of an id.
+# Regular expressions of the part of an id that the model writes.
 WRITTEN_IDS = {
     CallIds.WRITTEN: "[a-zA-Z0-9]{9}",
     CallIds.NUMBERED: "[0-9]{1,4}",
@@ -41,7 +41,7 @@ WRITTEN_IDS = {
     CallIds.FREE: "[a-zA-Z0-9_-]{1,64}",
 }
 NAME = "{name}"
-"""Stands for the name of the function in the text after it."""
+"""In the text after the name, this stands for the function's name."""
 _OBJECT_HEAD = re.compile(r'\{\s*"name"\s*:\s*"')
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
@@ -52,31 +52,32 @@ class ToolFormat:
 
     Attributes:
         name: unique name of the format.
-        trigger: text that opens calls inside free text.
+        trigger: text that opens calls in free text.
         opening: the trigger and all text up to the first call.
-        parser: value of ``--tool-call-parser``, if other than the name; the template decides among a parser's formats.
+        parser: value of ``--tool-call-parser``, if it differs from the name; the template then decides among the
+            formats of this value.
         models: models that write the format, for the documentation.
-        rendered: regular expression that finds the probe call in what a template renders.
-        mentions: texts one of which is in the source of templates that leave out calls.
-        style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or one that was probed.
+        rendered: regular expression that finds the test call in a rendered template.
+        mentions: texts, one of which is in the source of templates that leave out calls.
+        style: how arguments are written: ``json``, a style of `grammar.argument_styles`, or a style derived by a probe.
         before_name: text before the function's name.
-        after_name: text between the name (or the number) and the arguments, in which ``{name}`` stands for the name.
+        after_name: text between the name (or the number) and the arguments; ``{name}`` in it stands for the name.
         after_arguments: text after the arguments.
-        arguments_key: the key beside ``name`` where a call is a JSON object.
+        arguments_key: the key for the arguments beside ``name``, if a call is a JSON object.
         separator: text between calls after one opening; None if each call has its own opening.
         between: text between calls that have their own openings.
         closing: text after the last call of an opening.
-        only_at_start: whether calls can only begin the answer; a trigger later in the text opens no call.
+        only_at_start: whether calls can only begin the answer; a trigger later in the text then opens no call.
         single: whether there is at most one call.
-        ids: the shape of the ids of calls.
+        ids: the form of the ids of calls.
         id_begin: text between the name and the part of the id that the model writes.
         id_lead: text before an id that the model writes before the name; then ``before_name`` follows the id.
         content_opening: text before an answer without calls.
-        content_closing: text after such an answer, no part of it; without a ``content_opening``, what calls begin with
-            too, as the prompt or the end of a thought opens the content.
+        content_closing: text after such an answer, which is not part of it. Without a ``content_opening``, calls begin
+            with this text too, as the prompt or the end of a thought has opened the content.
         preamble: marks around text before a call; None for text without marks.
-        recipient_mark: mark before each part of an answer, which begins with its recipient: a function, or what
-            ``content_opening`` names. Prompts end in it.
+        recipient_mark: mark before each part of an answer; a part begins with its recipient, which is a function or the
+            recipient in ``content_opening``. Prompts end with this mark.
     """
 
     name: str
@@ -106,22 +107,22 @@ class ToolFormat:
 
     @property
     def option(self) -> str:
-        """The value of ``--tool-call-parser`` that chooses this format."""
+        """The value of ``--tool-call-parser`` that selects this format."""
         return self.parser or self.name
 
     def text_opening(self, prompt: str) -> str:
-        """Return what a prompt needs at its end where the answer is text for the user, and no call."""
+        """Return the text that must end a prompt if the answer is text for the user and not a call."""
         is_begun = self.recipient_mark and prompt.endswith(self.recipient_mark)
         return self.content_opening if is_begun else ""
 
     @property
     def is_object(self) -> bool:
-        """Whether calls are JSON objects with name and arguments, and several of them a list."""
+        """Whether calls are JSON objects with name and arguments, and several calls are a list of them."""
         is_listed = self.separator is None or self.opening.rstrip().endswith("[")
         return is_listed and bool(_OBJECT_HEAD.fullmatch(self.before_name)) and self.arguments_key in _ARGUMENTS_KEYS
 
     def head(self, function: str, number: int = 0) -> str:
-        """Return the text of a call up to its arguments; the number counts only in formats that write an id."""
+        """Return the text of a call up to its arguments. ``number`` matters only in formats that write an id."""
         number += self.ids is CallIds.ORDINAL
         written = f"{number:09}" if self.ids is CallIds.WRITTEN else str(number) if self.ids in WRITTEN_IDS else ""
         after = self.after_name.replace(NAME, function)
@@ -130,11 +131,11 @@ class ToolFormat:
         return f"{self.before_name}{function}{self.id_begin}{written}{after}"
 
     def call(self, function: str, arguments: str, number: int = 0) -> str:
-        """Return the text of a call without opening and closing. ``arguments`` are JSON."""
+        """Return the text of a call without opening and closing. ``arguments`` is JSON."""
         return self.head(function, number) + write_arguments(arguments, self.style) + self.after_arguments
 
     def calls(self, calls: list[tuple[str, str]]) -> str:
-        """Return the text of several calls, each a function's name and its arguments as JSON."""
+        """Return the text of several calls, each given as a function's name and its arguments as JSON."""
         texts = [self.call(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
         if self.separator is not None:
             return self.opening + self.separator.join(texts) + self.closing
@@ -150,7 +151,7 @@ _KIMI_CALLS = f"{_KIMI_CLOSING}<|open|>tools<|sep|>"
 
 
 def _dsml(name: str, style: str, models: str, calls: str, blank: str = "") -> ToolFormat:
-    """Return a format of DeepSeek's between DSML marks; ``blank`` follows the mark in each of them."""
+    """Return one of DeepSeek's formats with DSML marks; ``blank`` follows the mark in each of them."""
     mark = f"｜DSML｜{blank}"
     return ToolFormat(
         name, f"<{mark}{calls}>", f"<{mark}{calls}>\n", separator="", closing=f"</{mark}{calls}>", style=style,
@@ -160,7 +161,7 @@ def _dsml(name: str, style: str, models: str, calls: str, blank: str = "") -> To
     )  # fmt: skip
 
 
-# In the order in which detection tries them.
+# Detection tries the formats in this order.
 FORMATS = {
     form.name: form
     for form in (
@@ -343,7 +344,7 @@ FORMATS = {
     )
 }  # fmt: skip
 
-# Further names of vLLM's for formats that are the same here.
+# Further names in vLLM for formats that are the same here.
 ALIASES = {
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
@@ -354,7 +355,7 @@ ALIASES = {
 
 
 def formats_of(parser: str) -> list[ToolFormat]:
-    """Return the formats that a value of ``--tool-call-parser`` may mean; all but generic for ``auto``."""
+    """Return the formats that a value of ``--tool-call-parser`` may select; for ``auto`` all except generic."""
     if parser == "auto":
         return [form for form in FORMATS.values() if form.name != "generic"]
     return [form for form in FORMATS.values() if form.option == ALIASES.get(parser, parser)]

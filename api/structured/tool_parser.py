@@ -28,7 +28,7 @@ _LONGEST_HEAD = 1_024
 
 
 def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
-    """Parse a whole answer into its content and its calls."""
+    """Parse a whole answer to its content and its calls."""
     parser = ToolParser(plan)
     content: list[str] = []
     started: list[tuple[CallStart, list[str]]] = []
@@ -47,7 +47,7 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
 
 
 def arguments_json(text: str) -> Any:
-    """Return a call's arguments for ``orjson.dumps``: unchanged, or of those that were cut off what is there."""
+    """Return a call's arguments for ``orjson.dumps``: unchanged, or repaired to valid JSON if they were cut off."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -60,13 +60,13 @@ def arguments_json(text: str) -> Any:
 
 
 class ToolParser:
-    """Parses one answer. White space around calls is dropped; text before and after a call is joined by a newline."""
+    """Parses one answer. White space around calls is dropped. Text before and after a call is joined by a newline."""
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan, self._form = plan, plan.format
         self._buffer = self._form.recipient_mark if plan.reading is Reading.TRIGGERED else ""
         self._triggers: tuple[str, ...] = (self._form.trigger,)
-        # What ends a part of an answer, where the next one begins with its recipient.
+        # Text that ends a part of an answer, in formats in which the next part begins with its recipient.
         self._part_end = (self._form.separator or "").removesuffix(self._form.recipient_mark)
         if self._form.recipient_mark:
             heads = tuple(self._form.recipient_mark + self._form.head(name) for name in plan.arguments)
@@ -77,7 +77,7 @@ class ToolParser:
         self._after_call = False
         self._has_content = False
         self._reader: ArgumentReader = JsonReader()
-        # Reads the input of a custom tool's call.
+        # Reader of the input, in a call of a custom tool.
         self._input: InputReader | None = None
         self._state: Callable[[], bool] = self._text
         if plan.reading is Reading.TRIGGERED:
@@ -120,10 +120,10 @@ class ToolParser:
             self._events.append(Content("\n" + text if resumed else text))
             self._after_call, self._has_content = False, True
 
-    # Each state consumes what it can of the buffer and returns whether the next state can continue.
+    # Each state consumes as much of the buffer as it can, and returns whether the next state can continue.
 
     def _begin_answer(self) -> bool:
-        """Find out what an answer in marks begins with: content, text before a call, or a call."""
+        """Determine what an answer with marks begins with: content, text before a call, or a call."""
         form = self._form
         text = self._text if form.recipient_mark else self._rest
         begins: list[tuple[str, Callable[[], bool]]] = [(form.recipient_mark + form.content_opening, text)]
@@ -175,16 +175,16 @@ class ToolParser:
 
     @property
     def _closing(self) -> str:
-        """What ends content that calls may follow."""
+        """The text that ends content after which calls may follow."""
         return "" if self._form.content_opening else self._form.content_closing
 
     def _is_closed(self) -> bool:
-        """Whether the content in the buffer has ended, and no call can follow it."""
+        """Whether the content in the buffer has ended, so that no call can follow it."""
         at = self._buffer.find(self._closing) if self._closing else -1
         return at >= 0 and not self._form.trigger.startswith(self._buffer[at:])
 
     def _add_certain_content(self, triggers: Sequence[str]) -> None:
-        """Emit the text except a possible prefix of a trigger and the white space before it."""
+        """Emit the text, except a possible beginning of a trigger and the white space before it."""
         sizes = range(max(map(len, triggers)) - 1, 0, -1)
         begins = (
             size for size in sizes if any(self._buffer.endswith(each[:size]) for each in triggers if size < len(each))
@@ -207,7 +207,7 @@ class ToolParser:
         return False
 
     def _nothing(self) -> bool:
-        """After the mark that ends the content there is nothing for the client."""
+        """Discard all text after the mark that ends the content, as none of it is for the client."""
         self._buffer = ""
         return False
 
@@ -239,7 +239,7 @@ class ToolParser:
         return True
 
     def _begin(self, name: str, written: str | None) -> None:
-        """Begin a call. ``written`` is what the model has written of its id."""
+        """Start a call. ``written`` is the part of its id that the model has written."""
         digits = uuid.uuid4().hex
         match self._form.ids:
             case CallIds.SHORT | CallIds.WRITTEN:
@@ -286,7 +286,7 @@ class ToolParser:
         form = self._form
         closing = form.after_arguments + form.closing
         separator = form.after_arguments + (form.separator or "")
-        # Without a closing, another call is known by what it begins with.
+        # Without a closing, another call is recognized by its first text.
         is_listed = form.separator is not None and not form.closing and not form.recipient_mark
         another = separator + (form.id_lead or form.before_name) if is_listed else ""
         if another and self._buffer.startswith(another):

@@ -1,4 +1,4 @@
-"""Tool plan: how to parse tool calls out of an answer, and what a parser finds."""
+"""Tool plan: how to parse tool calls out of an answer, and the events that a parser emits."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Reading(Enum):
     JSON = auto()
     """The answer is a call or an array of calls."""
     TRIGGERED = auto()
-    """Calls inside free text, in the model's format."""
+    """Calls within free text, in the model's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """How to parse tool calls out of an answer, made together with the answer's grammar.
+    """How to parse tool calls out of an answer. It is made together with the answer's grammar.
 
     Attributes:
         arguments: grammar of each function's arguments, by function name.
-        types: for each function, the types that its parameters may have at most, where strings have no quotes.
+        types: for each function, the types that each parameter may have, in styles in which strings have no quotes.
         prefill: start of the answer, appended to the prompt.
         named: the function of ``Reading.ARGUMENTS``.
         schema_fields: (JSON Pointer into the grammar, request field whose schema is embedded at that pointer).
-        custom: functions of one text, which stand for custom tools.
-        starts: texts that an answer in free text may not begin with, where calls are at its begin alone.
+        custom: functions with a single text, which stand for custom tools.
+        starts: texts with which free text may not begin, in formats in which calls can only begin the answer.
     """
 
     format: ToolFormat
@@ -48,9 +48,10 @@ class ToolPlan:
     starts: tuple[str, ...] = ()
 
     def locate(self, error: GrammarError | GrammarRefused) -> GrammarRefused:
-        """Return an error about the grammar with the request's field and the keyword and pointer in its schema.
+        """Return an error about the grammar with the request's field, and the keyword and pointer in its schema.
 
-        What is in no schema of the request is about all tools together: clients know nothing of the grammar around.
+        An error outside of the request's schemas is attributed to all tools together, as clients do not know the
+        grammar around the schemas.
         """
         for root, name in self.schema_fields:
             if error.pointer == root or error.pointer.startswith(f"{root}/"):
@@ -60,7 +61,7 @@ class ToolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text outside calls."""
+    """Text outside of calls."""
 
     text: str
 
@@ -89,7 +90,7 @@ Event = Content | CallStart | Arguments
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call. ``arguments`` is JSON text, or a custom tool's input; not whole if the answer was cut off within it."""
+    """A call. ``arguments`` is JSON text, or a custom tool's input; incomplete if the answer was cut off in it."""
 
     id: str
     name: str

@@ -1,8 +1,9 @@
-"""Tool probe: derives the tool call format of a chat template from what it renders of a few calls.
+"""Tool probe: derives the tool call format of a chat template from the text that it renders for a few calls.
 
-A template renders one call, two calls, and a plain answer. What two calls have in common is a call; what stands before
-the first, between them and after the last is opening, separator and closing; what the plain answer ends with too is the
-end of the turn. A format is kept only if the parser reads back the calls that were rendered.
+A template renders one call, two calls, and a plain answer. The text that the two calls have in common is the form of a
+call. The texts before the first call, between the calls and after the last are opening, separator and closing. The text
+at the end that the plain answer has too is the end of the turn. A format is kept only if the parser reads the rendered
+calls back.
 
     TURN | OPENING BEFORE_NAME f AFTER_NAME ARGUMENTS AFTER_ARGUMENTS SEPARATOR BEFORE_NAME g ... CLOSING | END OF TURN
 """
@@ -24,29 +25,29 @@ from .tool_plan import Reading, ToolPlan
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message], bool], str]
-"""Renders messages and tools, with the header of the answer or without; an empty text where the template refuses."""
+"""Renders messages and tools, with the answer's header or without; returns "" if the template refuses them."""
 
 _NAMES = ("probe_tool", "probe_other")
 _ARGUMENTS: dict[str, Any] = {"count": 17, "flag": True, "word": "two words"}
 _PROPERTIES = {name: {"type": kind} for name, kind in (("count", "integer"), ("flag", "boolean"), ("word", "string"))}
 _TYPES = {"count": frozenset({"number"}), "flag": frozenset({"boolean"}), "word": frozenset({"string"})}
 _IDS = ("probe0000", "probe0001")
-_ID = "\x01"  # stands for an id while texts are compared
+_ID = "\x01"  # Stands for an id while texts are compared.
 _ANSWER = "Probe of an answer."
 _QUESTION: Message = {"role": "user", "content": "Probe of a question."}
-# Some templates add the id behind the arguments of a call; models do not write it.
+# Some templates add the id after the arguments of a call; models do not write it.
 _EXTRA_ID = re.compile(rf',\s*"\w+":\s*"{_ID}"(?=\s*\}})')
-# A mark that a plain text hardly has: what opens calls must not be the beginning of ordinary words or of JSON.
+# A mark that is rare in plain text: the text that opens calls must not be the beginning of usual words or of JSON.
 _TRIGGER = re.compile(r"[^\w\s\"'{}\[\](),.:;!?-]|\[[A-Z_]{3,}\]")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedCalls:
-    """What the calls of a template are.
+    """The call format of a template.
 
     Attributes:
         format: format of its calls.
-        arguments_as_text: whether the template takes the arguments of calls as JSON text, not as objects.
+        arguments_as_text: whether the template accepts the arguments of calls as JSON text, not as objects.
     """
 
     format: ToolFormat
@@ -54,11 +55,11 @@ class ProbedCalls:
 
 
 def probed_calls(render: Render, *, thought_end: str, ends: frozenset[str]) -> ProbedCalls | None:
-    """Return the tool call format that a template shows; None where what it renders is no format, or not whole.
+    """Return the tool call format that a template shows; None if the rendered text shows none, or an incomplete one.
 
     Args:
         thought_end: mark after a thought, which may be empty before a call; empty for a model without thoughts.
-        ends: texts of the tokens that end an answer; they are no part of a call.
+        ends: texts of the tokens that end an answer; they do not belong to a call.
     """
     for as_text in (False, True):
         probe = _Probe(render, thought_end, ends, as_text=as_text)
@@ -69,7 +70,7 @@ def probed_calls(render: Render, *, thought_end: str, ends: frozenset[str]) -> P
 
 
 class _Probe:
-    """Renders turns with tool calls, whose arguments are passed to the template as text or as objects."""
+    """Renders turns with tool calls. Arguments are passed to the template as text or as objects."""
 
     def __init__(self, render: Render, thought_end: str, ends: frozenset[str], *, as_text: bool) -> None:
         self._render, self._as_text = render, as_text
@@ -86,7 +87,7 @@ class _Probe:
         self.full = self._turn(_ARGUMENTS, _ARGUMENTS)
 
     def _turn(self, *arguments: dict[str, Any]) -> str:
-        """Return the turn with calls of these arguments, each to the next function, up to the end of the turn."""
+        """Return the turn with a call for each of ``arguments``, each to the next function, up to the turn's end."""
         calls = [
             {
                 "id": _IDS[number],
@@ -108,7 +109,7 @@ class _Probe:
         return text[len(self._header) if text.startswith(self._header) else shared_beginning(text, self._header) :]
 
     def _without_end(self, text: str) -> str:
-        """Return a turn without what every turn ends with, and without the tokens that end an answer."""
+        """Return a turn without the text that ends every turn, and without the tokens that end an answer."""
         text = text.rstrip()
         text = text[: shared_end(text, self._answer_end.rstrip())].rstrip()
         while (end := next((end for end in self._ends if end and text.endswith(end)), None)) is not None:
@@ -116,7 +117,7 @@ class _Probe:
         return text
 
     def _around_answer(self, answer: str) -> tuple[str, str]:
-        """Return the marks around a plain answer; the turn's end is the part behind them that a header follows."""
+        """Return the marks around a plain answer. The end of the turn is the part after it that a header follows."""
         before, found, after = answer.partition(_ANSWER)
         if not found:
             return "", ""
@@ -130,7 +131,7 @@ class _Probe:
         return opening, closing[0] if closing is not None and has_own else ""
 
     def format(self) -> ToolFormat | None:
-        """Return the format, None if the turns do not show one."""
+        """Return the format; None if the turns do not show one."""
         if self.one.count(_NAMES[0]) != 1:
             return None
         head, _, tail = self.one.partition(_NAMES[0])
@@ -155,7 +156,7 @@ class _Probe:
         return None if opens_as_text or not _TRIGGER.match(found.trigger) else found
 
     def reads_back(self, form: ToolFormat) -> bool:
-        """Whether the parser reads the calls out of the turns that the template has rendered."""
+        """Return whether the parser reads the calls back from the turns that the template has rendered."""
         turns = [(self.one, [_ARGUMENTS])]
         if not form.single:
             turns += [(self.two, [_ARGUMENTS, {}]), (self.full, [_ARGUMENTS, _ARGUMENTS])]
@@ -172,20 +173,20 @@ class _Probe:
 
 
 class _Split:
-    """Splits what stands around calls.
+    """Splits the text around calls into the parts of a format.
 
     Args:
         head: text before the first name.
         tail: text after the last arguments.
-        middle: between the first arguments and the second name.
-        single: the template renders one call of several.
+        middle: text between the first arguments and the second name.
+        single: whether the template renders only one of several calls.
     """
 
     def __init__(self, head: str, tail: str, middle: str, *, single: bool = False) -> None:
         self._head, self._tail, self._middle, self._single = head, tail, middle, single
 
     def fill(self, form: ToolFormat) -> ToolFormat | None:
-        """Return the format with the parts, None if the two calls have nothing in common."""
+        """Return the format with its parts; None if the two calls have nothing in common."""
         if self._single:
             return _with_ids(self._alone(form, ""))
         if self._middle.startswith(self._tail) and self._middle.endswith(self._head):
@@ -196,8 +197,8 @@ class _Split:
         return _with_ids(self._together(form))
 
     def _alone(self, form: ToolFormat, between: str) -> ToolFormat:
-        """Each call stands between marks of its own."""
-        # Where a call is an object, it begins with the last brace before the name and ends with the first one behind.
+        """Return the format in which each call is between its own marks."""
+        # If a call is an object, it begins with the last brace before the name, and ends with the first one after it.
         cut = max(0, self._head.rfind("{"))
         closing_at = self._tail.find("}") + 1 if "{" in self._head else len(self._tail)
         opening = self._head[:cut]
@@ -207,9 +208,9 @@ class _Split:
         )  # fmt: skip
 
     def _together(self, form: ToolFormat) -> ToolFormat | None:
-        """All calls stand between an opening and a closing."""
+        """Return the format in which all calls are between one opening and one closing."""
         after = self._tail[: shared_beginning(self._tail, self._middle)]
-        # Keep the end of the object, without white space behind it.
+        # The end of the object is kept, without the white space after it.
         if "{" in self._head:
             after = after.rstrip()
         rest = self._middle[len(after) :]
@@ -229,7 +230,7 @@ class _Split:
         ) if opening else None  # fmt: skip
 
     def _numbered(self, rest: str) -> tuple[str, str, str] | None:
-        """Return head, rest and the text before a name, an id for the number, where calls are counted before names."""
+        """Return head, rest and the text before a name, with ``_ID`` for the number, if calls are numbered there."""
         shared = num_shared(self._head[::-1], rest[::-1])
         first, second = self._head[: len(self._head) - shared], rest[: len(rest) - shared]
         if not (first[-1:].isdigit() and second[-1:].isdigit() and int(second[-1]) == int(first[-1]) + 1):
@@ -241,7 +242,7 @@ class _Split:
 
 
 def _with_ids(form: ToolFormat | None) -> ToolFormat | None:
-    """Return the format with the place of an id that the model writes; None where there is more than one."""
+    """Return the format with the place of the id that the model writes; None if there is more than one place."""
     if form is None:
         return None
     if _ID in form.before_name:
@@ -266,7 +267,7 @@ def _tool(name: str) -> Message:
 
 
 def _trigger(opening: str) -> str:
-    """Return the first mark of an opening, or all of it up to an object or a list."""
+    """Return the first mark of an opening, or the whole opening up to an object or a list."""
     mark = MARK.match(opening)
     return (
         mark[0] if mark is not None else opening[: opening.find("{")].rstrip() if "{" in opening else opening.rstrip()
@@ -274,7 +275,7 @@ def _trigger(opening: str) -> str:
 
 
 def _json_arguments(text: str) -> tuple[str, str, str] | None:
-    """Return what stands before and after arguments that are a JSON object, and their style."""
+    """Return the texts before and after arguments that are a JSON object, and their style."""
     at = text.find("{")
     while at >= 0:
         try:
@@ -288,7 +289,7 @@ def _json_arguments(text: str) -> tuple[str, str, str] | None:
 
 
 def _marked_arguments(text: str) -> tuple[str, XmlStyle, str] | None:
-    """Return what stands before and after arguments between marks, and their style."""
+    """Return the texts before and after arguments between marks, and their style."""
     values = [("17",), ("true", "True"), ("two words",)]
     parts: list[str] = []
     written: list[str] = []
@@ -318,7 +319,7 @@ def _marked_arguments(text: str) -> tuple[str, XmlStyle, str] | None:
 
 
 def _cut_of_parameters(lead: str, between: str, rest: str) -> int | None:
-    """Return where in the text between two parameters the second begins: at the last mark that both of them have."""
+    """Return where the second of two parameters begins in the text between them: at the last mark that both have."""
     starts = [mark.start() for mark in re.finditer(r"[<\[]", between)]
     fitting = [
         at for at in starts if between[:at].strip() and lead.endswith(between[at:]) and rest.startswith(between[:at])
