@@ -19,11 +19,11 @@ from .triton import launch
 
 
 class KernelLibrary:
-    """The kernels of this process, the only state of this package.
+    """The kernels of this process, which are the only state of this package.
 
     Attributes:
-        enabled: whether native and Triton kernels may run; plain torch computes otherwise.
-        invariant: whether the bits of a token on a GPU must not depend on the other tokens of a step.
+        enabled: whether native and Triton kernels may run; otherwise plain torch computes.
+        invariant: whether on a GPU the bits of a token must not depend on the other tokens of a step.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class KernelLibrary:
 
     @functools.cached_property
     def native(self) -> Kernels | BuildError:
-        """The CPU kernels, compiled and loaded on first use, or the reason why they are not available."""
+        """The CPU kernels, compiled and loaded on first use; or the error that says why they are not available."""
         try:
             return Kernels(NativeLibrary(load_best(default_cache())))
         except BuildError as error:
@@ -43,28 +43,28 @@ LIBRARY: Final = KernelLibrary()
 
 
 def use_native(enabled: bool) -> None:
-    """Enable or disable the kernels of CPU and GPU.
+    """Enable or disable the kernels for CPU and GPU.
 
-    Weights already packed by ``pack_linear`` keep their layout and the kernels that read it.
+    Weights that ``pack_linear`` has packed already keep their layout and the kernels that read it.
     """
     LIBRARY.enabled = enabled
 
 
 def use_invariant(invariant: bool) -> None:
-    """Choose on a GPU the kernels whose results for a token do not depend on the other tokens, or the faster ones.
+    """Select, on a GPU, the kernels whose results for a token do not depend on the other tokens, or the faster ones.
 
-    On a CPU the native kernels have this property.
+    On a CPU the native kernels always have this property.
     """
     LIBRARY.invariant = invariant
 
 
 def is_invariant(device: torch.device) -> bool:
-    """Return whether these kernels are chosen for a GPU."""
+    """Return whether the batch-invariant kernels are selected on this GPU."""
     return LIBRARY.invariant and on_triton(device)
 
 
 def native_kernels() -> Kernels | None:
-    """Return the CPU kernels, or None where they are disabled or could not be built."""
+    """Return the CPU kernels; None if they are disabled or could not be built."""
     if not LIBRARY.enabled:
         return None
     kernels = LIBRARY.native
@@ -72,14 +72,14 @@ def native_kernels() -> Kernels | None:
 
 
 def packing_kernels() -> Kernels:
-    """Return the CPU kernels that packed a weight, which also read it where kernels are disabled by now."""
+    """Return the CPU kernels that have packed a weight. They read it even if kernels were disabled afterwards."""
     kernels = LIBRARY.native
     assert not isinstance(kernels, BuildError)
     return kernels
 
 
 def native_status() -> str:
-    """Return one line on the CPU kernels: their instruction set, or why plain torch computes. Builds them if needed."""
+    """Return one line on the CPU kernels: their instruction set, or why plain torch computes. May build them."""
     if not LIBRARY.enabled:
         return "CPU kernels: plain torch, native kernels are turned off"
     kernels = LIBRARY.native
@@ -103,8 +103,8 @@ def triton_status(device: torch.device) -> str:
 def set_threads(count: int) -> None:
     """Set the number of threads of the CPU ops.
 
-    With native kernels, torch's own few and small ops get one thread: torch's pool spins for a while after each op, on
-    the cores that the kernels' pool needs.
+    With native kernels, torch's own ops, which are few and small, get one thread: after each op, the threads of torch's
+    pool keep the cores busy for a while, which the kernels' pool needs.
     """
     kernels = native_kernels()
     if kernels is not None:
@@ -113,25 +113,25 @@ def set_threads(count: int) -> None:
 
 
 def timed_calls(listener: Listener) -> AbstractContextManager[None]:
-    """Report the name and seconds of every native call made inside the context to ``listener``."""
+    """Report the name and the seconds of every native call in the block to ``listener``."""
     kernels = native_kernels()
     return nullcontext() if kernels is None else kernels.library.timed(listener)
 
 
 def native_for(first: Tensor, *others: Tensor) -> Kernels | None:
-    """Return the CPU kernels if they take these tensors."""
+    """Return the CPU kernels if they can compute with these tensors; else None."""
     kernels = native_kernels() if first.is_cpu else None
     return kernels if kernels is not None and kernels.takes(first, *others) else None
 
 
 def native_for_kv(x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Kernels | None:
-    """Return the CPU kernels if they take the queries, or the fused projection, ``x`` with these caches."""
+    """Return the CPU kernels if they can use ``x``, the queries or the fused projection, with these caches."""
     kernels = native_kernels() if x.is_cpu else None
     return kernels if kernels is not None and kernels.takes_kv(x, k_cache, v_cache) else None
 
 
 def native_for_latent(q: Tensor, cache: Tensor, value_dim: int) -> Kernels | None:
-    """Return the CPU kernels if they take queries over this cache of keys that begin with their values."""
+    """Return the CPU kernels if they can use these queries with this cache of keys that begin with their values."""
     kernels = native_kernels() if q.is_cpu else None
     return kernels if kernels is not None and kernels.takes_latent(q, cache, value_dim) else None
 

@@ -1,9 +1,9 @@
 """Collectives of tensor-parallel ranks, over ``torch.distributed``: gloo between CPUs, NCCL between GPUs.
 
-``ALONE`` is the only rank of a group of one; everything else asks ``Ranks.size`` before it imports this library's
-process groups, so a model on one device makes none.
+``ALONE`` is the only rank of a group of one. All other code checks ``Ranks.size`` before it imports the process groups
+of this library, so a model on one device creates none.
 
-Every rank calls the same collectives in the same order. A call raises RuntimeError where another rank has gone.
+Every rank calls the same collectives in the same order. A call raises RuntimeError if another rank has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as DistributedGroup
     from torch.distributed import Work
 
-_MOST_SENT = 2  # tensors under way
+_MOST_SENT = 2  # Limit of tensors that are being sent.
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 
@@ -30,8 +30,8 @@ class Ranks(Protocol):
     """The processes that compute one model together, from the view of one of them.
 
     Attributes:
-        rank: this one, from 0 on; rank 0 draws the tokens.
-        size: how many there are.
+        rank: number of this process, from 0; rank 0 draws the tokens.
+        size: number of processes.
     """
 
     @property
@@ -40,22 +40,22 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def add(self, part: Tensor) -> Tensor:
-        """Replace a contiguous tensor by its sum over the ranks, the same bits on each, and return it."""
+        """Replace a contiguous tensor by its sum over the ranks, with the same bits on each, and return it."""
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, of one shape and type, on rank 0; on the others none."""
+        """Return, on rank 0, the tensors of all ranks, of one shape and type; on other ranks an empty list."""
 
     def least(self, number: int) -> int:
-        """Return the least number of a rank."""
+        """Return the smallest of the ranks' numbers."""
 
     def send(self, part: Tensor, to: int) -> None:
-        """Send a tensor to a rank, which receives it in the order of what it is sent. Nobody changes it any more."""
+        """Send a tensor to a rank, which receives tensors in order. It must not be changed afterwards."""
 
     def receive(self, out: Tensor, source: int) -> None:
-        """Wait for the next tensor that a rank sends, of this shape and type."""
+        """Wait for the next tensor from a rank, which has the shape and type of ``out``."""
 
     def split(self, size: int) -> Ranks:
-        """Return this rank's group where so many ranks after one another are a group each."""
+        """Return this rank's group, if each ``size`` consecutive ranks form a group."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -95,14 +95,15 @@ class ProcessGroup:
     """A rank of a process group of ``torch.distributed``. A process is in one group at a time, and in parts of it.
 
     Args:
-        rank, size: as in ``Ranks``.
-        store: a file that the ranks of this group alone know; it is made by the first one.
+        rank, size: see ``Ranks``.
+        store: a file that only the ranks of this group know; the first rank creates it.
         device: device of the tensors.
         seconds: seconds for which a rank waits for the others in one call.
-        part_size: ranks after one another that are a part of the group. The store need not live once these are made.
+        part_size: number of consecutive ranks that form a part of the group. After the parts are made, the store may
+            end.
 
     Raises:
-        RuntimeError: the group does not come about.
+        RuntimeError: the group cannot be formed.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class ProcessGroup:
         self.rank, self.size = rank, size
         self._device = device
         self._dist = dist
-        self._sent: deque[tuple[Work, Tensor]] = deque()  # tensors live until they have left
-        os.environ.setdefault(_INTERFACE, _LOOPBACK)  # the ranks are on one machine
+        self._sent: deque[tuple[Work, Tensor]] = deque()  # Tensors are kept until they are sent.
+        os.environ.setdefault(_INTERFACE, _LOOPBACK)  # The ranks are on one machine.
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=FileStore(str(store), size),
@@ -127,7 +128,7 @@ class ProcessGroup:
         self._is_open = True
         try:
             self._part_size, self._part = part_size, self._make_parts(part_size)
-            # A topology that cannot work fails here and not in the first step. And all ranks are done with the store.
+            # A topology that cannot work fails here and not in the first step. Afterwards no rank needs the store.
             self.least(rank)
         except BaseException:
             self.close()
@@ -137,52 +138,52 @@ class ProcessGroup:
         if size in (1, self.size):
             return None
         found: DistributedGroup | None = None
-        for first in range(0, self.size, size):  # all ranks make all of them
+        for first in range(0, self.size, size):  # All ranks must make all parts.
             group = self._dist.new_group(range(first, first + size))
             found = group if first <= self.rank < first + size else found
         return found
 
     def add(self, part: Tensor) -> Tensor:
-        """All-reduce in place: the sum over all ranks, on each of them."""
+        """All-reduce in place: each rank gets the sum over all ranks."""
         return self.add_in(None, part)
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """Gather: the parts of all ranks, in their order, on rank 0; nothing on the others."""
+        """Gather: rank 0 gets the parts of all ranks in order; the other ranks get nothing."""
         return self.gather_in(None, part, 0, self.size)
 
     def add_in(self, group: DistributedGroup | None, part: Tensor) -> Tensor:
-        """All-reduce in place over a part of the group; None for all of it."""
+        """All-reduce in place over a part of the group, or over the whole group if ``group`` is None."""
         if part.numel():
             self._dist.all_reduce(part, group=group)
         return part
 
     def gather_in(self, group: DistributedGroup | None, part: Tensor, first: int, size: int) -> list[Tensor]:
-        """Gather over a part of the group, of so many ranks, on its ``first`` one."""
+        """Gather over a part of the group, which has ``size`` ranks, to its rank ``first``."""
         parts = [torch.empty_like(part) for _ in range(size)] if self.rank == first else None
         if part.numel():
             self._dist.gather(part, parts, dst=first, group=group)
         return parts or []
 
     def least(self, number: int) -> int:
-        """Return the least of the ranks' numbers, on each of them."""
+        """Return, on each rank, the smallest of the ranks' numbers."""
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         self._dist.all_reduce(value, self._dist.ReduceOp.MIN)
         return int(value.item())
 
     def send(self, part: Tensor, to: int) -> None:
-        """Begin to send a tensor; with two others still under way, wait for the first of them."""
+        """Start sending a tensor. If two others are still being sent, wait for the first of them."""
         while len(self._sent) >= _MOST_SENT:
             self._sent.popleft()[0].wait()
         if part.numel() and (work := self._dist.isend(part, to)) is not None:
             self._sent.append((work, part))
 
     def receive(self, out: Tensor, source: int) -> None:
-        """Wait for the next tensor of a rank."""
+        """Wait for the next tensor from a rank."""
         if out.numel():
             self._dist.recv(out, source)
 
     def split(self, size: int) -> Ranks:
-        """Return this rank's part of the group, of all ranks, one, or ``part_size``."""
+        """Return this rank's part of the group: all ranks, this one alone, or ``part_size`` ranks."""
         if size == self.size:
             return self
         if size == 1:
@@ -191,18 +192,18 @@ class ProcessGroup:
         return PartGroup(self, size, self._part)
 
     def close(self) -> None:
-        """Leave the group. Has no effect the second time."""
-        # A later group of this process belongs to somebody else.
+        """Leave the group. A second call has no effect."""
+        # By then the process may be in another group, which must not be left.
         if self._is_open:
             self._is_open = False
             self._dist.destroy_process_group()
 
 
 class PartGroup:
-    """A rank of a part of a process group: ``size`` ranks after one another, which add and gather among themselves.
+    """A rank of a part of a process group: ``size`` consecutive ranks, which add and gather among themselves.
 
     Args:
-        whole: the group, which lives as long.
+        whole: the process group; it must exist as long as this part.
         group: the group of ``torch.distributed``.
     """
 
@@ -222,7 +223,7 @@ class PartGroup:
         return self._whole.gather_in(self._group, part, self._first, self.size)
 
     def least(self, number: int) -> int:
-        """Return the least number of a rank of the whole group."""
+        """Return the smallest number of any rank of the whole group."""
         return self._whole.least(number)
 
     def send(self, part: Tensor, to: int) -> None:
@@ -235,4 +236,4 @@ class PartGroup:
         raise AssertionError("a part has no parts")
 
     def close(self) -> None:
-        """Have no effect: the whole group is left by who made it."""
+        """Do nothing: the code that made the whole group leaves it."""

@@ -1,4 +1,4 @@
-"""Ops on columns: taking them in another order, and gates, on native kernels or plain torch."""
+"""Ops on columns: reordering columns, and gates, on native kernels or plain torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _LANES = 16
 
 
 def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) -> Tensor:
-    """Copy runs of columns of [T, ...], or of two of one type, side by side: -> [T, *``runs.shape``].
+    """Copy runs of columns of [T, ...], or of two such tensors of one type, side by side: -> [T, *``runs.shape``].
 
-    Products with factors are made in fp32 and rounded once.
-
-    Columns are the numbers of a token in their order, heads after heads.
+    Factors are applied in fp32, and the products are rounded once. The columns of a token are all its numbers in order,
+    head after head.
 
     Raises:
-        ValueError: a matrix has fewer columns than the runs need.
+        ValueError: a tensor has fewer columns than the runs need.
     """
     kernels = None
     if not on_triton(first.device):

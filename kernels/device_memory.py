@@ -1,4 +1,4 @@
-"""Out-of-memory errors of a device: which they are, and how they leave a call without keeping its tensors alive."""
+"""Out-of-memory errors of a device: recognizing them, and raising them without keeping a call's tensors alive."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Messages of torch's allocators, CUDA's runtime, cuBLAS and Python's threads, whose errors are plain RuntimeErrors.
+# Messages of torch's allocators, CUDA's runtime, cuBLAS and Python's threads. Their errors are plain RuntimeErrors.
 _TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "can't start new thread")
 
 
 class DeviceMemoryError(Exception):
-    """A call on the device found no memory. The device itself works, and other calls may succeed."""
+    """There was not enough memory for a call on the device. The device itself works, and other calls may succeed."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception says that a device has no memory: torch's own, CUDA's, cuBLAS's or Triton's.
 
-    The device may be the host. Python and ``mmap`` tell there what ``ulimit -v`` or strict overcommitting refuse,
-    before anything is taken; where a control group's limit is reached, the system ends the process without a word.
+    The device may be the host. There Python and ``mmap`` report allocations that ``ulimit -v`` or strict overcommitting
+    refuse. If the limit of a control group is reached, however, the system ends the process without an error.
     """
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True
@@ -35,7 +35,7 @@ def on_device(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     Raises:
         DeviceMemoryError: raised in place of an out-of-memory error. It refers to no frame of the call, so that the
-            tensors there are freed before the caller empties torch's cache.
+            call's tensors are freed before the caller empties torch's cache.
     """
     try:
         return call(*args, **kwargs)

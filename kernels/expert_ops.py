@@ -1,7 +1,7 @@
 """Ops of a mixture of experts, on native kernels, Triton kernels or plain torch.
 
-Of T tokens with hidden size H, a router picks k of E experts for each, and the layer's result is the weighted sum of
-theirs:
+For each of T tokens with hidden size H, a router picks k of E experts. The result of the layer is the weighted sum of
+their results:
 
     routing = route(logits, params)                             [T, E] -> experts and weights [T, k]
     y       = expert_linear(x, gate_up, routing.experts)        [T, H] -> [T, k, 2 * I]
@@ -12,9 +12,9 @@ theirs:
 or, if the weights apply to the experts' inputs (Llama 4), ``expert_activation(y, kind, routing.weights)`` and a plain
 sum.
 
-``expert_linear`` groups tokens by expert, so that an expert's weight is read once for all of its tokens, and not at all
-without any. On the native path a token's bits depend neither on other tokens nor on threads; on a CUDA device no call
-reads a value back.
+``expert_linear`` groups tokens by expert, so that an expert's weight is read once for all of its tokens, and is not
+read if it has none. On the native path a token's bits depend neither on other tokens nor on threads. On a CUDA device
+no call reads a value back.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 def route(logits: Tensor, params: RouterParams) -> Routing:
     """Choose the experts of each token, and their weights: [T, E] fp32, contiguous.
 
-    Of equal scores the kernels take the first expert. Logits that are not numbers give some experts.
+    Of equal scores the kernels take the first expert. For NaN logits the chosen experts are arbitrary but valid.
     """
     if on_triton(logits.device):
         from .triton import expert_routing as gpu
@@ -70,14 +70,14 @@ def route(logits: Tensor, params: RouterParams) -> Routing:
 
 
 def expert_linear(x: Tensor, weights: AnyExpertWeights, experts: Tensor, num_tokens: Tensor | None = None) -> Tensor:
-    """``x @ weight[expert].T + bias[expert]`` for each of a token's experts, of the weights' type; sums are fp32.
+    """``x @ weight[expert].T + bias[expert]`` for each of a token's experts, in the weights' type; sums are fp32.
 
     Args:
         x: [T, K], the same for all experts of a token, or [T, k, K].
         weights: weights of the experts.
         experts: [T, k] int32.
-        num_tokens: [1] int32, the tokens of the step, on a CUDA device: results of further ones, which pad a captured
-            step, are undefined, and the weights of their experts are not read. None for all.
+        num_tokens: [1] int32 on a CUDA device, the number of tokens of the step. Further tokens pad a captured step:
+            their results are undefined, and the weights of their experts are not read. None if all tokens count.
 
     Returns:
         [T, k, N] in the type of x.
@@ -103,8 +103,8 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I].
 
     Args:
-        weights: [T, k] fp32, factors of ``gate_up``, or None. If the product has no bias, a factor of its result is a
-            factor of its input.
+        weights: [T, k] fp32, factors of ``gate_up``, or None. If the product before has no bias, this equals scaling
+            the product's input.
     """
     if on_triton(gate_up.device):
         from .triton import expert_routing as gpu
@@ -121,10 +121,10 @@ def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None = None,
     """``sum of weight * y + sigmoid(gate) * shared`` in fp32, rounded once.
 
     Args:
-        y: [T, k, H], or [T, H] of one result for each token.
+        y: [T, k, H]; or [T, H] with one result for each token.
         weights: [T, k] fp32; None for 1.
-        shared: [T, H] of the type of y, results of the expert that all tokens share, or None.
-        gate: [T, 1] fp32, logits of its weight; None for a weight of 1.
+        shared: [T, H] of the type of y, results of the expert that all tokens use, or None.
+        gate: [T, 1] fp32, logits of the shared expert's weight; None for a weight of 1.
 
     Returns:
         [T, H] in the type of y.

@@ -1,8 +1,9 @@
-"""Attention of long new parts of prompts on a GPU: pages gathered into contiguous K and V, and torch's fused kernels.
+"""Attention of long new parts of prompts on a GPU: gathers pages to contiguous K and V for torch's fused kernels.
 
 ``scaled_dot_product_attention`` (cuDNN, FlashAttention) overlaps the softmax with its products, which the Triton kernel
-does not, but reads no pages. For many new tokens the copy of the row's pages costs little beside the products. Rows are
-chosen on the host, from the lengths of a step that is run op by op; a captured step has none.
+does not, but it cannot read pages. With many new tokens, copying the row's pages takes little time compared with the
+products. Rows are chosen on the host from the lengths of a step that is run op by op; in a captured step none is
+chosen.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from .layouts.staging import to_device
 from .triton.shared_prefixes import Ints, find_shared_prefixes
 
 LEAST_NEW = 512
-"""New tokens of a row from which on its pages are gathered: torch took 0.57 of the Triton kernel's time for a prompt of
-2,048 on an H200, and 0.60 for one of 8,192, without the copy."""
+"""Number of new tokens of a row from which its pages are gathered. Without the copy, torch took 0.57 of the Triton
+kernel's time for a prompt of 2,048 tokens on an H200, and 0.60 for one of 8,192."""
 MOST_KEYS = 16_384
-"""Longest context that is gathered: 64 MiB for 8 KV heads of 128 dimensions in 16 bits."""
+"""Longest context that is gathered: it takes 64 MiB for 8 KV heads of 128 dimensions in 16 bits."""
 _MOST_DIM = 128
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
@@ -35,10 +36,10 @@ PagedAttention = Callable[[Tensor, Tensor, Tensor, PagedBatch, AttentionParams],
 
 @cache
 def lower_right_mask() -> Callable[[int, int], Any]:
-    """Import torch's masks by the last tokens, and return the maker of them, of (new tokens, context).
+    """Import torch's lower-right masks, and return the function that makes one from (new tokens, context).
 
-    They bring torch's compiler and sympy, which take as long to import as torch itself. A GPU's worker imports them
-    when it starts, so that no step waits for them; others do not.
+    They import torch's compiler and sympy, which takes as long as importing torch itself. A GPU's worker imports them
+    when it starts, so that no step waits for them; other processes do not.
     """
     from torch.nn.attention.bias import causal_lower_right
 
@@ -48,10 +49,10 @@ def lower_right_mask() -> Callable[[int, int], Any]:
 def find_long_rows(
     page_table: Ints, query_len: Ints, context_len: Ints, page_size: int, device: torch.device
 ) -> LongRows | None:
-    """Choose the rows to gather of a step, from the host's copy of its arrays, as in ``find_shared_prefixes``.
+    """Choose the rows of a step to gather, from the host's copy of its arrays, as in ``find_shared_prefixes``.
 
     Returns:
-        These rows and the batch of the others on the device; None where no row is long.
+        These rows, and the batch of the other rows on the device; None if no row is long.
     """
     is_long = (query_len >= LEAST_NEW) & (context_len <= MOST_KEYS)
     if not is_long.any():
@@ -77,11 +78,11 @@ def find_long_rows(
 
 
 def takes(k_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> bool:
-    """Return whether a layer's attention is one that torch computes: all keys, plain scores, heads of its kernels."""
+    """Return whether torch can compute a layer's attention: all keys, plain scores, and supported heads."""
     dim = k_cache.shape[3]
     is_plain = params.soft_cap is None and params.sinks is None and params.value_dim is None
     sees_all = all(limit is None or limit >= batch.max_context for limit in (params.window, params.chunk))
-    # For fp32 on a GPU torch would hold all scores in memory, as its fused kernels there take only 16 bits.
+    # For fp32 on a GPU, torch would store all scores in memory, as its fused kernels there only support 16 bits.
     is_fused = not kv_forms.has_scales(k_cache.dtype) and (k_cache.dtype.itemsize == 2 or not k_cache.is_cuda)
     return is_plain and sees_all and is_fused and dim <= _MOST_DIM and dim % 8 == 0
 

@@ -1,7 +1,7 @@
 """Packing of stored weights of 4 to 8 bits for a GPU, and reading them back in plain torch.
 
-A product is ``sum over groups of scale * (sum of x * number)`` with exact products and fp32 sums, so that it has the
-digits of the dequantised weight in fp32. Where a matrix fits no form, because of its width or because its groups are of
+A product is ``sum over groups of scale * (sum of x * number)`` with exact products and fp32 sums. So it is as precise
+as with the dequantised weight in fp32. If a matrix fits no form, because of its width or because its groups have
 unequal sizes, ``pack_grouped`` returns None, and the caller widens it.
 """
 
@@ -49,7 +49,7 @@ _SMALL_GROUP: Final = 16
 
 
 def group_form(stored: StoredNumbers) -> GroupForm | None:
-    """Return the form in which a stored matrix is kept, None where kernels have none for it."""
+    """Return the form in which a stored matrix is kept; None if the kernels support none for it."""
     width = stored.shape[1]
     groups = 1 if stored.scales is None else stored.scales.shape[1]
     group = stored.group or (width // groups if width % groups == 0 else 0)
@@ -64,7 +64,7 @@ def group_form(stored: StoredNumbers) -> GroupForm | None:
 
 
 def _chunk(width: int, group: int, numbers: NumberForm) -> int | None:
-    """Return the inputs that are multiplied at once: of one group, or of two of 16 for numbers of fewer than 8 bits."""
+    """Return the number of inputs multiplied at once: one group, or two of 16 for numbers of fewer than 8 bits."""
     if numbers.bits < 8 and group == _SMALL_GROUP:
         return LEAST_CHUNK if width % LEAST_CHUNK == 0 else None
     least = LEAST_CHUNK if numbers.bits < 8 else _SMALL_GROUP
@@ -84,7 +84,7 @@ def pack_grouped(
         bias: [N] or None.
 
     Returns:
-        The weight, or None where no part has a form.
+        The weight; None if no form fits any of its parts.
     """
     parts = [each if isinstance(each, Tensor) else _pack_part(each, device) for each in stored]
     if any(part is None for part in parts) or all(isinstance(part, Tensor) for part in parts):
@@ -97,7 +97,7 @@ def pack_grouped(
 
 
 def by_module(stored: StoredNumbers, turns: int) -> StoredNumbers:
-    """Return rows that belong to so many modules by turns in the order of modules."""
+    """Return the rows, which belong to ``turns`` modules in turn, sorted by module."""
     if turns == 1:
         return stored
     order = torch.arange(stored.shape[0]).view(-1, turns).T.flatten()
@@ -153,7 +153,7 @@ def _pack_part(stored: StoredNumbers, device: torch.device) -> GroupedPart | Non
 
 
 def narrowed(values: Tensor) -> Tensor:
-    """Return numbers in the narrowest type that has all of them exactly."""
+    """Return numbers in the narrowest type that represents all of them exactly."""
     exact = values.float()
     fitting = (each for each in _FLOAT_TYPES if torch.equal(exact.to(each).float(), exact))
     return values.to(next(fitting, torch.float32))
@@ -162,7 +162,7 @@ def narrowed(values: Tensor) -> Tensor:
 def _pack_numbers(
     stored: StoredNumbers, form: GroupForm, permutation: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return the lowest four bits, or all eight, and what is above four; None for an E4M3 that is no number."""
+    """Return the lowest four bits, or all eight, and the bits above four; None if an E4M3 number is NaN."""
     rows, width = stored.shape
     chunks, numbers = width // form.chunk, form.numbers
     low_bytes = form.chunk if numbers.bits == 8 else form.chunk // 2
@@ -185,14 +185,14 @@ def _pack_numbers(
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """[..., chunk] -> [..., chunk / 2] bytes: the second half of a chunk above the first."""
+    """[..., chunk] -> [..., chunk / 2] bytes: the second half of a chunk is in the upper four bits."""
     low, high = codes.unflatten(-1, (2, -1)).unbind(-2)
     packed: Tensor = (low & 15) | (high << 4)
     return packed
 
 
 def _high_planes(bits: Tensor, count: int) -> Tensor:
-    """[..., chunk] of so many bits -> [..., chunk * count / 8]: a byte has adjacent inputs of both halves."""
+    """[..., chunk] of ``count`` bits -> [..., chunk * count / 8]: a byte has adjacent inputs of both halves."""
     each = 4 // count
     low, high = bits.unflatten(-1, (2, -1, each)).unbind(-3)  # [..., bytes, each]
     out = torch.zeros(low.shape[:-1], dtype=torch.uint8)
@@ -203,7 +203,7 @@ def _high_planes(bits: Tensor, count: int) -> Tensor:
 
 
 def _joined(parts: list[GroupedPart | Tensor]) -> tuple[GroupedPart | Tensor, ...]:
-    """Return parts of equal forms, types and permutations as one."""
+    """Return the parts, with neighbours of equal form, type and permutation joined."""
     first = parts[0]
     if len(parts) == 1 or not all(isinstance(each, GroupedPart) and _is_alike(first, each) for each in parts):
         return tuple(parts)
@@ -235,11 +235,11 @@ def _is_alike(first: GroupedPart | Tensor, other: GroupedPart) -> bool:
     )
 
 
-# Reading back
+# Reading packed weights back.
 
 
 def dequantise(layer: GroupedLinear) -> Tensor:
-    """Return the weight [N, K] in fp32: the oracle of products, and the widened read of it."""
+    """Return the weight [N, K] in fp32, as the oracle of products and for widening the weight."""
     return torch.cat([_dequantised(each) for each in layer.parts])
 
 
@@ -299,7 +299,7 @@ def _dequantised(part: GroupedPart | Tensor) -> Tensor:
 
 
 def _scales(part: GroupedPart, spread: object) -> Tensor:
-    """Return scales that are not plain numbers, for each input."""
+    """Return scales that are not plain numbers, expanded for each input."""
     assert part.scales is not None and callable(spread)
     found: Tensor
     match part.form.scales:
@@ -316,7 +316,7 @@ def _scales(part: GroupedPart, spread: object) -> Tensor:
 
 
 def _values(part: GroupedPart) -> Tensor:
-    """Return the numbers [N, K] in fp32, zero points not yet subtracted."""
+    """Return the numbers [N, K] in fp32. Zero points are not subtracted yet."""
     numbers, weight = part.form.numbers, part.weight
     if numbers is NumberForm.INT8:
         signed = part.form.offsets is Offsets.MIDDLE
@@ -345,7 +345,7 @@ def _by_rows(values: Tensor) -> Tensor:
 
 
 def _read_planes(planes: Tensor, count: int) -> Tensor:
-    """[..., bytes] -> [..., chunk] of so many bits."""
+    """[..., bytes] -> [..., chunk] numbers of ``count`` bits."""
     each, mask = 4 // count, (1 << count) - 1
     halves = [
         torch.stack([(planes >> (2 * count * index + half * count)) & mask for index in range(each)], -1).flatten(-2)

@@ -1,14 +1,14 @@
-"""Ops of indexed attention (DeepSeek V3.2, GLM-5): of each token the tokens that an index of its own scores highest.
+"""Ops of indexed attention (DeepSeek V3.2, GLM-5): a token attends to the tokens that an index scores highest.
 
-Of a token a layer stores one index key of D dimensions beside what attention reads. The index of token t scores every
-token s up to itself with H small heads, and attention sees the ``most`` tokens of the highest scores alone:
+For each token, a layer stores one index key of D dimensions in addition to the KV of attention. The index of token t
+scores every token s up to itself with H small heads, and attention only sees the ``most`` tokens of the highest scores:
 
     score(t, s) = sum over heads of weight(t, h) * max(0, q(t, h) . k(s))
 
-Its published code also has factors of all scores, an orthogonal transform of q and k, and 8 bits for both: the first
-two leave the order of the scores as it is, and the last one is left out, as in the transformers library. On native
-kernels a token's choice does not depend on the other tokens of the call. Of equal scores the earlier token is chosen,
-and a score that is no number is the lowest.
+The published code also has factors of all scores, an orthogonal transform of q and k, and 8 bits for both. The first
+two do not change the order of the scores; the last one is left out, as in the transformers library. On native kernels a
+token's choice does not depend on the other tokens of the call. Of equal scores the earlier token is chosen, and NaN is
+the lowest score.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def rotate_index(x: Tensor, positions: Tensor, cos_sin: Tensor, *, is_interleave
 
     Args:
         cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second.
-        is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
+        is_interleaved: whether dimension 2 i is paired with 2 i + 1; otherwise i is paired with i + R / 2.
     """
     return reference.rotate(x.float(), cos_sin[positions], is_interleaved).to(x.dtype)
 
@@ -37,26 +37,26 @@ def store_index_keys(keys: Tensor, kv_loc: Tensor, cache: Tensor) -> None:
     """Write the index keys [T, D] of T tokens to their cells of a cache [num_pages, 1, page_size, D].
 
     Raises:
-        IndexError: a cell lies outside the cache.
+        IndexError: a cell is outside of the cache.
     """
     cache[kv_loc // cache.shape[2], 0, kv_loc % cache.shape[2]] = keys
 
 
 def choose_tokens(q: Tensor, weights: Tensor, cache: Tensor, batch: PagedBatch, most: int) -> Tensor:
-    """Choose the tokens that each token of a ragged batch attends to.
+    """Choose the tokens to which each token of a ragged batch attends.
 
     Args:
         q: [T, H, D], the index's rotated queries.
-        weights: [T, H], of the heads.
+        weights: [T, H], weights of the heads.
         cache: [num_pages, 1, page_size, D], the index keys of all tokens of the batch.
         batch: page table and lengths of the rows.
-        most: tokens that one may choose.
+        most: largest number of tokens that one token may choose.
 
     Returns:
-        [T, most + 1] int32: the cells of the chosen tokens by position, 0 behind them, and last how many they are.
+        [T, most + 1] int32: the cells of the chosen tokens by position, then zeros; the last entry is their number.
 
     Raises:
-        IndexError: the page table is too short for a row, or names a page that the cache lacks.
+        IndexError: the page table is too short for a row, or names a page that is not in the cache.
     """
     if (kernels := native_for(q, weights, cache)) is not None:
         return kernels.latent.choose_tokens(q, weights, cache, batch, most)
@@ -76,9 +76,9 @@ def choose_tokens(q: Tensor, weights: Tensor, cache: Tensor, batch: PagedBatch, 
 
 
 def chosen_batch(chosen: Tensor) -> PagedBatch:
-    """Return what ``attention`` reads for tokens that see the cells of ``choose_tokens`` alone.
+    """Return the batch for ``attention`` in which tokens see only the cells chosen by ``choose_tokens``.
 
-    Each token is a row of its own, whose pages are these cells: of a cache seen as pages of one token.
+    Each token becomes a row, and these cells are its pages, in a cache viewed as pages of one token.
     """
     tokens, most = len(chosen), chosen.shape[1] - 1
     return PagedBatch(

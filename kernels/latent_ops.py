@@ -1,15 +1,15 @@
 """Ops of multi-head latent attention, on native kernels, Triton kernels or plain torch.
 
-Of a token the pool holds one vector for all heads: a latent c of L dimensions and a rotated key of R. A head's key is
-``[U c, rotated key]`` and its value ``W c``. As ``q . U c = (U^T q) . c``, and as sums of values are ``W (sum of c)``,
-heads never need keys and values of their own (the absorbed form):
+For each token, the pool holds one vector for all heads: a latent c of L dimensions and a rotated key of R. The key of a
+head is ``[U c, rotated key]`` and its value is ``W c``. As ``q . U c = (U^T q) . c``, and as sums of values are
+``W (sum of c)``, keys and values of single heads need not be computed (the absorbed form):
 
     rope_store_latent(q, kv, ...)                       stores [c, rotated key], rotates q
     queries = latent_queries(q, U^T of each head)       [T, H * (D + R)] -> [T, H, L + R]
     sums    = attention(queries, cache, cache, ...)     one KV head, values are the first L dimensions of keys
     out     = head_linear(sums, W of each head)         [T, H * L] -> [T, H * V]
 
-All tensors of q's type; T tokens, H heads, D dimensions of a head that are not rotated.
+All tensors have q's type. T is the number of tokens, H of heads, D of a head's dimensions that are not rotated.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["LatentParams", "head_linear", "latent_queries", "rope_store_latent"]
 def rope_store_latent(
     q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
 ) -> None:
-    """Rotate q and scale it in place, and write a token's normed latent vector and its rotated key to its cell.
+    """Rotate and scale q in place, and write each token's normed latent vector and rotated key to its cell.
 
     Args:
-        q: [T, H * (D + R)], of each head the last R dimensions are rotated.
+        q: [T, H * (D + R)]; the last R dimensions of each head are rotated.
         kv: [T, L + R].
-        positions: [T] int64, rows of ``params.cos_sin`` and ``params.query_scale``; without the former nothing is
+        positions: [T] int64, rows of ``params.cos_sin`` and ``params.query_scale``. Without ``cos_sin`` nothing is
             rotated.
         kv_loc: [T] int64, the cell of each token; on a CUDA device -1 for none.
         cache: [num_pages, 1, page_size, L + R], written.
         params: parameters of the layer.
 
     Raises:
-        IndexError: a position or a cell lies outside its table; not raised on a CUDA device.
+        IndexError: a position or a cell is outside of its table; not raised on a CUDA device.
         ValueError: shapes do not fit.
     """
     params.check(q, kv, cache)
@@ -78,7 +78,7 @@ def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:
 
 
 def _head_linear(x: Tensor, weights: ExpertWeights, shape: tuple[int, ...]) -> Tensor:
-    """What a head has behind the weight's inputs is copied behind its outputs."""
+    """Multiply each head by its weight. Dimensions of a head after the weight's inputs are copied after its outputs."""
     if on_triton(x.device):
         from .triton import expert_product as gpu
 

@@ -29,7 +29,7 @@ def rope_store_latent(
 
 
 def head_linear(x: Tensor, weights: ExpertWeights) -> Tensor:
-    """[T, H * (K + more)], weights [H, N, K] -> [T, H, N + more], the rest as it is."""
+    """[T, H * (K + more)], weights [H, N, K] -> [T, H, N + more]; the other dimensions are copied."""
     heads = x.unflatten(1, (len(weights), -1))
     plain = [each.weight for each in weights.experts if not isinstance(each, GroupedLinear)]
     matrices = torch.stack(plain).float()

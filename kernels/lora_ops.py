@@ -4,10 +4,10 @@ For each token t of a slot's segment, in place,
 
     y[t] = gain * (y[t] + B (scale * A x[t])) + add          x [T, K], y [T, N], A [R, K], B [N, R] block by block
 
-where N may be the columns of several modules side by side (q, k, v), each with a rank of its own in B's blocks. DoRA
-needs the gain, biases the addend. Tokens outside of all segments keep their values. On the native path every sum has
-one fixed order: a token's bits do not depend on the other tokens, on the segments or on the number of threads. On a GPU
-they are the same in every run of the same step.
+N may be the columns of several modules side by side (q, k, v); each module has its own rank in B's blocks. The gain is
+for DoRA, the addend for biases. Tokens outside of all segments keep their values. On the native path every sum has a
+fixed order, so a token's bits do not depend on the other tokens, on the segments or on the number of threads. On a GPU
+the bits are the same in every run of the same step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 def lora_shrink_beside(x: Tensor, table: SlotTable, segments: Segments) -> ShrunkInputs | None:
     """Start ``scale * A x`` on a GPU, in a captured pass beside the product of ``x`` [T, K] that is launched next.
 
-    ``lora_shrink_expand`` then does the rest of it, and must be called. None where that does all at once.
+    ``lora_shrink_expand`` then computes the rest, and must be called. Returns None if that call computes everything.
 
     Raises:
-        ValueError: x has another shape or type than the table's.
+        ValueError: x has another shape or type than the table.
     """
     _check_inputs(x, x.shape[0], table)
     if segments.tiles is None or not _takes_triton(table, x):
@@ -56,14 +56,14 @@ def lora_shrink_expand(
 ) -> None:
     """Add the adapters' part of a projection to ``y`` [T, N], for inputs ``x`` [T, K] in the factors' type.
 
-    ``y`` is of the same type or float32.
+    ``y`` has the same type, or float32.
 
     Args:
         shrunk: result of ``lora_shrink_beside`` for the same x, table and segments.
 
     Raises:
         IndexError: a segment names a token or a slot that does not exist; nothing is written.
-        ValueError: x or y has another shape or type than the table's, or segments lack the slots that this path reads.
+        ValueError: x or y has another shape or type than the table, or segments lack the slots that this path reads.
     """
     _run(y, x, None, table, segments, shrunk)
 
@@ -76,11 +76,11 @@ def lora_gated_activation(
     segments: Segments,
     shrunk: ShrunkInputs | None = None,
 ) -> Tensor:
-    """Return ``gated_activation`` of ``y`` [T, 2 * I] and the adapters' part of it, [T, I]; y is undefined then.
+    """Return ``gated_activation`` of ``y`` [T, 2 * I] plus the adapters' part of it, [T, I]. y is undefined afterwards.
 
-    Args and errors as for ``lora_shrink_expand``.
+    For arguments and errors see ``lora_shrink_expand``.
     """
-    # Invariant bits are those of the activation alone, whether a step has adapters or not.
+    # The fused kernel is not used with batch invariance, where the bits must be those of the separate activation.
     if shrunk is not None and segments.tiles is not None and not ops.is_invariant(y.device):
         from .triton import lora_activation
 
@@ -112,9 +112,9 @@ def lora_experts(y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_ex
         num_experts: E.
 
     Raises:
-        IndexError: a segment names a token or a slot that does not exist, or there is no such expert; nothing is
+        IndexError: a segment names a token or a slot that does not exist, or an expert does not exist; nothing is
             written.
-        ValueError: x or y has another shape or type than the table's, or segments lack slots.
+        ValueError: x or y has another shape or type than the table, or segments lack slots.
     """
     shapes = (experts.shape[:1], experts.shape)
     if y.shape != (*experts.shape, sum(table.sizes)) or x.shape not in [(*shape, table.width) for shape in shapes]:
@@ -134,17 +134,17 @@ def lora_experts(y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_ex
 
 
 def lora_heads(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, segments: Segments) -> None:
-    """Add the adapters' part of a product of heads to ``y``, for inputs ``x``: H heads a token in both, side by side.
+    """Add the adapters' part of a product of heads to ``y``, for inputs ``x``. Both have H heads a token, side by side.
 
     Args:
-        y: [T, H * (N + more)] in any division of the last dimension; of a head the first N values change.
-        x: [T, H * (K + more)], of a head the first K values are read.
+        y: [T, H * (N + more)] in any division of the last dimension; the first N values of a head change.
+        x: [T, H * (K + more)]; the first K values of a head are read.
         table: slot ``s * num_heads + h`` has the factors of adapter slot s for head h.
         num_heads: H.
 
     Raises:
         IndexError: a segment names a token or a slot that does not exist; nothing is written.
-        ValueError: x or y has another shape or type than the table's, or segments lack slots.
+        ValueError: x or y has another shape or type than the table, or segments lack slots.
     """
     more = x.shape[1] // num_heads - table.width
     if more < 0 or y.numel() != len(x) * num_heads * (sum(table.sizes) + more) or len(y) != len(x):
@@ -203,7 +203,7 @@ def _check_inputs(x: Tensor, rows: int, table: SlotTable) -> None:
 
 
 def _takes_triton(table: SlotTable, y: Tensor, *others: Tensor) -> bool:
-    """Return whether the kernels take factors and x of a model's type, and y of it or, as residual and logits, fp32."""
+    """Return whether the kernels support the types: factors and x in a model's type, y in that type or fp32."""
     return (
         ops.on_triton(y.device)
         and launch.is_model_type(table.dtype, on_gpu=y.is_cuda)

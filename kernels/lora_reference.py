@@ -14,17 +14,17 @@ from .layouts.lora_arguments import Factors, Segments, SlotTable, unpack_expansi
 def lora_shrink_expand(
     y: Tensor, x: Tensor | None, token_ids: Tensor | None, table: SlotTable, segments: Segments
 ) -> None:
-    """``y[t] = gain * (y[t] + B (scale * A x[t])) + add`` for the tokens of each segment, by its slot's factors.
+    """``y[t] = gain * (y[t] + B (scale * A x[t])) + add`` for the tokens of each segment, with its slot's factors.
 
     Args:
         y: [T, sum of sizes], changed in place.
         x: [T, K]; None for an embedding.
-        token_ids: [T] int64 for an embedding, whose A x is the token's column of A; else None.
+        token_ids: [T] int64 for an embedding, where A x is the token's column of A; else None.
         table: the factors of each slot.
         segments: the tokens of each slot.
 
     Raises:
-        ValueError: the segments have tiles alone, no slots.
+        ValueError: the segments have only tiles, and no slots.
     """
     segments.check_slots()
     starts = segments.starts.tolist()
@@ -44,7 +44,7 @@ def lora_shrink_expand(
 def expert_shrink_expand(
     y: Tensor, x: Tensor, experts: Tensor, table: SlotTable, num_experts: int, segments: Segments
 ) -> None:
-    """Add adapters' products to those of the experts that each token picks, as `lora_shrink_expand`.
+    """Add adapters' products to those of the experts that each token picks, like `lora_shrink_expand`.
 
     The factors of an adapter for an expert are in slot ``slot * num_experts + expert`` of the table.
 
@@ -89,7 +89,7 @@ def head_shrink_expand(y: Tensor, x: Tensor, table: SlotTable, num_heads: int, s
 
 
 def _expand(y: Tensor, shrunk: Tensor, adapter: Factors, sizes: Sequence[int]) -> Tensor:
-    """New values of y [n, N] from the scaled A x [n, R], module by module; modules of rank 0 keep theirs."""
+    """Return the new values of y [n, N] from the scaled A x [n, R], module by module; rank 0 changes nothing."""
     out = list(y.split(tuple(sizes), dim=1))
     ends = list(itertools.accumulate(sizes))
     ranks = shrunk.split(adapter.ranks, dim=1)

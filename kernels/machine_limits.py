@@ -12,11 +12,11 @@ import torch
 from . import ops, quantised_weights
 from .layouts.packed_weights import Linear
 
-_WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB of bf16; more where the last cache holds that
+_WIDTH, _COLUMNS, _COPIES = 576, 49152, 4  # 226 MB in bf16; more if the last-level cache holds that much.
 _SHIFTS = {"K": 10, "M": 20, "G": 30}
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_CHUNK = 512  # rows of a prompt
-_ROWS, _INNER, _OUT = 2048, 128, 1024  # a product whose weight stays in the first two caches
+_CHUNK = 512  # Rows of a chunk of a prompt.
+_ROWS, _INNER, _OUT = 2048, 128, 1024  # The weight of this product fits in the first two caches.
 
 
 def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most: int = 9) -> float:
@@ -34,7 +34,7 @@ def least_time(run: Callable[[], object], calls: int, budget: float = 0.6, most:
 
 
 def last_cache_size(caches: Path = _CACHES) -> int:
-    """Return the bytes of the largest cache that Linux tells of, 0 if it tells of none."""
+    """Return the size in bytes of the largest cache that Linux reports; 0 if it reports none."""
     sizes = [0]
     for file in caches.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -44,7 +44,7 @@ def last_cache_size(caches: Path = _CACHES) -> int:
 
 
 def reading_rate() -> float:
-    """Measure weight bytes read from memory per second: products of one row with twice what the last cache holds."""
+    """Measure the weight bytes read from memory per second: products of one row, with weights twice the last cache."""
     weight = torch.ones(_COLUMNS, _WIDTH, dtype=torch.bfloat16)
     copies = max(_COPIES, -(-2 * last_cache_size() // weight.nbytes))
     layers = [ops.pack_linear(weight) for _ in range(copies)]
@@ -53,12 +53,12 @@ def reading_rate() -> float:
 
 
 def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float = 0.3) -> float:
-    """Measure multiplications per second from cached operands, at the current number of threads.
+    """Measure multiplications per second with cached operands, at the current number of threads.
 
     Args:
         dtype: type of x, and of the weight unless ``bytewise``.
-        bytewise: both are quantised to 8 bits, which a machine may multiply faster.
-        budget: seconds.
+        bytewise: whether both are quantised to 8 bits, which a machine may multiply faster.
+        budget: time for the measurement in seconds.
     """
     weight, x = torch.randn(_OUT, _INNER).to(dtype), torch.randn(_ROWS, _INNER).to(dtype)
     layer = quantised_weights.pack_channels(weight, dynamic=True) if bytewise else ops.pack_linear(weight)
@@ -66,13 +66,13 @@ def products_rate(dtype: torch.dtype, *, bytewise: bool = False, budget: float =
 
 
 def layer_rate(layer: Linear, dtype: torch.dtype, *, budget: float = 0.3) -> float:
-    """Measure multiplications per second of a layer with the rows of a prompt's chunk, again and again.
+    """Measure multiplications per second of a layer with the rows of a prompt's chunk, repeated.
 
     Args:
-        layer: the layer, in any form; a value of it times a value of x counts as one multiplication, however many
+        layer: the layer, in any form. A value of it times a value of x counts as one multiplication, however many
             instructions it takes.
         dtype: type of x.
-        budget: seconds.
+        budget: time for the measurement in seconds.
     """
     x = torch.randn(_CHUNK, layer.in_features).to(dtype)
     seconds = least_time(lambda: ops.linear(x, layer), 1, budget=budget, most=200) / 1e6

@@ -14,9 +14,9 @@ from .layouts import kv_forms
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate zeros on the CPU that commit memory on first write, aligned to a memory page.
+    """Allocate zeros on the CPU, aligned to a memory page. Memory is used when it is first written.
 
-    The memory is in huge pages where the operating system has them, and is freed with its last view.
+    The memory is in huge pages if the operating system has them, and is freed with its last view.
 
     Raises:
         OSError: not enough address space.
@@ -25,12 +25,12 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate zeros on any device: on a CPU ``lazy_zeros``, as torch's own would fill what may never be used."""
+    """Allocate zeros on any device. On a CPU uses ``lazy_zeros``, as torch would write memory that stays unused."""
     return lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
 def populate(tensor: Tensor) -> None:
-    """Commit the memory of ``lazy_zeros``, or of a contiguous part, ahead of the first write; values stay.
+    """Allocate the memory of ``lazy_zeros``, or of a contiguous part, before the first write. The values stay.
 
     Another thread may use the same memory meanwhile.
 
@@ -41,15 +41,15 @@ def populate(tensor: Tensor) -> None:
 
 
 def release_mapped(tensor: Tensor) -> None:
-    """Take a contiguous tensor's whole pages out of this process's memory, if it is mapped from a file.
+    """Remove a contiguous tensor's whole pages from this process's memory, if it is mapped from a file.
 
-    They are read from the file again where they are used later. Other tensors keep their memory.
+    They are read from the file again if they are used later. Other tensors keep their memory.
     """
     arena.release_mapped(tensor)
 
 
 def trim_heap() -> None:
-    """Return memory that was freed, and that the C library keeps for later, to the operating system."""
+    """Return freed memory that the C library has kept for later to the operating system."""
     arena.trim_heap()
 
 
@@ -59,14 +59,14 @@ def copy_pages(k: Tensor, v: Tensor | None, source: Sequence[int], target: Seque
     For 8-bit KV whole pages are copied.
 
     Args:
-        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or as ``kernels.layouts.kv_forms`` says.
-        v: the same for V; None where the keys are the values.
+        k: [L, num_pages, Hkv, page_size, D], the K caches of all layers, or in a form of ``kernels.layouts.kv_forms``.
+        v: the same for V; None if the keys are the values.
         source: pages to copy from.
         target: pages to copy to.
-        count: cells to copy, at most page_size each.
+        count: number of cells to copy, at most page_size each.
 
     Raises:
-        IndexError: a page or a count lies outside the cache.
+        IndexError: a page or a count is outside of the cache.
     """
     _check_pages(k, source, target, count)
     if kv_forms.has_scales(k.dtype):

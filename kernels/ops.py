@@ -4,15 +4,15 @@ Each function chooses by device, type and availability: the native CPU kernels o
 bfloat16 tensors on the CPU, those of ``kernels.triton`` for bfloat16 and float16 tensors on a CUDA device, plain torch
 (``kernels.reference``, fp32 inside) for everything else.
 
-On the native CPU path every sum has one fixed order, so a token's result is bit-identical whatever the other tokens of
-the call, the chunks of its prompt and the number of threads are. The other paths give no such guarantee.
+On the native CPU path every sum has a fixed order. So the result of a token is bit-identical whatever the other tokens
+of the call, the chunks of its prompt and the number of threads are. The other paths give no such guarantee.
 
-On a CUDA device no call reads a value back, so that calls can be captured in a CUDA graph; rows without tokens and
+On a CUDA device no call reads a value back, so that calls can be captured in a CUDA graph. Rows without tokens and
 negative cells pad a captured batch and are skipped.
 
-Notation: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions; the KV cache of a layer
+Notation: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions. The KV cache of a layer
 is [num_pages, Hkv, page_size, D], and its *cell* ``loc`` is page ``loc // page_size``, offset ``loc % page_size``. On a
-CPU the cache may be of 8 bits (``kernels.layouts.int8_kv_layout``); attention then rounds queries and weights to 8 bits
+CPU the cache may have 8 bits (``kernels.layouts.int8_kv_layout``); attention then rounds queries and weights to 8 bits
 too.
 """
 
@@ -124,7 +124,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
 
 
 def pack_linear_apart(weight: Tensor) -> PackedLinear:
-    """``pack_linear`` without native calls, so that any thread may pack while another computes or records a pass."""
+    """Pack like ``pack_linear`` without native calls, so that another thread may compute or record meanwhile."""
     kernels = native_kernels() if weight.is_cpu else None
     if kernels is not None and kernels.takes_weight(weight):
         return kernels.pack_linear_apart(weight)
@@ -132,9 +132,9 @@ def pack_linear_apart(weight: Tensor) -> PackedLinear:
 
 
 def linear(x: Tensor, layer: AnyLinear, out_dtype: torch.dtype | None = None) -> Tensor:
-    """``x @ weight.T + bias``: [T, K] -> [T, N], x of the weight's type; sums are fp32.
+    """``x @ weight.T + bias``: [T, K] -> [T, N], x in the weight's type; sums are fp32.
 
-    A quantised weight takes bfloat16 and float32; its arithmetic: ``kernels.quantised_weights``.
+    With a quantised weight, x is bfloat16 or float32; for the arithmetic see ``kernels.quantised_weights``.
 
     Args:
         out_dtype: the type of x (None), or float32 for unrounded sums.
@@ -212,7 +212,7 @@ def layer_norm(
     offset: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``(x - mean) / sqrt(variance + eps) * (offset + weight) + bias`` in fp32; otherwise as ``rms_norm``."""
+    """``(x - mean) / sqrt(variance + eps) * (offset + weight) + bias`` in fp32; otherwise like ``rms_norm``."""
     out_dtype = out_dtype or x.dtype
     if on_triton(x.device):
         from .triton import layer_norm as gpu
@@ -258,9 +258,9 @@ def rope_store_kv(
 ) -> Tensor:
     """Norm and rotate q and k of the fused projection, and write K and V to their cells.
 
-    A layer without KV heads (``params.num_kv_heads`` 0) reads those of another one: its own are not written.
+    A layer without KV heads (``params.num_kv_heads`` 0) reads the KV of another layer, and writes none.
 
-    On a CUDA device norms other than that of each q and k head are ops of their own before the kernel.
+    On a CUDA device, norms other than those of single q and k heads are computed by separate ops before the kernel.
 
     Args:
         qkv: [T, (Hq + 2 * Hkv) * D]: heads of q, then of k, then of v.
@@ -274,8 +274,8 @@ def rope_store_kv(
         q [T, Hq, D].
 
     Raises:
-        IndexError: a position or a cell lies outside its table; some cells may have been written. Not raised on a CUDA
-            device, whose results the host does not wait for.
+        IndexError: a position or a cell is outside of its table; some cells may have been written. Not raised on a CUDA
+            device, as the host does not wait for its results.
     """
     if on_triton(qkv.device):
         from .triton import rope
@@ -291,31 +291,31 @@ def rope_store_kv(
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, params: AttentionParams) -> Tensor:
-    """Causal attention of a ragged batch over paged K and V, prefill and decode alike.
+    """Causal attention of a ragged batch over paged K and V, for prefill and decode.
 
-    Rows whose page tables have a common prefix read its pages once: on the native CPU path always, with the bits that
-    each row would get alone; on a CUDA device where ``batch.shared`` says so. There torch computes the
-    rows of ``batch.long`` over gathered pages, in layers without a window, cap or sinks.
+    If the page tables of rows have a common prefix, its pages are read once for all of them: on the native CPU path
+    always, with the same bits as for each row alone; on a CUDA device if ``batch.shared`` lists the prefix. There torch
+    computes the rows of ``batch.long`` over gathered pages, in layers without a window, cap or sinks.
 
-    Token i of row r has position ``context_len[r] - query_len[r] + i`` and sees the keys at positions up to its own,
-    with a window the last ``window`` of them (itself included), with chunks those from the last multiple of ``chunk``
-    on. A score is ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h // (Hq /
-    Hkv)``. With sinks the weights of a head's keys are ``exp(s) / (exp(sink) + sum of exp(s))``. With
+    Token i of row r has position ``context_len[r] - query_len[r] + i``. It sees the keys at positions up to its own;
+    with a window only the last ``window`` of them (itself included); with chunks only those from the last multiple of
+    ``chunk`` on. A score is ``s = scale * q.k``, or ``soft_cap * tanh(s / soft_cap)``; query head h reads KV head ``h
+    // (Hq / Hkv)``. With sinks the weights of a head's keys are ``exp(s) / (exp(sink) + sum of exp(s))``. With
     ``params.value_dim`` values are the first dimensions of the keys.
 
     Args:
         q: [T, Hq, D].
-        k_cache: [num_pages, Hkv, page_size, D], the KV of the q tokens included.
+        k_cache: [num_pages, Hkv, page_size, D], including the KV of the tokens of q.
         v_cache: the same; with ``params.value_dim`` k_cache itself.
         batch: page table and lengths of the rows.
         params: parameters of the layer.
 
     Returns:
-        [T, Hq * D], or [T, Hq * value_dim]; on a CUDA device undefined for tokens of no row.
+        [T, Hq * D], or [T, Hq * value_dim]; on a CUDA device undefined for tokens that belong to no row.
 
     Raises:
-        IndexError: the page table is too short for a row, or names a page that the cache lacks. Not raised on a CUDA
-            device.
+        IndexError: the page table is too short for a row, or names a page that is not in the cache. Not raised on a
+            CUDA device.
     """
     if on_triton(q.device):
         from .triton import attention as gpu
@@ -338,14 +338,14 @@ def find_shared_prefixes(
 
     Args:
         page_table: [R, P], the pages of each row in order.
-        query_len: [R], the tokens of each row.
-        context_len: [R], tokens of each row with KV.
+        query_len: [R], number of tokens of each row.
+        context_len: [R], number of tokens of each row with KV.
         page_size: tokens of a page.
         device: device on which the batch is computed.
 
     Returns:
-        Tensors on the host, moved to the device by ``to``; None where sharing does not pay, and for a CPU, whose
-        kernels detect common prefixes themselves.
+        Tensors on the host, moved to the device by ``to``. None if sharing saves no time, and for a CPU, whose kernels
+        find common prefixes themselves.
     """
     if not on_triton(device) or is_invariant(device):
         return None
@@ -357,11 +357,11 @@ def find_long_rows(
 ) -> LongRows | None:
     """Choose the rows of a step whose pages ``attention`` gathers, from the host's copy of the batch.
 
-    Args as for ``find_shared_prefixes``.
+    For the arguments see ``find_shared_prefixes``.
 
     Returns:
-        Tensors on the device; None where no row is long enough, for a CPU, for a GPU without fused attention in torch
-        (before sm_80) and with batch-invariant kernels.
+        Tensors on the device. None if no row is long enough, for a CPU, for a GPU without fused attention in torch
+        (before sm_80), and with batch-invariant kernels.
     """
     has_fused = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if not on_triton(device) or is_invariant(device) or not has_fused:
@@ -370,12 +370,12 @@ def find_long_rows(
 
 
 def import_attention() -> None:
-    """Import what attention of long prompts on a GPU needs, which takes seconds at its first use."""
+    """Import the modules for attention of long prompts on a GPU, as importing them at first use takes seconds."""
     gathered_attention.lower_right_mask()
 
 
 def shares_prefixes(num_rows: int, device: torch.device) -> bool:
-    """Return whether ``find_shared_prefixes`` can find prefixes in a batch of so many rows."""
+    """Return whether ``find_shared_prefixes`` may find prefixes in a batch of ``num_rows`` rows."""
     return not is_invariant(device) and num_rows >= shared_prefixes.LEAST_SHARERS
 
 
@@ -393,7 +393,8 @@ def xielu(x: Tensor, factors: Tensor) -> Tensor:
     """xIELU (https://arxiv.org/abs/2411.13010), computed in fp32: [T, I] -> [T, I].
 
     Args:
-        factors: [4] fp32: of x^2 above 0, of e^x - 1 - x up to 0, of x everywhere, and the highest exponent there.
+        factors: [4] fp32: factor of x^2 above 0, factor of e^x - 1 - x up to 0, factor of x everywhere, and the largest
+            exponent.
     """
     if (kernels := native_for(x)) is not None:
         return kernels.xielu(x, factors)
@@ -415,7 +416,7 @@ def _activated(x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
 
 
 def gated_linear(x: Tensor, layer: AnyLinear, kind: Activation) -> Tensor:
-    """``gated_activation(linear(x, layer), kind)``; the native CPU path keeps the product out of memory."""
+    """``gated_activation(linear(x, layer), kind)``; the native CPU path does not store the product to memory."""
     if not on_triton(x.device) and not isinstance(layer, GroupedLinear | JoinedLinear):
         if isinstance(layer, QuantisedLinear):
             if layer.kernels.takes_gated(layer):
@@ -434,7 +435,7 @@ def largest(values: Tensor) -> Largest:
 
 
 def largest_linear(x: Tensor, layer: AnyLinear) -> Largest:
-    """``largest(linear(x, layer, float32))``; the native CPU path keeps the product out of memory."""
+    """``largest(linear(x, layer, float32))``; the native CPU path does not store the product to memory."""
     if isinstance(layer, GroupedLinear | JoinedLinear):
         return largest(linear(x, layer, torch.float32))
     if isinstance(layer, QuantisedLinear):

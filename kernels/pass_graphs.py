@@ -1,4 +1,4 @@
-"""Whole passes of ``kernels.ops`` for later steps: recorded on a CPU, captured in a CUDA graph on a GPU."""
+"""Whole passes of ``kernels.ops`` to repeat in later steps: recorded on a CPU, captured in a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from .cpu.recorded_pass import RecordedPass
 __all__ = ["Buffers", "Capture", "RecordedPass", "capture_for", "record"]
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Runs and captures a pass; returns its replay."""
+"""Runs and captures a pass; returns the function that replays it."""
 
 
 def record(forward: Callable[[], Tensor], buffers: Buffers) -> tuple[Tensor, RecordedPass | None]:
-    """Run a forward pass of these ops, and record it for later steps of any number of tokens and rows.
+    """Run a forward pass of these ops, and record it for later steps with any number of tokens and rows.
 
     The tensors that ``forward`` reads must stay alive and in place as long as the recorded pass, with room for the
-    tokens and rows of later steps. Torch ops other than allocations are not allowed, each op must be for all tokens,
-    and control flow must not depend on tensor contents or on the numbers of tokens and rows.
+    tokens and rows of later steps. Torch ops other than allocations are not allowed, each op must process all tokens,
+    and control flow must not depend on the contents of tensors or on the numbers of tokens and rows.
 
     Args:
         forward: the pass.
         buffers: memory of the ops' results, which several recordings may share.
 
     Returns:
-        The pass's result, which each ``RecordedPass.replay`` overwrites; and the recorded pass, or None where some of
-        it runs in plain torch.
+        The result of the pass, which each ``RecordedPass.replay`` overwrites; and the recorded pass, or None if a part
+        of it runs in plain torch.
     """
     kernels = native_kernels()
     return (forward(), None) if kernels is None else recorded_pass.record(kernels.library, forward, buffers)
 
 
 def capture_for(k_cache: Tensor, value_dim: int | None = None) -> Capture | None:
-    """Return a CUDA graph capture for passes over a layer's KV cache, or None where an op reads back to the host.
+    """Return a CUDA graph capture for passes over a layer's KV cache; None if an op reads back to the host.
 
     Args:
-        value_dim: as in ``AttentionParams``.
+        value_dim: see ``AttentionParams``.
     """
     if not (k_cache.is_cuda and on_triton(k_cache.device)):
         return None

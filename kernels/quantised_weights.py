@@ -1,21 +1,26 @@
 """Quantised linear layers on the CPU: packing weights of 2 to 8 bits for ``kernels.ops.linear``.
 
-A weight w [N, K] is stored as integers q with a scale d, and for four bits a minimum m, for each block of 32 along K or
-for each row. Rows of x are quantised on the fly, each block of 32, or, for weights with row scales, as a whole, to
-integers a with a scale s, and
+A weight w [N, K] is stored as integers q with a scale d (and with four bits a minimum m) for each block of 32 along K,
+or for each row. Rows of x are quantised on the fly, either each block of 32, or, for weights with row scales, as a
+whole, to integers a with a scale s. Then
 
     y[n] = sum over blocks of  d s (sum of q a)  +  m s (sum of a)
 
-where the inner sums are exact. ``dynamic=True`` means for blocks integers within L = 127 and s = largest magnitude / L:
-llama.cpp's arithmetic. For row scales it means "w8a8": the usual values of a row of x are within 127, and its outliers
-are kept in two bytes (``cpu/src/int8/int8_rows.h``; LLM.int8(), Dettmers et al. 2022, found that outliers are few and
-must be kept). Such rounding changes a few in a hundred most likely tokens. ``dynamic=False`` means the product with the
-dequantised weight: with blocks L = 127 * 128, finer than bfloat16, at the price of two byte products instead of one;
-with row scales x is not quantised, ``y[n] = d (sum of q x)``. ``widened=True`` rounds the numbers of blocks to the type
-of x on their way to the product, and x is not quantised: the bits of the plain weight. A row's result is bit-identical
-whatever the other rows and the number of threads are.
+with exact inner sums.
 
-There is no torch path: without native kernels, weights are dequantised when they are loaded.
+``dynamic=True``: with blocks, integers are within L = 127 and s = largest magnitude / L, which is llama.cpp's
+arithmetic. With row scales, this is "w8a8": the usual values of a row of x are within 127, and its outliers are kept in
+two bytes (``cpu/src/int8/int8_rows.h``; LLM.int8(), Dettmers et al. 2022, found that outliers are few and must be
+kept). Such rounding changes a few percent of the most likely tokens.
+
+``dynamic=False``: the product equals that with the dequantised weight. With blocks, L = 127 * 128, which is finer than
+bfloat16 but takes two byte products instead of one. With row scales x is not quantised: ``y[n] = d (sum of q x)``.
+
+``widened=True``: the numbers of blocks are rounded to the type of x before the product, and x is not quantised; the
+bits are those of the plain weight.
+
+The result of a row is bit-identical whatever the other rows and the number of threads are. There is no torch path:
+without native kernels, weights are dequantised when they are loaded.
 """
 
 from __future__ import annotations
@@ -87,11 +92,12 @@ BLOCK_SIZES: dict[BlockType, tuple[int, int]] = {
     "NVFP4": (256, 148),
     "IQ2": (256, 110),
 }
-"""Values and bytes of a block, by its name in GGUF. U4_ZERO_POINT, which is not of GGUF, is Q4_1 with a zero point z
-in the place of the minimum: ``d * (q - z)``, exact for the four bits of AWQ and GPTQ, whose
-minimum has too many digits. E2M1, which is not either, is MXFP4 with half its scale in half precision. Nor is NVFP4
-here, 256 numbers of E2M1: half of the matrix's factor in fp32, sixteen scales in E4M3, 16 bytes for each 32 numbers.
-IQ2 is Q3_K whose numbers choose one of 1, 25/8, 43/8, 0 and their negatives, which come behind them.
+"""Values and bytes of a block, by its name in GGUF. Some names are not GGUF's:
+
+U4_ZERO_POINT is Q4_1 with a zero point z in place of the minimum: ``d * (q - z)``. It is exact for the four bits of AWQ
+and GPTQ, for which a minimum would need too many digits. E2M1 is MXFP4 with half its scale in half precision. NVFP4 is
+256 numbers of E2M1: half of the matrix's factor in fp32, sixteen scales in E4M3, and 16 bytes for each 32 numbers. IQ2
+is Q3_K with numbers that choose one of 1, 25/8, 43/8 and 0, or, in the second half of the range, their negatives.
 """
 
 _PLAIN: dict[BlockType, Format] = {
@@ -115,7 +121,7 @@ _SUPER: dict[BlockType, Format] = {
     "IQ2": Format.SUPER_GRID,
 }
 _WITHOUT_AMX = _SUPER.keys() | {"Q5_0", "Q5_1"}
-"""Types whose products with x in 8 bits have no way by AMX."""
+"""Types for which AMX cannot be used in products with x in 8 bits."""
 
 
 def available() -> bool:
@@ -131,9 +137,9 @@ def _kernels() -> QuantisedKernels:
 
 
 def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
-    """Return whether products with blocks of a type need unquantised x: true for blocks with zero points or a table.
+    """Return whether products with blocks of a type need unquantised x. True for blocks with zero points or a table.
 
-    K-quants and blocks of 5 bits take x in 8 bits too, but not in 15.
+    K-quants and blocks of 5 bits can also be multiplied with x in 8 bits, but not in 15.
 
     Args:
         dynamic: whether x is quantised to 8 bits.
@@ -144,26 +150,26 @@ def is_widened_only(block_type: BlockType, *, dynamic: bool = False) -> bool:
 
 
 def is_dynamic_slow(block_type: BlockType) -> bool:
-    """Return whether products with x in 8 bits leave the machine's fastest instructions idle: of K-quants AMX."""
+    """Return whether products with x in 8 bits cannot use the machine's fastest instructions: AMX for some types."""
     return block_type in _WITHOUT_AMX and _kernels().arranges
 
 
 def pack_blocks(
     raw: Tensor, block_type: BlockType, bias: Tensor | None = None, *, dynamic: bool = False, widened: bool = False
 ) -> QuantisedLinear:
-    """Pack a weight stored in GGUF blocks; integers and scales keep their values.
+    """Pack a weight stored in GGUF blocks. Integers and scales keep their values.
 
     Args:
         raw: [N, blocks of a row * bytes of a block] uint8, on the CPU.
         block_type: type of all blocks of the weight.
         bias: [N] or None.
-        dynamic: quantise rows of x to 8 bits instead of 15.
-        widened: do not quantise rows of x, and round the weight's numbers to its type.
+        dynamic: whether to quantise rows of x to 8 bits instead of 15.
+        widened: whether not to quantise rows of x, and to round the weight's numbers to its type.
 
     Raises:
-        ValueError: the shape is not that of whole blocks, a scale is not finite, both ways of rounding are asked for,
+        ValueError: the shape is not that of whole blocks; a scale is not finite; both ways of rounding are requested,
             or one that ``is_widened_only`` excludes.
-        RuntimeError: no native kernels.
+        RuntimeError: there are no native kernels.
     """
     if raw.dim() != 2 or raw.dtype is not torch.uint8:
         raise ValueError(f"{raw.dtype} {list(raw.shape)} are not rows of {block_type} blocks")
@@ -180,15 +186,15 @@ def pack_block_rows(
     dynamic: bool = False,
     widened: bool = False,
 ) -> QuantisedLinear:
-    """``pack_blocks`` of a weight that comes some rows at a time, so that it need not be in memory as a whole.
+    """Pack like ``pack_blocks`` a weight that comes some rows at a time, so that it is never in memory as a whole.
 
     Args:
-        pieces: rows [n, bytes of a row] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last.
+        pieces: consecutive rows [n, bytes of a row] uint8; n is a multiple of ``PANEL_ROWS`` except in the last piece.
         shape: rows of the weight, and bytes of a row.
 
     Raises:
-        ValueError: as ``pack_blocks``, or the pieces do not make such a weight.
-        RuntimeError: no native kernels.
+        ValueError: see ``pack_blocks``; or the pieces do not form such a weight.
+        RuntimeError: there are no native kernels.
     """
     if dynamic and widened:
         raise ValueError("rows of x are quantised, or the weight's numbers are rounded to their type, not both")
@@ -208,19 +214,19 @@ def pack_block_rows(
 def with_widened(
     layer: QuantisedLinear, dtype: torch.dtype, bias: Tensor | None = None, *, few_rows: int
 ) -> QuantisedLinear:
-    """Return a weight in blocks with a second form beside them, widened, by which more rows are multiplied.
+    """Return a weight in blocks together with a second, widened form, with which more rows are multiplied.
 
-    Both forms have the same bits.
+    Both forms give the same bits.
 
     Args:
         layer: packed by ``pack_blocks`` with ``widened=True``.
         dtype: type of x: bfloat16 or float32.
-        bias: [N], as it was packed, or None.
-        few_rows: the most rows of x that are multiplied with the blocks.
+        bias: [N], the same as it was packed with, or None.
+        few_rows: largest number of rows of x that are multiplied with the blocks.
 
     Raises:
         ValueError: rows of x are quantised for this weight, it has a second form, or x has another type.
-        RuntimeError: no native kernels.
+        RuntimeError: there are no native kernels.
     """
     is_blocks = not layer.planes and layer.format not in (Format.CHANNELS, Format.WIDENED, Format.FLOAT8)
     if not is_blocks or layer.widened is not None or dtype not in (torch.bfloat16, torch.float32):
@@ -229,7 +235,7 @@ def with_widened(
 
 
 def flush(layer: QuantisedLinear) -> None:
-    """Flush a weight from all caches, so that its next product reads memory, as those of a step mostly do."""
+    """Flush a weight from all caches, so that its next product reads memory, as most products in a step do."""
     _kernels().flush(layer)
 
 
@@ -237,11 +243,11 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
     """Quantise a weight [N, K] in bfloat16 or float32 to 8 bits with a scale for each row.
 
     Args:
-        dynamic: quantise rows of x too.
+        dynamic: whether to quantise rows of x too.
 
     Raises:
-        ValueError: the weight is of another type, has an odd K in bfloat16, or one beyond 2^17.
-        RuntimeError: no native kernels.
+        ValueError: the weight has another type, an odd K in bfloat16, or a K beyond 2^17.
+        RuntimeError: there are no native kernels.
     """
     if weight.dim() != 2 or not QuantisedKernels.takes_weight(weight):
         raise ValueError(f"{weight.dtype} {list(weight.shape)} on {weight.device} cannot be quantised by channels")
@@ -251,19 +257,19 @@ def pack_channels(weight: Tensor, bias: Tensor | None = None, *, dynamic: bool) 
 def pack_bytes(
     pieces: Iterable[Tensor], shape: tuple[int, int], scales: Tensor, bias: Tensor | None = None, *, form: Format
 ) -> QuantisedLinear:
-    """Pack a weight that is stored in 8 bits, without another rounding.
+    """Pack a weight that is stored in 8 bits, without further rounding.
 
     Args:
-        pieces: rows [n, K] uint8 that follow each other, n a multiple of ``PANEL_ROWS`` but in the last: signed
-            integers, or E4M3.
+        pieces: consecutive rows [n, K] uint8: signed integers, or E4M3; n is a multiple of ``PANEL_ROWS`` except in the
+            last piece.
         shape: [N, K].
-        scales: [N, 1], or of E4M3 also [N, ceil(K / 128)].
-        form: FLOAT8 of E4M3, whose products have the bits of the plain weight; WIDENED or CHANNELS of integers, whose
-            sums are scaled in fp32, and rows of x are quantised for CHANNELS alone.
+        scales: [N, 1]; for E4M3 also [N, ceil(K / 128)].
+        form: FLOAT8 for E4M3, whose products have the bits of the plain weight; WIDENED or CHANNELS for integers, whose
+            sums are scaled in fp32. Rows of x are quantised only for CHANNELS.
 
     Raises:
         ValueError: the scales do not fit, or the weight is wider than ``MOST_WIDTH`` for CHANNELS.
-        RuntimeError: no native kernels.
+        RuntimeError: there are no native kernels.
     """
     groups = {1, -(-shape[1] // FLOAT8_GROUP)} if form is Format.FLOAT8 else {1}
     if scales.dim() != 2 or len(scales) != shape[0] or scales.shape[1] not in groups:

@@ -1,6 +1,6 @@
 """Every op in plain torch, computed in fp32: the tests' oracle, and the path of devices without a kernel.
 
-The functions have the signatures of their namesakes in ``kernels.ops``, but for ``linear``, which takes the plain
+The functions have the signatures of their namesakes in ``kernels.ops``, except ``linear``, which takes the plain
 weight. Inputs of any floating type are widened to fp32, and results are rounded once, at the end.
 """
 
@@ -17,8 +17,8 @@ from .layouts import kv_forms
 from .layouts.attention_arguments import AttentionParams, PagedBatch, RopeParams
 from .layouts.packed_weights import Largest
 
-_QUERY_BLOCK = 256  # query tokens scored at once: bounds the [Hq, block, context] fp32 scores
-_WEIGHT_BLOCK = 4096  # rows of a weight widened at once
+_QUERY_BLOCK = 256  # Number of query tokens that are scored at once: limits the [Hq, block, context] fp32 scores.
+_WEIGHT_BLOCK = 4096  # Number of rows of a weight that are widened at once.
 _MAXIMA_BLOCK = 64  # columns
 
 
@@ -80,7 +80,7 @@ def add_scaled(x: Tensor, residual: Tensor, factor: float, kept: float = 1.0) ->
 
 
 def norm_heads(x: Tensor, weight: Tensor | None, params: RopeParams) -> Tensor:
-    """The norm of ``params`` of the heads x [T, H, D], in the type of x; x itself without a weight."""
+    """Return the heads x [T, H, D] with the norm of ``params``, in the type of x; x itself without a weight."""
     if weight is None:
         return x
     match params.norm:
@@ -93,7 +93,7 @@ def norm_heads(x: Tensor, weight: Tensor | None, params: RopeParams) -> Tensor:
 
 
 def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
-    """Norm q, k and v of the fused projection, in its type, for a kernel that does the rest: with the params for it."""
+    """Norm q, k and v of the fused projection in its type; return it, and the parameters for the remaining kernel."""
     tokens, heads, kv_heads = qkv.shape[0], params.num_heads, params.num_kv_heads
     q, k, v = qkv.view(tokens, heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), dim=1)
     q, k = norm_heads(q, params.q_norm, params), norm_heads(k, params.k_norm, params)
@@ -103,7 +103,7 @@ def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
 
 
 def _norm_values(v: Tensor, eps: float) -> Tensor:
-    """The RMS norm of each head of v [T, H, D] without a weight, in the type of v."""
+    """Return the RMS norm, without a weight, of each head of v [T, H, D], in the type of v."""
     return rms_norm(v, torch.ones(v.shape[-1], device=v.device), eps)
 
 
@@ -160,7 +160,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, pa
 
 
 def _gather(cache: Tensor, pages: Tensor, context: int, read: Callable[[Tensor], Tensor]) -> Tensor:
-    """The first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
+    """Return the first ``context`` tokens of a row as [Hkv, context, D] in fp32."""
     page_size = cache.shape[2]
     used = read(cache[pages[: -(-context // page_size)].long()])  # [pages, Hkv, page, D]
     return used.transpose(0, 1).flatten(1, 2)[:, :context].float()
@@ -190,7 +190,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, params: AttentionParams
 
 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
-    """``act(first half) * second half`` over the last dimension; kind is one of ``activate``."""
+    """``act(first half) * second half`` over the last dimension; ``kind`` as in ``activate``."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (activate(gate, kind) * up).to(gate_up.dtype)
 
@@ -216,9 +216,9 @@ def xielu(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def largest(values: Tensor) -> Largest:
-    """Maximum and argmax of each row.
+    """Return maximum and argmax of each row.
 
-    torch vectorises maxima of blocks but not the argmax of a row: two stages are five times as fast on a CPU.
+    torch vectorises maxima of blocks but not the argmax of a row. So two stages are five times as fast on a CPU.
     """
     missing = -values.shape[1] % _MAXIMA_BLOCK
     blocks = functional.pad(values, (0, missing), value=-torch.inf) if missing else values

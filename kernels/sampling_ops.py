@@ -13,11 +13,11 @@ from .triton import launch
 
 
 def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
-    """Set logits of forbidden tokens to -inf in some rows; other rows are not touched.
+    """Set logits of forbidden tokens to -inf in some rows. Other rows are not changed.
 
     Args:
         logits: [S, V] float, changed in place.
-        lines: [G] int64 on the logits' device, the rows to mask, each once; with ``has_kernel``, -1 for none.
+        lines: [G] int64 on the logits' device, the rows to mask, each once; -1 for none if ``has_kernel`` is true.
         words: [G, ceil(V / 32)] int32 on the logits' device; bit j of word w is set if token 32 * w + j is allowed.
 
     Raises:
@@ -36,7 +36,7 @@ def mask_logits(logits: Tensor, lines: Tensor, words: Tensor) -> None:
 def _banned(words: Tensor, width: int) -> Tensor:
     """Unpack the words to [G, width] bool, inverted."""
     if words.device.type == "cpu":
-        # numpy unpacks bits eight at a time from a table, which is far cheaper than shifting 32 copies of each word.
+        # numpy unpacks bits eight at a time from a table, which is much faster than shifting 32 copies of each word.
         bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, count=width, bitorder="little")
         return torch.from_numpy(bits).eq_(0).view(torch.bool)
     bit = torch.arange(32, dtype=torch.int32, device=words.device)
@@ -49,10 +49,10 @@ def _takes_mask(logits: Tensor, lines: Tensor, words: Tensor) -> bool:
 
 
 def edit_logits(logits: Tensor, edits: Tensor) -> None:
-    """Apply edits of single logits on a GPU, in launches that depend on shapes alone.
+    """Apply edits of single logits on a GPU, in launches that depend only on shapes.
 
     Args:
-        logits: [S, V] float32, which ``has_kernel``; changed in place.
+        logits: [S, V] float32 for which ``has_kernel`` is true; changed in place.
         edits: [N, 4] int32 on the logits' device, a list of ``kernels.layouts.logit_edits``, which may end before N.
     """
     from .triton import sampling_edits
@@ -68,13 +68,13 @@ def draws_tokens(logits: Tensor) -> bool:
 def draw_tokens(logits: Tensor, params: DrawParams) -> Tensor:
     """Draw a token of each row after top-k, top-p and min-p, as ``engine.sampling.top_k_top_p`` defines it.
 
-    A row's token depends on this row's numbers alone.
+    The token of a row depends only on the numbers of this row.
 
     Args:
-        logits: [S, V] float32, which ``draws_tokens``.
+        logits: [S, V] float32 for which ``draws_tokens`` is true.
         params: parameters of the S rows.
 
-    Returns: [S] int64; -1 for rows whose largest logit is not finite, NaN counted as the largest.
+    Returns: [S] int64; -1 for rows whose largest logit is not finite. NaN counts as the largest.
     """
     kernels = native_for(logits)
     assert kernels is not None
@@ -89,15 +89,16 @@ def has_kernel(logits: Tensor) -> bool:
 def draw_lines(logits: Tensor, table: Tensor, lines: Tensor) -> Tensor:
     """Draw a token of each line on a GPU, as ``engine.sampling.top_k_top_p`` defines it.
 
-    Random numbers follow from seed and position on the device. The launches depend on shapes alone and read nothing
-    back, so that they can be captured.
+    Random numbers are computed on the device from seed and position. The launches depend only on shapes and read
+    nothing back, so that they can be captured.
 
     Args:
-        logits: [S, V] float32, which ``has_kernel``.
+        logits: [S, V] float32 for which ``has_kernel`` is true.
         table: [R, 6] float64, parameters of rows: ``DrawTable``.
         lines: [S, 2] int64, the row of each line, -1 for none, and its position in the row's stream of random numbers.
 
-    Returns: [S] int64; -1 for lines whose largest logit is not finite, NaN counted as the largest, and without a row.
+    Returns: [S] int64; -1 for lines without a row and for lines whose largest logit is not finite. NaN counts as the
+    largest.
     """
     from .triton import sampling_draw
 

@@ -1,4 +1,4 @@
-"""A stream of a GPU beside the one that serves: copies and sums there delay no step."""
+"""A second stream of a GPU, beside the one that computes steps: copies and sums there delay no step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class SideStream:
-    """Work beside the steps of a device. On a CPU all is done at once, and there is nothing to wait for."""
+    """Work beside the steps of a device. On a CPU all work is done at once, and there is nothing to wait for."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Have what this thread starts within the context run on the stream, memory that it allocates included."""
+        """Run the work that this thread starts in the block on the side stream, including memory that it allocates."""
         if self._stream is None:
             yield
             return
@@ -26,7 +26,7 @@ class SideStream:
             yield
 
     def mark(self) -> SideMark:
-        """Return a mark behind all that was started."""
+        """Return a mark after all work started so far."""
         event = None
         if self._stream is not None:
             event = torch.cuda.Event()
@@ -36,7 +36,7 @@ class SideStream:
 
 @cache
 def side_stream(device: torch.device) -> SideStream:
-    """Return a stream of a device for all that is computed beside its steps."""
+    """Return the stream of a device for all work beside its steps."""
     return SideStream(device)
 
 
@@ -50,11 +50,11 @@ class SideMark:
 
     @property
     def is_reached(self) -> bool:
-        """Whether all work before it is done; without waiting."""
+        """Return whether all work before the mark is done, without waiting."""
         return self._event is None or self._event.query()
 
     def hand_over(self, *tensors: Tensor) -> None:
-        """Let the current stream use tensors of the stream beside it, after the mark, until they are freed."""
+        """Let the current stream use tensors of the side stream, after the mark, until they are freed."""
         if self._event is None:
             return
         current = torch.cuda.current_stream(tensors[0].device) if tensors else torch.cuda.current_stream()

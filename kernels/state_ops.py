@@ -1,12 +1,12 @@
 """Ops of layers with a recurrent state, on native kernels, Triton kernels or plain torch.
 
-The state of a row is read from one slot of a pool and written to another, or the same; states after tokens in the
-middle of a row may be saved on the way. Kernels of a GPU read no value back, and rows without tokens change nothing, so
-that calls can be captured in a CUDA graph; nor does plain torch read back in a convolution, where such rows change the
-pool's last slot, which belongs to no row.
+The state of a row is read from one slot of a pool and written to another one, or to the same. States after tokens in
+the middle of a row may be saved too. GPU kernels read no value back, and rows without tokens change nothing, so that
+calls can be captured in a CUDA graph. In plain torch, a convolution reads nothing back either; there such rows change
+the pool's last slot, which belongs to no row.
 
-On the native path a token's bits depend neither on other rows, nor on chunks, nor on threads. On a GPU they depend on
-chunks, where a row has more than a few tokens.
+On the native path a token's bits do not depend on other rows, on chunks or on threads. On a GPU they depend on chunks,
+if a row has more than a few tokens.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ __all__ = [
 def causal_conv(x: Tensor, state: Tensor, batch: StateBatch, params: ConvParams, first: int = 0) -> Tensor:
     """``act(bias + sum over taps j of weight[j] * u[t - taps + 1 + j])`` in fp32 for each channel of a row's inputs u.
 
-    Gated, with B, C and x side by side in the columns from ``first`` on, ``u = B * x`` in the type of x, and the result
-    is ``C * (bias + ...)``. Otherwise u are the W columns from ``first`` on, and ``act`` is SiLU.
+    If gated, the columns from ``first`` on are B, C and x side by side; then ``u = B * x`` in the type of x, and the
+    result is ``C * (bias + ...)``. Otherwise u is the W columns from ``first`` on, and ``act`` is SiLU.
 
     Args:
         x: [T, columns].
         state: [slots, taps - 1, W] in the type of x, the last inputs of each row, oldest first; written.
         batch: rows and slots.
         params: parameters of the layer.
-        first: column.
+        first: first of these columns.
 
     Returns:
         [T, W] in the type of x.
 
     Raises:
-        IndexError: a slot or a row lies outside its tensor (native kernels).
+        IndexError: a slot or a row is outside of its tensor (native kernels).
     """
     if on_triton(x.device):
         from .triton import causal_conv as gpu_conv
@@ -152,12 +152,12 @@ def delta_scan(
         S_t    = S + k_t (sigmoid(rates[t, h]) * (v_t - S^T k_t))^T
         y_t    = S_t^T q_t / sqrt(N)
 
-    With ``params.by_channel`` (Kimi delta attention, https://arxiv.org/abs/2510.26692) each row n of a state has a step
-    ``steps[t, h * N + n]``, and shrinks by a factor of its own.
+    With ``params.by_channel`` (Kimi delta attention, https://arxiv.org/abs/2510.26692) each row n of a state has its
+    own step ``steps[t, h * N + n]`` and decays by its own factor.
 
-    The native kernel goes token by token too: a dimension of a value depends on no other one, so the cells that a
-    thread updates stay in its cache. In the rule's chunk form, which a GPU computes for long rows, a token's bits
-    depend on where a chunk begins. Where each row shrinks by itself a GPU goes token by token.
+    The native kernel also computes token by token: a dimension of a value depends on no other one, so the cells that a
+    thread updates stay in its cache. A GPU computes long rows in the chunk form of the rule, in which a token's bits
+    depend on where a chunk begins. If each row of a state has its own decay, a GPU computes token by token.
 
     Args:
         x: [T, 2 * G * N + H * P]: q and then k of all key heads, then v of all heads.

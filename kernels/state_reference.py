@@ -1,6 +1,6 @@
 """The ops of ``kernels.state_ops`` in plain torch: the tests' oracle, and the path of devices without kernels.
 
-But in the scans, no shape depends on the contents of a tensor, so they can be captured in a CUDA graph.
+Except in the scans, no shape depends on the contents of a tensor, so the ops can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def delta_scan(
     steps, rates = (
         gates[:, column : column + count].float() for column, count in zip(first, (params.steps, heads), strict=True)
     )
-    # [T, H, N], or [T, H, 1] where all rows of a head's state shrink alike.
+    # [T, H, N]; or [T, H, 1] if all rows of a head's state have the same decay.
     shrink = torch.exp(functional.softplus(steps + params.step_bias).unflatten(1, (heads, -1)) * params.decay[:, None])
     rates, results = torch.sigmoid(rates), torch.zeros_like(values)
     starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
@@ -130,27 +130,27 @@ def gated_norm(x: Tensor, gate: Tensor, params: GatedNormParams, first: int = 0)
 
 
 def row_of_token(batch: StateBatch) -> Tensor:
-    """[T] int64, the row of each token; tokens behind the last row are given to it."""
+    """[T] int64, the row of each token; tokens after the last row get the last row."""
     tokens = torch.arange(len(batch.checkpoints), device=batch.query_start.device, dtype=torch.int32)
     rows: Tensor = torch.searchsorted(batch.query_start[1:].contiguous(), tokens, right=True)
     return rows.clamp_(max=len(batch.source) - 1)
 
 
 def _windows(inputs: Tensor, state: Tensor, batch: StateBatch, taps: int) -> Tensor:
-    """[T, taps, W]: each token's input and those before it in its row, from the row's state where need be."""
+    """[T, taps, W]: each token's input and the inputs before it in its row, taken from the row's state if necessary."""
     tokens, device = len(inputs), inputs.device
     rows = row_of_token(batch)
     start = batch.query_start[rows].long()
     at = torch.arange(tokens, device=device)[:, None] + torch.arange(1 - taps, 1, device=device)
     before = state[batch.source.clamp(min=0).long()].masked_fill((batch.source < 0)[:, None, None], 0)
-    # In one tensor: all rows' states, then the inputs.
+    # One tensor holds all rows' states, then the inputs.
     kept = before.flatten(0, 1)
     index = torch.where(at >= start[:, None], len(kept) + at, (rows * (taps - 1) + taps - 1 - start)[:, None] + at)
     return torch.cat((kept, inputs))[index.clamp_(min=0)]
 
 
 def _save(after: Tensor, state: Tensor, batch: StateBatch) -> None:
-    """Write the state after each token [T, ...] to the slots that want it; the last slot takes what nobody wants."""
+    """Write the state after each token [T, ...] to its slot. Tokens without a slot write to the last slot."""
     nobody = len(state) - 1
     checkpoints = batch.checkpoints.long()
     state[torch.where(checkpoints < 0, nobody, checkpoints)] = after

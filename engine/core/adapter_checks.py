@@ -24,9 +24,9 @@ class VocabularyCheck:
     """Checks an adapter that was read, before its name can be requested. Runs on the thread that reads adapters.
 
     Attributes:
-        config: has the folders of adapters and of downloads.
+        config: names the folders of adapters and of downloads.
         path: path of the adapter's folder.
-        base_size: tokens of the base model.
+        base_size: number of tokens of the base model.
         num_tokens: number of tokens of the tokenizer in the adapter's folder; 0 without a tokenizer.
     """
 
@@ -57,7 +57,7 @@ class VocabularyCheck:
 
 
 def is_adapter(folder: Path, name: str) -> bool:
-    """Return whether the folder of adapters has a folder of that name; the loader checks its content."""
+    """Return whether the folder of adapters has a folder of this name. The loader checks its content."""
     try:
         check_name(name)
         return (folder / name).is_dir()
@@ -66,14 +66,14 @@ def is_adapter(folder: Path, name: str) -> bool:
 
 
 def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> None:
-    """Check that a sequence's tokens are those of its adapter.
+    """Check that a sequence was tokenized with the tokenizer of its adapter.
 
     Args:
         version: the adapter's version that the sequence would pin.
-        base_size: tokens of the base model.
+        base_size: number of tokens of the base model.
 
     Raises:
-        AdapterUnavailable: another tokenizer has made the tokens.
+        AdapterUnavailable: the sequence was tokenized with another tokenizer.
         RequestError: a token id is not in the adapter's vocabulary.
     """
     if submit.tokenizer != version.tokenizer:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.001  # seconds between two polls of the loads at the start
 _NO_CALL = -1
-_MOST_NAMES = 64  # names of adapters in use that a heartbeat holds
+_MOST_NAMES = 64  # Limit of the names of adapters in use that a heartbeat lists.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Adaptation:
     Attributes:
         path: the namespaces of the sequence.
         adapter: load id of the version, -1 for the base model alone.
-        adapted_from: position of the first token that the adapter reads.
-        vocab_size: tokens of the adapter's own vocabulary, 0 for the base model's.
+        adapted_from: position of the first token to which the adapter applies.
+        vocab_size: number of tokens of the adapter's own vocabulary, 0 for the base model's.
         num_classes: rows of its classification head, 0 without one.
     """
 
@@ -69,7 +69,7 @@ class Adaptation:
 
     @classmethod
     def of_base(cls, base_digest: str, submit: Submit) -> Adaptation:
-        """Return that of a sequence of the base model."""
+        """Return the adaptation of a sequence of the base model."""
         return cls(PrefixPath(Namespace(base_digest, None, submit.salt, submit.cache_tenant)))
 
     def rotated(self, num_tokens: int, switch: int) -> tuple[PrefixPath, int]:
@@ -83,7 +83,7 @@ class Adaptation:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sequence that waited for its adapter, which is loaded, or failed with ``error``."""
+    """A sequence that waited for its adapter, which now is loaded, or has failed with ``error``."""
 
     submit: Submit
     error: EngineError | None
@@ -91,7 +91,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Sequences that cannot go on, as their adapter failed."""
+    """Sequences that cannot continue, because their adapter failed."""
 
     ids: tuple[int, ...]
     error: EngineError
@@ -103,8 +103,8 @@ class _Load:
 
     name: str
     path: str
-    call: int | None  # id of the call that is replied to; None if a sequence asked for the load
-    wanted: bool = True  # false once its name was unloaded
+    call: int | None  # Id of the call to reply to; None if a sequence requested the load.
+    wanted: bool = True  # False if its name was unloaded meanwhile.
     waiting: list[Submit] = field(default_factory=list)
 
 
@@ -124,8 +124,8 @@ class AdapterManager:
         self._base_digest = base_digest
         self._config = config
         self._folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._loads: list[_Load] = []  # those of one name in the order in which the pool reports them
-        self._pins: dict[int, AdapterVersion] = {}  # by sequence
+        self._loads: list[_Load] = []  # Loads of the same name are in the order in which the pool reports them.
+        self._pins: dict[int, AdapterVersion] = {}  # By sequence.
         self._requests: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
         self._outbox: list[Message] = []
@@ -136,11 +136,11 @@ class AdapterManager:
 
     @property
     def waiting_tokens(self) -> list[int]:
-        """Tokens of the prompts of the sequences that wait for a load, for each of them."""
+        """For each sequence that waits for a load, the number of tokens of its prompt."""
         return [len(submit.tokens) for load in self._loads for submit in load.waiting]
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
-        """Load adapters by name, and wait for them. ConfigError for the first that cannot be loaded."""
+        """Load adapters by name, and wait for them. Raises ConfigError for the first one that cannot be loaded."""
         try:
             for name, folder in folders.items():
                 self._await(name, folder)
@@ -150,7 +150,7 @@ class AdapterManager:
         return tuple(map(self.describe, self._pool.registry))
 
     def load(self, message: LoadAdapter) -> None:
-        """Begin a load, which is replied to at its end."""
+        """Start a load. The reply is sent when it has ended."""
         try:
             if not message.replace and self._is_known(message.name):
                 raise RequestError(
@@ -179,22 +179,22 @@ class AdapterManager:
         return any(version.digest == digest for version in self._pool.registry)
 
     def tell(self, message: ListAdapters) -> None:
-        """Reply with all adapters: ready, draining and loading."""
+        """Reply with a list of all adapters: ready, draining and loading."""
         registry = self._pool.registry
         loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads if load.wanted)
         self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
 
     def begin(self, submit: Submit) -> Adaptation | None:
-        """Pin the current version of a sequence's adapter, until ``settle`` sees the sequence's end.
+        """Pin the current version of a sequence's adapter, until ``settle`` gets the sequence's end.
 
         Returns:
             None if the sequence waits for the adapter to be loaded; ``poll`` returns it after the load.
 
         Raises:
-            UnknownModel: no such adapter.
+            UnknownModel: there is no such adapter.
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: there is no room for the adapter now, or another tokenizer has made the sequence's
-                tokens.
+            AdapterUnavailable: there is no room for the adapter now, or the sequence was tokenized with another
+                tokenizer.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
         assert name is not None
@@ -218,7 +218,7 @@ class AdapterManager:
         return Adaptation(path, version.load_id, start, version.own.vocab_size or 0, version.own.num_classes)
 
     def poll(self) -> list[Arrival]:
-        """Finish loads, once a step. Returns the sequences that waited for them."""
+        """Finish loads; called once a step. Returns the sequences that waited for them."""
         arrivals: list[Arrival] = []
         for result in self._pool.poll():
             load = next(each for each in self._loads if each.name == result.name)
@@ -245,7 +245,7 @@ class AdapterManager:
         return taken
 
     def take_messages(self) -> list[Message]:
-        """Return replies and changes since the last call; a change precedes the reply to its cause."""
+        """Return replies and changes since the last call. A change comes before the reply to the call that made it."""
         messages, self._outbox = self._outbox, []
         return messages
 
@@ -283,13 +283,13 @@ class AdapterManager:
         )
 
     def names(self) -> dict[str, str]:
-        """Return a name for each digest: where several have equal content, the one in use, or used most."""
+        """Return a name for each digest. If several have equal content, it is the one in use, or used most."""
         registry = self._pool.registry
         versions = sorted((*registry.draining, *registry), key=lambda each: (each.pins, self._requests[each.name]))
         return {version.digest: version.name for version in versions}
 
     def name(self, load_id: int) -> str | None:
-        """Return the name of a version; None if it has ended, or for the base model's -1."""
+        """Return the name of a version; None if the version has ended, and for the base model's -1."""
         version = self._pool.registry.version(load_id)
         return None if version is None else version.name
 
@@ -304,7 +304,7 @@ class AdapterManager:
         return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
 
     def in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of adapters with running and with waiting sequences, each in order and 64 at most."""
+        """Return the names of adapters with running and with waiting sequences, each in order, at most 64."""
         versions = {version.load_id: version for version in self._pins.values()}.values()
         running = {version.name for version in versions if self._pool.slots.pins(version.load_id)}
         waiting = {version.name for version in versions if version.pins > self._pool.slots.pins(version.load_id)}
@@ -335,7 +335,7 @@ class AdapterManager:
     def start_anew(self) -> None:
         """Empty all slots and forget waiting sequences, after a step that raised. Names and pins stay.
 
-        Loads continue. A load whose result was lost in that step is answered with an error.
+        Loads continue. A load whose result was lost in that step gets an error as its reply.
         """
         self._pool.slots.clear()
         for load in self._loads:
@@ -373,14 +373,14 @@ class AdapterManager:
         return self._pool.registry.get(name) is not None or self._loading(name) is not None
 
     def _loading(self, name: str) -> _Load | None:
-        """Return the first load of a name that is wanted, None for none."""
+        """Return the first load of a name that is still wanted; None if there is none."""
         return next((load for load in self._loads if load.name == name and load.wanted), None)
 
     def _check_of(self, path: str, num_tokens: int = 0) -> VocabularyCheck:
         return VocabularyCheck(self._config, path, self._vocab_size, num_tokens)
 
     def _start(self, call: LoadAdapter) -> _Load:
-        """Begin a load, of which nobody is told if the call's id is negative."""
+        """Start a load. If the call's id is negative, no reply is sent."""
         try:
             check = self._check_of(call.path, call.num_tokens)
             self._pool.load(call.name, call.path, check, trusted=call.trusted, public=call.of, tenant=call.tenant)
@@ -390,7 +390,7 @@ class AdapterManager:
         return self._loads[-1]
 
     def _wait(self, name: str, submit: Submit) -> None:
-        """Keep a sequence until its adapter is loaded; begin the load if need be."""
+        """Keep a sequence until its adapter is loaded; start the load if it is not under way."""
         load = self._loading(name)
         if load is None and (parts := parts_of(name)):
             load = self._start_sum(name, parts, submit.tenant)
@@ -401,7 +401,7 @@ class AdapterManager:
         load.waiting.append(submit)
 
     def _start_sum(self, name: str, parts: tuple[WeightedPart, ...], tenant: str) -> _Load:
-        """Begin to load a weighted sum of loaded adapters. Raises as ``begin``."""
+        """Start the load of a weighted sum of loaded adapters. Raises like ``begin``."""
         check_parts(parts)
         registry = self._pool.registry
         found: list[SumPart] = []
@@ -427,12 +427,12 @@ class AdapterManager:
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
         error = None if result.error is None else _refusal(result.error)
-        # Clients name combinations by their parts, so that they are not told of them.
+        # Clients name combinations by their parts, so changes of combinations are not sent to them.
         if result.version is not None and not result.version.parts:
             self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
         if load.call is not None:
             self._reply(load.call, error)
-        # For a sequence whatever is wrong with its adapter means that the model is unknown.
+            # For a sequence, any error of its adapter means that the model in ``model`` is not available.
         if isinstance(error, RequestError):
             error = RequestError(str(error), param="model")
         return [Arrival(submit, error) for submit in load.waiting]

@@ -1,4 +1,4 @@
-"""Debug snapshot of cache, sequences and adapters between two steps, bounded in size: about a millisecond."""
+"""Debug snapshot of cache, sequences and adapters between two steps. Its size is limited; it takes a millisecond."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ROOT, _HIDDEN = -1, -2
 def take_snapshot(
     cache: PrefixCache, scheduler: Scheduler, adapter_manager: AdapterManager | None, stats: dict[str, float]
 ) -> EngineSnapshot:
-    """Return a snapshot of the engine, which it does not change; ``stats`` are its gauges and counters."""
+    """Return a snapshot of the engine, without changing it. ``stats`` are its gauges and counters."""
     nodes = cache.tree_view(MOST_NODES)
     indices = {node: index for index, node in enumerate(nodes)}
     digests = adapter_manager.names() if adapter_manager else {}
-    namespaces: dict[NamespaceView, int] = {}  # with their indices
+    namespaces: dict[NamespaceView, int] = {}  # Their indices in the snapshot.
     views = [_node(node, indices, _namespace_index(node, digests, namespaces), cache.num_uses) for node in nodes]
     shown = islice(scheduler.running, MOST_SEQUENCES)
     return EngineSnapshot(
@@ -51,7 +51,7 @@ def _namespace_index(node: Node, digests: Mapping[str, str], namespaces: dict[Na
 
 
 def _namespace(namespace: Namespace, digests: Mapping[str, str]) -> NamespaceView:
-    """Name the adapter; one that has just been unloaded has only its digest."""
+    """Return the view of a namespace with its adapter's name; one unloaded a moment ago has only its digest."""
     digest = namespace.adapter
     name = None if digest is None else digests.get(digest, digest[:8])
     return NamespaceView(name, namespace.tenant, bool(namespace.salt))

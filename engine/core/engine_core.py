@@ -1,4 +1,4 @@
-"""Engine core: the step loop body, which joins scheduler (ints) and worker (tensors), and handles messages."""
+"""Engine core: the body of the step loop. It joins scheduler (ints) and worker (tensors), and handles messages."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rootgraft.engine")
 
-_MOST_LOGGED = 300  # characters of an error
+_MOST_LOGGED = 300  # Number of characters of an error message.
 _PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
 
 
 class EngineCore:
-    """Runs all sequences of one model. Called by one thread, which waits for nothing but the device.
+    """Runs all sequences of one model. Called by one thread, which waits only for the device.
 
     Args:
         config: all options.
@@ -86,11 +86,11 @@ class EngineCore:
         self._kept = KeptKv(config, worker)
         self._cache = self._kept.new_cache()
         self._scheduler = self._make_scheduler()
-        self._open: set[int] = set()  # ids of sequences whose end was not returned yet
-        # The modulus comes first, as Random takes -1 for 1.
+        self._open: set[int] = set()  # Ids of sequences whose end was not returned yet.
+        # The modulus makes the seed non-negative, as Random treats -1 and 1 alike.
         self._seeds = random.Random(config.seed % (1 << 64))
         self._outbox: list[Message] = []
-        self._ahead: StepHandle | None = None  # launched while the step before it was in flight
+        self._ahead: StepHandle | None = None  # The step launched while the one before it was in flight.
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         base = worker.base_digest, worker.vocab_size
         self._adapters = AdapterManager(worker.adapters, *base, config) if worker.adapters else None
@@ -116,10 +116,10 @@ class EngineCore:
         """Load a model, unless ``weights`` are given, and make its engine core.
 
         Args:
-            lost: as in ``load_worker``.
+            lost: see ``load_worker``.
 
         Raises:
-            ModelError, ConfigError: it cannot be loaded.
+            ModelError, ConfigError: the model cannot be loaded.
         """
         from ..executor.load_worker import load_worker
 
@@ -141,7 +141,7 @@ class EngineCore:
         return self._worker.overlaps
 
     def handle(self, messages: Iterable[Message]) -> None:
-        """Handle messages from the client; replies are returned by the next step. Starts anew as ``step`` does."""
+        """Handle messages from the client. The next step returns the replies. On an error, start anew like `step`."""
         with self._starting_anew():
             for message in messages:
                 if isinstance(message, Submit):
@@ -177,7 +177,7 @@ class EngineCore:
         """Compute a step. Returns the messages for the client.
 
         If anything in it raises, all sequences end with an error, which the next step returns, and the core starts anew
-        with an empty prefix cache; adapters and compiled grammars stay.
+        with an empty prefix cache. Adapters and compiled grammars stay.
         """
         with self._starting_anew():
             return self.finish(self.launch())
@@ -185,8 +185,8 @@ class EngineCore:
     def launch(self) -> Launched | None:
         """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
 
-        If ``finish`` has already launched the step, only its masks are begun. A GPU computes while the caller does
-        other work between the two calls. If the device has no memory for the step, see ``_drop_steps``.
+        If ``finish`` has already launched the step, only filling its masks is started. A GPU computes while the caller
+        does other work between the two calls. If the device has not enough memory for the step, see ``_drop_steps``.
         """
         try:
             return self._launch()
@@ -209,7 +209,7 @@ class EngineCore:
         return Launched(step, masks, step_timer)
 
     def finish(self, launched: Launched | None) -> list[Message]:
-        """Launch the next step if it can be planned ahead (overlap scheduling); then read and commit this one.
+        """Launch the next step if it can be planned now (overlap scheduling); then read and commit this step.
 
         Returns the messages for the client.
         """
@@ -218,7 +218,7 @@ class EngineCore:
                 self._finish(launched)
             except DeviceMemoryError as error:
                 if launched.masks is not None:
-                    # The mask thread has the matchers until it is done, and the next step needs them.
+                    # The mask thread uses the matchers until it is done, and the next step needs them.
                     launched.masks()
                 self._drop_steps(error)
         elif self.has_work and not self._outbox:
@@ -232,21 +232,22 @@ class EngineCore:
             on_device(step.draw, masks)
         step_timer.skip()
         lacking = None
-        # Where the budget may exclude the token that is drawn, another one may be the next step's input.
+        # If the token budget may exclude a drawn token, another one is drawn. Then the next step's input is not known
+        # yet.
         if self._worker.overlaps and not (masks is not None and masks().checks):
             try:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
             except DeviceMemoryError as error:
-                # The step in flight is not affected.
+                # The error concerns only the step launched ahead, not the one in flight.
                 lacking = error
         self._commit(step.batch, on_device(step.result), step_timer)
         if lacking is not None:
             raise lacking
 
     def _drop_steps(self, error: DeviceMemoryError) -> None:
-        """Continue after a step for which the device had no memory: free the caches and make steps smaller.
+        """Continue after a step for which the device had not enough memory: free the caches and make steps smaller.
 
-        Sequences only lose time. If steps cannot become smaller, the largest sequence fails.
+        Sequences are only delayed. If steps cannot become smaller, the largest sequence fails.
         """
         self._ahead = None
         failures = self._scheduler.drop_steps()
@@ -281,16 +282,16 @@ class EngineCore:
 
     @property
     def sessions(self) -> SessionTransfer:
-        """What releases, exports and imports sessions, between two steps."""
+        """The object that releases, exports and imports sessions, between two steps."""
         has_adapter = self._adapters.has_content if self._adapters else lambda _: False
         return self._kept.sessions(self._cache, self._scheduler.session_pins, has_adapter)
 
     def prefix_transfer(self) -> PrefixTransfer:
-        """Return what saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        """Return the object that saves and loads KV of prompts, between two steps. Raises ConfigError."""
         return self._kept.transfer(self._cache)
 
     def find(self, number: int) -> Sequence | None:
-        """Return the sequence of a number that waits or runs. Read-only."""
+        """Return the waiting or running sequence with a number. It must not be changed."""
         return self._scheduler.find(number)
 
     def adaptation_of(self, submit: Submit) -> Adaptation:
@@ -337,7 +338,7 @@ class EngineCore:
         return (*self._compiling, *self._scheduler.waiting)
 
     def take_observations(self) -> dict[str, list[float]]:
-        """Return what was observed since the last call, for a heartbeat. Publishes KV events that no step did."""
+        """Return the observations since the last call, for a heartbeat. Publishes KV events that no step did."""
         self._kept.publish()
         return self._stats.take_observations() | self._grammars.take_observations()
 
@@ -370,8 +371,8 @@ class EngineCore:
     def _starting_anew(self) -> Iterator[None]:
         """Start anew if the block raises: drop all state that may be incomplete, and fail all sequences.
 
-        Rows, leases, adapter slots and the tree are not trusted: a page of the tree may lack a copy that was never
-        made. A step that the device still computes writes its pages before any later step writes.
+        Rows, leases, adapter slots and the tree are not reused: a page of the tree may lack a copy that was never made.
+        A step that the device still computes writes its pages before any later step does.
         """
         try:
             yield
@@ -392,14 +393,14 @@ class EngineCore:
             raise
 
     def _commit(self, batch: Batch, result: StepResult, step_timer: StepTimer) -> None:
-        """Commit a result and count the seconds of its parts; launching ahead counts in the step in flight then."""
+        """Commit a result, and record the seconds of its parts. Launching ahead counts for the step in flight."""
         step_timer.skip()
         self._outbox += self._scheduler.commit(batch, result)
         step_timer.end("commit")
         self._stats.add_seconds({**step_timer.seconds, **result.seconds, "step": step_timer.whole()})
 
     def _start(self, batch: Batch, step_timer: StepTimer) -> StepHandle | None:
-        """Launch a step that has just been planned; None if it has no rows."""
+        """Launch a step that was just planned; None if it has no rows."""
         step_timer.end("schedule")
         step = on_device(self._worker.launch, batch) if batch.rows else None
         step_timer.skip()
@@ -411,14 +412,14 @@ class EngineCore:
         return None if ahead is None or self._scheduler.forget(ahead.batch) else ahead
 
     def _take_outbox(self) -> list[Message]:
-        """Return the messages to the client; unpin the adapters of sequences that they end."""
+        """Return the messages to the client, and unpin the adapters of sequences that they end."""
         messages, self._outbox = self._outbox, []
         if self._adapters:
             if ended := self._adapters.settle(messages):
                 self._cache.drop_adapters(frozenset(ended))
             messages += self._adapters.take_messages()
         self._grammars.settle(messages)
-        # Before what ends the reads of a prompt: its first token, or the end of its sequence.
+        # Requests for KV come before the messages that end them: the first token of a prompt, or a sequence's end.
         messages = [*self._kept.take_messages(self._cache, self._scheduler.find, self._open.__contains__), *messages]
         ended_ids = [each.id for each in messages if isinstance(each, (Done, Failed))]
         self._open.difference_update(ended_ids)
@@ -459,7 +460,7 @@ class EngineCore:
             self._adapters.tell(message)
 
     def _poll_adapters(self) -> None:
-        """Begin the sequences whose adapter is loaded, and fail those whose adapter failed."""
+        """Start the sequences whose adapter is loaded, and fail those whose adapter failed."""
         if self._adapters is None:
             return
         for arrival in self._adapters.poll():
@@ -473,7 +474,7 @@ class EngineCore:
             self._outbox += [failure_of(number, loss.error) for number in compiling]
 
     def _poll_compiling(self) -> None:
-        """Queue the sequences whose grammar is compiled; others do not wait for it."""
+        """Queue the sequences whose grammar is compiled. Other sequences do not wait for them."""
         for number, (sequence, compilation) in tuple(self._compiling.items()):
             outcome = compilation.poll()
             if outcome is None:
@@ -485,7 +486,7 @@ class EngineCore:
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:
-        """End sequences in whatever state."""
+        """End sequences in any state."""
         self._outbox += self._scheduler.abort(ids)
         for number in ids:
             if entry := self._compiling.pop(number, None):
@@ -496,7 +497,7 @@ class EngineCore:
             self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
-        """Begin to fill the token masks of a step on another thread; None if no row needs one."""
+        """Start filling the token masks of a step on another thread; None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs else None
 
@@ -506,7 +507,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
 
     Args:
         adaptation: its adapter.
-        seeds: generator of seeds, for sequences that name none.
+        seeds: generator of seeds for sequences that have none.
 
     Raises:
         RequestError: the sequence already has as many generated tokens as allowed, or may draw no token, or the model
@@ -558,7 +559,7 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
 
 
 def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
-    """Check that the model can give the requested kind of answer. Raises RequestError.
+    """Check that the model can give the kind of answer that a request needs. Raises RequestError.
 
     Args:
         num_classes: number of classes of the model's classification head, or of its adapter's.

@@ -1,10 +1,10 @@
-"""The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one per model.
+"""The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one for each model.
 
     python -P -m rootgraft.engine.core.engine_process PARENT [FD LIVENESS PATH OPTIONS]
 
-PARENT: the process that starts it. FD: its end of a socketpair. LIVENESS: the end of a pipe for its signs of life.
-OPTIONS: an `EngineConfig` as JSON. Without these it imports the engine, and takes them from the socket that is its
-standard input (`EnginePreload`).
+PARENT: id of the process that starts it. FD: its end of a socketpair. LIVENESS: its end of a pipe for signs of life.
+OPTIONS: an `EngineConfig` as JSON. Without the optional arguments it imports the engine, and then receives them from
+the socket that is its standard input (`EnginePreload`).
 
 The process exits when the channel closes, and is killed when the thread that started it ends. So it never outlives its
 parent process, and only the parent handles signals. Exit codes: 0 after Shutdown or when the client is gone, 70 after
@@ -44,25 +44,27 @@ if TYPE_CHECKING:
     from ..executor.load_weights import Weights
 
 HEARTBEAT_SECONDS = 0.25
-GOODBYE_SECONDS = 5.0  # seconds that the client gets to read the last frame
-ORPHAN_SECONDS = 4.0  # seconds that a process whose server is gone gets to end by itself
-CLOSE_SECONDS = 8.0  # seconds that threads get to end: fewer than the client waits before it kills the process
-START_FAILED = -1  # the id of the Failed that is sent in place of Ready
+GOODBYE_SECONDS = 5.0  # Seconds for the client to read the last frame.
+ORPHAN_SECONDS = 4.0  # Seconds for a process whose server is gone to end by itself.
+CLOSE_SECONDS = 8.0  # Seconds for threads to end; less than the client waits before it kills the process.
+START_FAILED = -1  # Id of the Failed message that is sent in place of Ready.
 EXIT_SOFTWARE = 70
-_TORCH_BYTES = 640 << 20  # bytes of address space that torch's import takes; a lack of them would break it at any point
-MOST_BYTES = 1 << 18  # bytes of arguments from a socket: more than the system takes in one message
-_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # of torch's allocator on a GPU, new and old name
-SWITCH_SECONDS = 0.0005  # most seconds that the mask thread keeps the GIL from the step loop
+# Bytes of address space that importing torch takes. A lack of them could break the import at any point.
+_TORCH_BYTES = 640 << 20
+MOST_BYTES = 1 << 18  # Largest size in bytes of arguments from a socket; more than the system passes in one message.
+# Environment variables for torch's allocator on a GPU, with its new and its old name.
+_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+SWITCH_SECONDS = 0.0005  # Longest time in seconds for which the mask thread keeps the GIL from the step loop.
 
 
 def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     """Run steps until Shutdown, which fails all open sequences. Raises ConnectionError if the client ends.
 
     On a device with overlap, a step's messages are sent after the launch of the next step. On other devices they are
-    sent at once: the client reads them while one thread plans the next step, before all cores compute.
+    sent at once: the client then reads them while one thread plans the next step, before all cores compute.
     """
     due = 0.0
-    told: frozenset[int] = frozenset()  # the sequences that the last heartbeat said to wait
+    told: frozenset[int] = frozenset()  # The sequences that the last heartbeat reported as waiting.
     out: list[Message] = []
     trim = process_memory.IdleTrim(_trim_heap)
     while True:
@@ -93,14 +95,14 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
 
 
 def _trim_heap() -> None:
-    # Imports torch, which the core has by then.
+    # This imports torch, which the core has imported by now.
     importlib.import_module("...kernels.memory", __package__).trim_heap()
 
 
 def start(
     config: EngineConfig, model_path: Path, channel: Channel, weights: Weights | None = None
 ) -> EngineCore | None:
-    """Load the engine, but for weights that are loaded, and send Ready, or the error that prevents it."""
+    """Load the engine, except weights that are given, and send Ready, or the error that prevents it."""
     try:
         core = _load(config, model_path, weights)
     except EngineError as error:
@@ -112,13 +114,13 @@ def start(
 
 
 def _tell_failure(channel: Channel, error: EngineError) -> None:
-    """Send what prevents the start."""
+    """Send the error that prevents the start."""
     channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
     channel.drain(GOODBYE_SECONDS)
 
 
 def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
-    """Start the thread of the signs of life; None, with the error sent, if the system refuses a thread."""
+    """Start the thread that gives signs of life. If the system refuses a thread, send the error and return None."""
     try:
         return LivenessThread(fd, end_orphan)
     except (MemoryError, RuntimeError, OSError) as error:
@@ -129,8 +131,8 @@ def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
 
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
-    """Load the engine. Raises EngineError, also where torch cannot be imported or memory is used up."""
-    # The text is made before the start, as there may be no memory for it once the start fails.
+    """Load the engine. Raises EngineError, also if torch cannot be imported or memory is exhausted."""
+    # The text is made before the start, because there may be no memory for it after a failure.
     advice = _advice(config)
     try:
         _import_torch()
@@ -139,22 +141,22 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-    # Outside of the handler, so that what the frames of the error hold is free.
+    # Raised outside of the handler, so that the memory held by the error's frames is free.
     raise ConfigError(f"The model does not fit the memory ({reason}): {advice}")
 
 
 def _end_engine(reason: str) -> None:
-    """End the process, whose model has lost a rank: its client sees the end of the channel."""
+    """End the process, because its model has lost a rank. The client notices the end of the channel."""
     write_last_line(f"The engine ends: {reason}")
     os._exit(EXIT_SOFTWARE)
 
 
 def _import_torch() -> None:
-    """Import the modules that the core imports when it loads.
+    """Import the modules that the core needs to load.
 
     Raises:
         ConfigError: a library is missing.
-        OSError: there is no memory for the imports.
+        OSError: there is not enough memory for the imports.
     """
     try:
         check_room(_TORCH_BYTES)
@@ -171,7 +173,7 @@ def _import_torch() -> None:
 
 
 def _advice(config: EngineConfig) -> str:
-    """Return what a user may do about a model that does not fit the device of the options."""
+    """Return advice for the user on a model that does not fit on the device of the options."""
     if takes_gpu(config.device):
         return (
             "end what else uses the GPU, or take a smaller model or shorter steps. "
@@ -181,14 +183,15 @@ def _advice(config: EngineConfig) -> str:
 
 
 def parse_config(options: str) -> EngineConfig:
-    """Parse options in JSON."""
+    """Parse options given as JSON."""
     return config_of_json(json.loads(options))
 
 
 def set_up_process() -> None:
-    """Set what an engine process needs before it starts a thread or imports torch."""
+    """Make the settings that an engine process needs before it starts a thread or imports torch."""
     if not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
-        # Adapters of many sizes come and go: segments that can grow leave no holes that fit none of them.
+        # Adapters of many sizes are loaded and unloaded. Segments that can grow leave no holes too small for all of
+        # them.
         os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -198,7 +201,7 @@ def set_up_process() -> None:
 
 
 def end_orphan() -> None:
-    """Let the process, whose server is gone, end soon, whatever its threads are doing."""
+    """Make the process, whose server is gone, end soon, whatever its threads do."""
     EndLimit(ORPHAN_SECONDS, EXIT_SOFTWARE, "An engine whose server is gone")
 
 
@@ -218,11 +221,12 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE
-            with closing(core):  # even if the client is gone: threads that wait for a step would keep the process alive
+            # Even if the client is gone: threads that wait for a step would keep the process alive.
+            with closing(core):
                 try:
                     serve(core, channel, liveness)
                 finally:
-                    # The limit is never cancelled, so it also bounds what the interpreter does at exit.
+                    # The limit is never cancelled, so it also covers what the interpreter does at exit.
                     EndLimit(CLOSE_SECONDS, EXIT_SOFTWARE, "What the engine closes")
     except ConnectionError:
         return 0
@@ -233,8 +237,8 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
 
 
 def preload() -> list[str]:
-    """Import the engine and wait for the process's arguments. Returns none if the client goes away."""
-    # The start reports what cannot be imported.
+    """Import the engine and wait for the process's arguments. Returns none if the client disconnects."""
+    # Errors of imports are ignored here, as the start reports them.
     with suppress(Exception), process_memory.uncollected():
         importlib.import_module("torch")
         importlib.import_module("..executor.worker", __package__)
@@ -242,7 +246,7 @@ def preload() -> list[str]:
         with socket.socket(fileno=os.dup(0)) as client:
             message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
     except MemoryError:
-        # The client starts another process, which reports the lack of memory.
+        # The client starts another process, which reports that memory is exhausted.
         return []
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

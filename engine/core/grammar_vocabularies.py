@@ -1,4 +1,4 @@
-"""Structured output in several vocabularies: the model's, and those of adapters with tokenizers of their own."""
+"""Structured output in several vocabularies: the model's, and those of adapters with their own tokenizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .structured_output import Compilation, StructuredOutputManager
 
 MOST_VOCABULARIES = 4
-"""Vocabularies of adapters, beside the model's, whose grammars stay compiled while no sequence uses them."""
+"""Number of adapters' vocabularies whose compiled grammars are kept while no sequence uses them."""
 
 OWN = ""
 """Key of the model's own vocabulary."""
@@ -43,25 +43,26 @@ class GrammarVocabularies:
         self._overlaps = overlaps
         self._texts: dict[str, TokenTexts] = {}
         self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
-        # Closing a vocabulary may wait for a thread or a child process, which must not hold up the step loop.
+        # Closing a vocabulary may wait for a thread or a child process, and must not block the step loop.
         self._closer = ThreadPoolExecutor(1, "grammar-ends")
-        # Start the thread now: later there may be no memory for it.
+        # The thread is started now, as there may be no memory for it later.
         self._closer.submit(int)
-        self._users: dict[int, str] = {}  # vocabularies of living sequences that do not use the model's own
+        # Vocabularies of running and waiting sequences that do not use the model's own.
+        self._users: dict[int, str] = {}
 
     def learn(self, texts: TokenTexts) -> None:
-        """Take the bytes of a vocabulary's tokens. The model's own is made ready at once."""
+        """Store the bytes of a vocabulary's tokens. The model's own vocabulary is built at once."""
         self._texts[texts.vocabulary] = texts
         if texts.vocabulary == OWN and self._ends(texts):
             self._manager(OWN)
 
     def forget(self, vocabulary: str) -> None:
-        """Give up the bytes of a vocabulary, and its grammars once no living sequence uses them."""
+        """Drop the bytes of a vocabulary, and its grammars when no sequence uses them any more."""
         self._texts.pop(vocabulary, None)
         self._close_idle()
 
     def compile(self, submit: Submit, vocab_size: int) -> Compilation:
-        """Begin to compile the grammar of a sequence. The vocabulary is kept until ``settle`` sees the sequence's end.
+        """Start compiling the grammar of a sequence. The vocabulary is kept until ``settle`` gets the sequence's end.
 
         Args:
             vocab_size: size of the adapter's own vocabulary, 0 for the model's.
@@ -95,12 +96,12 @@ class GrammarVocabularies:
                         self._close_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
-        """Compile a grammar ahead if its vocabulary is in use."""
+        """Compile a grammar in advance if its vocabulary is in use."""
         if (manager := self._managers.get(message.vocabulary)) is not None:
             manager.prepare(message.kind, message.content, message.tenant)
 
     def fill(self, jobs: Seq[MaskJob]) -> Callable[[], Masks]:
-        """Begin to fill masks. Returns a function that waits for them."""
+        """Start filling masks. Returns a function that waits for them."""
         of_vocabulary: dict[str, list[MaskJob]] = {}
         for job in jobs:
             of_vocabulary.setdefault(job.vocabulary, []).append(job)

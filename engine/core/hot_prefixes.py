@@ -1,4 +1,4 @@
-"""Hot prefixes: which cached KV another replica has most use for. Called on the core's thread; reads no page."""
+"""Hot prefixes: the cached KV that is most useful to another replica. Called on the core's thread; reads no page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..scheduling.session_pins import SessionPins
 from ..types import KvPrefix
 
 MOST_PREFIXES = 64
-"""Prefixes in one list."""
-_MOST_NODES = 192  # of the tree that are ranked: leased ones, and the most recently used
+"""Limit of the prefixes in one list."""
+_MOST_NODES = 192  # Limit of the tree's nodes that are ranked: leased ones, and the most recently used.
 
 
 def hot_prefixes(cache: PrefixCache) -> Iterator[tuple[Path, array[int]]]:
     """Yield namespaces and tokens of the prefixes that were hit, the most often hit one first.
 
-    Prefixes whose adapter begins in the middle are left out.
+    Prefixes in which an adapter begins in the middle are left out.
     """
     nodes = (node for node in cache.tree_view(_MOST_NODES) if node.hits)
     for node in sorted(nodes, key=lambda each: -each.hits):
@@ -30,7 +30,7 @@ def hot_prefixes(cache: PrefixCache) -> Iterator[tuple[Path, array[int]]]:
 
 
 def session_prefixes(pins: SessionPins) -> Iterator[tuple[Path, array[int]]]:
-    """Yield namespaces and tokens of what the sessions hold, the last used one first."""
+    """Yield namespaces and tokens of the prefixes that sessions hold, the most recently used session first."""
     held = (pins.find(*name) for name in reversed(pins.names))
     return (each for each in held if each is not None)
 

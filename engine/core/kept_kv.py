@@ -1,4 +1,4 @@
-"""Kept KV: prefix caches with the tiers of the options, and KV that comes and goes. Called on the core's thread."""
+"""Kept KV: prefix caches with the tiers of the options, and transfers of KV. Called on the core's thread."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["KeptKv", "PrefixTransfer", "SessionTransfer"]
 
 
 class KeptKv:
-    """Makes the prefix caches of an engine core, over tiers that outlive each of them.
+    """Makes the prefix caches of an engine core. The tiers below them outlive each cache.
 
     Attributes:
-        tiers: the stores of KV outside the device, as the options name them; None without a store.
+        tiers: the stores of KV outside of the device that the options name; None without a store.
 
     Raises:
         ConfigError: the model or the device does not support the tiers, or the folder or the key cannot be used.
@@ -44,14 +44,14 @@ class KeptKv:
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
-        self._ended: list[Message] = []  # answers to reads of a cache that was reset
+        self._ended: list[Message] = []  # Replies to reads of a cache that was reset.
         of_tiers = TierEventLog() if config.kv_events.is_on else None
         self.tiers = make_tiers(config, worker.kv_pages, of_tiers)
         self._events, self._publisher = _events(config, worker, self.tiers, of_tiers)
         self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)
 
     def new_cache(self) -> PrefixCache:
-        """Return an empty prefix cache, of a pool whose content is trusted no more."""
+        """Return an empty prefix cache, for a pool whose content is no longer valid."""
         if self.tiers:
             self.tiers.reset()
         self._ended += self._exports.clear()
@@ -77,7 +77,7 @@ class KeptKv:
         self.publish()
 
     def publish(self) -> None:
-        """Send the KV events since the last call; those of the tiers also come while no step is computed."""
+        """Send the KV events since the last call. Events of the tiers also occur while no step is computed."""
         if self._events and self._publisher:
             self._publisher.publish(self._events.take())
 
@@ -87,7 +87,7 @@ class KeptKv:
         return self._exports.has_work or bool(self._ended)
 
     def take(self, message: ReadKv | KvBlocks) -> None:
-        """Begin to read pages for another replica, or store those of another one."""
+        """Start reading pages for another replica, or store pages of another one."""
         if isinstance(message, ReadKv):
             self._exports.add(message)
         elif self.tiers and self.tiers.peers:
@@ -104,20 +104,20 @@ class KeptKv:
         if not (self.tiers and self.tiers.peers):
             return CachedPrefixes(message.id, ())
         scheme = self.tiers.scheme
-        # Half of the bytes are left to what waiting requests copy meanwhile.
+        # Half of the bytes are left for the copies that waiting requests cause meanwhile.
         most_pages = self.tiers.peers.store.capacity // 2 // scheme.page_bytes
         found = session_prefixes(pins) if message.of_sessions else hot_prefixes(cache)
         return CachedPrefixes(message.id, within(found, scheme, names, most_pages))
 
     def expect(self, submit: Submit) -> None:
-        """Note that another replica may have a part of a prompt."""
+        """Record that another replica may have a part of a prompt."""
         if submit.peer_tokens and self.tiers and self.tiers.peers:
             self.tiers.peers.expect(submit.id, submit.peer_tokens)
 
     def take_messages(
         self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
     ) -> list[Message]:
-        """Return pages for other replicas, and requests to them for pages; arguments as in ``KvExports.poll``.
+        """Return pages for other replicas, and requests for pages of theirs. For the arguments see ``KvExports.poll``.
 
         Publishes the events of the step.
         """
@@ -145,7 +145,7 @@ class KeptKv:
         return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest, key_of)
 
     def sessions(self, cache: PrefixCache, pins: SessionPins, has_adapter: Callable[[str], bool]) -> SessionTransfer:
-        """Return what releases, exports and imports sessions, between two steps."""
+        """Return the object that releases, exports and imports sessions, between two steps."""
         open_transfer = partial(self.transfer, cache, sealed=True)
         return SessionTransfer(pins, open_transfer, self._worker.base_digest, has_adapter)
 
@@ -154,7 +154,7 @@ class KeptKv:
         return self.tiers.stats() if self.tiers else {}
 
     def close(self) -> None:
-        """End the threads of the tiers, once they have written what they were given, and of the events."""
+        """End the threads of the tiers, once they have written all they were given, and the thread of the events."""
         if self.tiers:
             self.tiers.close()
         if self._publisher:
@@ -164,7 +164,7 @@ class KeptKv:
 def _events(
     config: EngineConfig, worker: StepWorker, tiers: KvTiers | None, of_tiers: TierEventLog | None
 ) -> tuple[KvEventLog | None, KvEventPublisher | None]:
-    """Return what notes and what sends KV events; None where nobody asks for them. Raises ConfigError."""
+    """Return the objects that collect and send KV events; None if the options request none. Raises ConfigError."""
     if not config.kv_events.is_on:
         return None, None
     pages, size = worker.kv_pages, config.block_size

@@ -1,6 +1,6 @@
-"""KV exports: reads pages of the prefix cache for other replicas, a bounded part of them after each step.
+"""KV exports: reads pages of the prefix cache for other replicas, a limited number of them after each step.
 
-In a model with recurrent states, the state after the last page is sent behind that page.
+In a model with recurrent states, the state after the last page is sent after that page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..messages import KvBlocks, ReadKv
 from ..sequence.sequence import Sequence
 
 STEP_BYTES = 4 << 20
-"""Of pages that are read after one step."""
+"""Limit of the bytes of pages that are read after one step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,17 +57,17 @@ class KvExports:
         return bool(self._exports)
 
     def add(self, request: ReadKv) -> None:
-        """Begin a read."""
+        """Start a read."""
         self._exports.append(Export(request, request.path, request.tokens, request.first))
 
     def poll(
         self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
     ) -> list[KvBlocks]:
-        """Read pages that are in the cache now, up to ``STEP_BYTES``. Returns the answers.
+        """Read pages that are in the cache now, up to ``STEP_BYTES``. Returns the replies.
 
         Args:
             sequence_of: returns the waiting or running sequence with a number.
-            is_open: whether a sequence has not ended, though no step may know it yet.
+            is_open: whether a sequence has not ended, even if no step knows it yet.
         """
         answers: list[KvBlocks] = []
         room = STEP_BYTES
@@ -87,7 +87,7 @@ class KvExports:
         return answers
 
     def clear(self) -> list[KvBlocks]:
-        """Give up all reads. Returns the answers."""
+        """Give up all reads. Returns the replies."""
         exports, self._exports = self._exports, []
         return [KvBlocks(export.request.id, (), True) for export in exports]
 
@@ -100,13 +100,13 @@ class KvExports:
             return False
         sequence = sequence_of(number)
         if sequence is None:
-            # It waits for its adapter or its grammar.
+            # The sequence may still wait for its adapter or its grammar.
             return is_open(number)
         export.path, export.tokens = sequence.path, sequence.tokens[: sequence.num_prompt]
         return sequence.num_generated == 0
 
     def _read(self, export: Export, cache: PrefixCache, room: int) -> tuple[list[bytes], bool]:
-        """Return the next blocks of a read, and whether these are all that are in the cache."""
+        """Return the next blocks of a read, and whether the cache has no further ones."""
         if self._codec is None or self._pages is None or export.path is None:
             return [], True
         most = max(1, room // self._codec.scheme.page_bytes)
@@ -119,7 +119,7 @@ class KvExports:
         return found, len(blocks) < most
 
     def _read_state(self, export: Export, cache: PrefixCache) -> list[bytes]:
-        """Return the block of the prefix's last state; none in a model without, or where there is none."""
+        """Return the block of the prefix's last state; empty if the model has no states, or the state is not cached."""
         if self._codec is None or self._pages is None or export.path is None:
             return []
         state = cache.export_state(self._codec.scheme, export.path, export.tokens, export.keys)

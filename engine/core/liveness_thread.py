@@ -1,4 +1,4 @@
-"""Liveness thread of the engine process: tells the client that the process runs, whatever the step loop does."""
+"""Liveness thread of the engine process: shows the client that the process runs, whatever the step loop does."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..ipc import LIVENESS_SECONDS, pack_liveness
 class LivenessThread:
     """Writes the number of the step loop's passes to a pipe, several times a second, until the reader is gone.
 
-    A process whose reader is gone has no use: it ends ``ORPHAN_SECONDS`` later, whatever its other threads are doing.
+    A process whose reader is gone has no purpose: it ends ``ORPHAN_SECONDS`` later, whatever its other threads do.
 
-    The interpreter gives it its turn while the step loop waits, or computes in code that releases the interpreter.
+    The thread gets the interpreter's lock while the step loop waits, or runs code that releases the lock.
 
     Args:
-        fd: the pipe's end, which it closes at the end of the thread.
+        fd: the end of the pipe; the thread closes it when it ends.
 
     Attributes:
-        num_passes: written by the step loop alone.
+        num_passes: number of passes of the step loop, which alone writes it.
     """
 
     def __init__(self, fd: int, orphaned: Callable[[], object] = lambda: None) -> None:
-        os.set_blocking(fd, False)  # a reader that sleeps must not keep the thread
+        os.set_blocking(fd, False)  # The thread must not block if the reader does not read.
         self.num_passes = 0
         self._fd = fd
         self._orphaned = orphaned
@@ -41,7 +41,7 @@ class LivenessThread:
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
-                with suppress(BlockingIOError):  # the reader has signs enough
+                with suppress(BlockingIOError):  # The pipe is full, so the reader has enough signs of life.
                     os.write(self._fd, pack_liveness(self.num_passes))
                 self._ending.wait(LIVENESS_SECONDS)
         except OSError:

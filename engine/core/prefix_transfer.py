@@ -24,10 +24,10 @@ class PrefixTransfer:
 
     Args:
         base: digest of the base model.
-        key_of: options whose key encrypts what is saved; None for no encryption.
+        key_of: options whose key encrypts the saved data; None for no encryption.
 
     Raises:
-        ConfigError: the pages of this model cannot be stored outside the pool, or the key file contains no key.
+        ConfigError: the pages of this model cannot be stored outside of the pool, or the key file contains no key.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class PrefixTransfer:
         self._codec = BlockCodec(*(plain if key_of is None else make_scheme(key_of, pages)))
 
     def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
-        """Write the whole pages of a prompt that are cached to a file. Returns their tokens. Raises OSError."""
+        """Write the whole pages of a prompt that are cached to a file. Returns the number of tokens. Raises OSError."""
         blocks, payload_of = self._cached(path, tokens)
         write_prefix(file, self._codec, blocks, payload_of, head)
         return self._num_tokens(blocks)
 
     def write(self, path: Path, tokens: array[int], out: BinaryIO, head: bytes) -> int:
-        """Write the whole pages of a prompt that are cached, to an open file. Returns their tokens. Raises OSError."""
+        """Write the cached whole pages of a prompt to an open file. Returns the number of tokens. Raises OSError."""
         blocks, payload_of = self._cached(path, tokens)
         write_blocks(out, self._codec, blocks, payload_of, head)
         return self._num_tokens(blocks)
 
     def size(self, num_tokens: int) -> int:
-        """Return about how many bytes the KV of so many tokens takes in a file."""
+        """Return the approximate number of bytes of the KV of ``num_tokens`` tokens in a file."""
         scheme = self._codec.scheme
         return num_tokens // scheme.page_size * scheme.page_bytes + scheme.state_bytes
 
@@ -62,7 +62,7 @@ class PrefixTransfer:
         return sum(not block.is_state for block in blocks) * self._cache.page_size
 
     def _cached(self, path: Path, tokens: array[int]) -> tuple[list[BlockId], Callable[[int], Buffer]]:
-        """Return the whole pages of a prompt that are cached, then its state, and what reads them by their index."""
+        """Return the cached whole pages of a prompt, then its state, and a function that reads them by index."""
         size, scheme = self._cache.page_size, self._codec.scheme
         state = self._cache.export_state(scheme, path, tokens)
         most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
@@ -74,7 +74,7 @@ class PrefixTransfer:
         return blocks, lambda index: reads[index]()
 
     def load(self, file: FilePath, offset: int = 0) -> int:
-        """Insert the pages of a file, which begin at an offset, into the prefix cache. Raises OSError.
+        """Insert the pages of a file, from an offset on, into the prefix cache. Raises OSError.
 
         Returns:
             Number of tokens whose KV is now cached, limited by the room in the pool. 0 if the file has another base
@@ -86,14 +86,14 @@ class PrefixTransfer:
     def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
         """Insert a tenant's pages from an open file into the prefix cache. Returns namespaces and cached tokens.
 
-        Returns no path and no token in the cases in which ``load`` returns 0.
+        If ``load`` would return 0, the result is no path and no token.
         """
         stored = read_blocks(source, self._codec, self._base, tenant)
         num_tokens = 0 if stored is None else self._enter(stored)
         return (stored.path, stored.tokens[:num_tokens]) if stored is not None and num_tokens else (None, array("i"))
 
     def _enter(self, stored: StoredPrefix) -> int:
-        """Enter pages in the prefix cache, as far as there is room. Returns their tokens."""
+        """Insert pages into the prefix cache, as far as there is room. Returns the number of their tokens."""
         lease, num_tokens = self._cache.import_pages(stored.path, stored.tokens)
         first = lease.num_shared
         loads = [PageLoad(page, stored.payloads[first + i]) for i, page in enumerate(lease.pages[first:])]

@@ -1,4 +1,4 @@
-"""Session transfer: the KV of a session between two calls as a file, and back. Called on the core's thread.
+"""Session transfer: stores a session's KV between two calls as a file, and loads it. Called on the core's thread.
 
 magic, length and checksum of the head, head as JSON, blocks of ``prefix_files``
 
@@ -24,7 +24,7 @@ from ..types import MAX_SESSION_NAME
 from .prefix_transfer import PrefixTransfer
 
 _VERSION = 1
-# Names of sessions are clients', and any text.
+# Clients choose the names of sessions, which may be any text.
 _NAME = re.compile(rf"[^\ud800-\udfff]{{0,{MAX_SESSION_NAME}}}")
 
 
@@ -68,20 +68,20 @@ class SessionTransfer:
         return SessionReply(call.id, self.load(call.data))
 
     def release(self, tenant: str, session: str) -> bool:
-        """End a tenant's session, whose KV is evicted first. Returns whether it was held."""
+        """End a tenant's session, so that its KV is evicted first. Returns whether it existed."""
         return self._pins.release(tenant, session)
 
     def size(self, tenant: str, session: str) -> int:
-        """Return about how many bytes of KV a session holds; 0 where it is not held."""
+        """Return the approximate number of bytes of KV that a session holds; 0 if it does not exist."""
         held = self._pins.find(tenant, session)
         return 0 if held is None else self._open_transfer().size(len(held[1]))
 
     def export(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the number of tokens whose KV a session holds, and its file; 0 and no file if nothing is held.
+        """Return the number of tokens whose KV a session holds, and a file with it; 0 and no file if it holds none.
 
         Raises:
             RequestError: the file would be too large.
-            ConfigError: the KV of this model cannot be kept elsewhere.
+            ConfigError: the KV of this model cannot be stored elsewhere.
         """
         transfer, held = self._open_transfer(), self._pins.find(tenant, session)
         if held is None:
@@ -117,7 +117,7 @@ class SessionTransfer:
             key, or needs an adapter that is not loaded with the same content.
 
         Raises:
-            ConfigError: the KV of this model cannot be kept elsewhere.
+            ConfigError: the KV of this model cannot be stored elsewhere.
         """
         transfer, source = self._open_transfer(), io.BytesIO(data)
         fields = _fields_of(read_head_of(source, KEPT_MAGIC))
@@ -133,7 +133,7 @@ class SessionTransfer:
 
 
 def _fields_of(head: bytes | None) -> dict[str, str] | None:
-    """Return what a head says; None for another version, for names that are none, or none."""
+    """Return the fields of a head; None if it is missing, has another version, or has names that are not valid."""
     try:
         fields: Any = json.loads(head or b"null")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Step worker: what the engine core asks of a device, and a launched step on its way through the core."""
+"""Step worker: the device operations that the engine core uses, and a launched step on its way through the core."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class StepWorker(Protocol):
     """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
 
     Attributes:
-        overlaps: whether the device computes while the host continues, so that it pays to launch a step before the last
-            one is read.
+        overlaps: whether the device computes while the host continues, so that launching a step before the last one is
+            read saves time.
         states: slots of recurrent states; None for a model without recurrent states.
         rope_switch: length in tokens beyond which a sequence's KV is computed differently; ``ENDLESS`` if it never is.
-        draft: the draft model; None without a draft model.
-        pooler: values other than tokens that the model gives.
+        draft: the draft model; None without one.
+        pooler: the pooled values, such as embeddings, that the model offers.
         kv_pages: access to the pages of the KV pool, to store them elsewhere; None if that is not supported.
         base_digest: digest of the base model, see ``engine.checkpoint.base_digest``.
     """
@@ -52,14 +52,14 @@ class StepWorker(Protocol):
         """Start the forward pass of a step.
 
         Steps are launched, drawn and read in the same order, and each step is drawn before the next is launched. A step
-        whose rows have all ended is neither drawn nor read; the same is true of a step that found no memory.
+        whose rows have all ended is neither drawn nor read; nor is a step for which there was not enough memory.
         """
 
     def free_memory(self) -> None:
-        """Give memory of the device back that is only cached."""
+        """Free memory of the device that is only cached."""
 
     def close(self) -> None:
-        """End what computes beside this process."""
+        """End the threads and processes that compute for this worker."""
 
 
 class Launched(NamedTuple):
@@ -68,7 +68,7 @@ class Launched(NamedTuple):
     Attributes:
         masks: waits for the token masks of its rows and returns them; None for a step without masks, whose tokens are
             being drawn already.
-        step_timer: seconds on the host of each part of the step.
+        step_timer: seconds on the host for each part of the step.
     """
 
     step: StepHandle

@@ -32,20 +32,20 @@ from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
 MOST_WAITED = 120.0
-"""Seconds that a request waits for its grammar, by the clock: for a worker, and for what the compile takes beside
-other work. How much a grammar may take is another limit, on processor time."""
-MOST_TESTED = 64  # tokens after which an end is looked for where the end of an answer is postponed
-_BUILD_BYTES = 2048  # bytes for each token of a vocabulary: more than its construction takes at any moment
+"""Seconds that a request waits for its grammar: for a worker, and for the compile beside other work. The work of the
+compile itself has another limit, of processor time."""
+MOST_TESTED = 64  # Number of tokens tested for an end that fits, if the end of an answer is postponed.
+_BUILD_BYTES = 2048  # Bytes for each token of a vocabulary: more than building the vocabulary needs at any moment.
 MOST_THREADS = 8
-"""Threads that fill masks beside a device."""
+"""Number of threads that fill masks if a device computes meanwhile."""
 MOST_AHEAD = 8
-"""Compiles that wait beyond which none is made ahead: those that a request waits for come first."""
+"""With more compiles waiting, none is started in advance: those for which a request waits come first."""
 
 logger = logging.getLogger("rootgraft.grammar")
 
 
 class StructuredOutputManager:
-    """Compiles grammars and fills the masks of a step beside its forward pass.
+    """Compiles grammars, and fills the masks of a step while its forward pass runs.
 
     Building the library's vocabulary takes a second, so it is done on the mask thread: only the first request with a
     grammar waits for it.
@@ -54,8 +54,8 @@ class StructuredOutputManager:
         texts: the vocabulary as bytes.
         eos_ids: the model's end tokens, at least one.
         vocab_size: width of the logits, which may be padded beyond the vocabulary.
-        max_lines: most sampling positions of a batch.
-        overlaps: masks are filled beside a forward pass that leaves the cores free, so on several threads.
+        max_lines: largest number of sampling positions of a batch.
+        overlaps: whether the forward pass leaves the cores free, so that several threads fill masks.
     """
 
     def __init__(
@@ -77,30 +77,30 @@ class StructuredOutputManager:
     def compile(
         self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None, tenant: str = ""
     ) -> Compilation:
-        """Begin to compile a grammar, or take it from the cache; poll the result with ``Compilation.poll``.
+        """Start compiling a grammar, or take it from the cache; get the result with ``Compilation.poll``.
 
         Args:
             grammar: kind and content of the answer's grammar; None for free text after the thought.
             reasoning: the thought before the answer; None for none.
-            tenant: whose share of the compiles it uses.
+            tenant: tenant whose share of the compiles is used.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
         return Compilation(self._vocabulary(), spec, reasoning, tenant)
 
     def prepare(self, kind: str, content: bytes, tenant: str = "") -> None:
-        """Compile a grammar ahead, unless ``MOST_AHEAD`` others wait to be compiled. Its refusal is remembered too."""
+        """Compile a grammar in advance, unless ``MOST_AHEAD`` others wait. If it is refused, that is remembered."""
         spec = GrammarSpec(GrammarKind(kind), content)
         self._vocabulary().add_done_callback(partial(_compile_ahead, spec, tenant))
 
     def _vocabulary(self) -> Future[tuple[CompileService, MaskBuffer, Vocabulary]]:
-        """Return the library's vocabulary, which is built again where there was no memory for it."""
+        """Return the library's vocabulary. It is built again if there was not enough memory for it before."""
         built = self._built
         if built.done() and not built.cancelled() and _lacks_memory(built.exception()):
             self._built = call_on(self._thread, self._build)
         return self._built
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
-        """Begin to fill masks. Returns a function that waits for them."""
+        """Start filling masks. Returns a function that waits for them."""
         filling = self._thread.submit(self._fill, jobs)
         for job in jobs:
             job.matcher.lend(filling)
@@ -135,12 +135,12 @@ class StructuredOutputManager:
 
     @property
     def _service(self) -> CompileService | None:
-        """The compile service; None while it is built, and if it could not be."""
+        """The compile service; None while it is being built, and if building it failed."""
         is_built = self._built.done() and self._built.exception() is None
         return self._built.result()[0] if is_built else None
 
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
-        """Fill masks on the mask thread. A row whose matcher fails allows no token, and fails alone in the sampler."""
+        """Fill masks on the mask thread. The row of a matcher that fails allows no token; only that row fails."""
         start = perf_counter()
         _, buffer, _ = self._built.result()
         lines: list[int] = []
@@ -152,7 +152,7 @@ class StructuredOutputManager:
             try:
                 self._fill_job(buffer, at, job)
             except Exception as error:
-                # An error of a library, or a bug, ends this sequence alone.
+                # An error of a library, or a bug, ends only this sequence.
                 job.matcher.fail(error)
             if job.matcher.has_failed:
                 buffer.words[at:end] = 0
@@ -168,7 +168,7 @@ class StructuredOutputManager:
 
     @staticmethod
     def _fills(jobs: Sequence[MaskJob]) -> list[MaskFill]:
-        """Return what is to be filled for the matchers that have not failed, in the rows where `_fill` has them."""
+        """Return the masks to fill for the matchers that have not failed, in the rows in which `_fill` expects them."""
         rows = accumulate((len(job.drafts) + 1 for job in jobs), initial=0)
         return [
             MaskFill(row, job.matcher.lent, job.remaining, job.drafts)
@@ -200,7 +200,7 @@ def _compile_ahead(
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
-    """Forbid the end tokens in a mask that allows any other token, after which an end is known to fit by a check."""
+    """Forbid the end tokens in a mask that allows another token, after which an end is known to fit."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
@@ -209,7 +209,7 @@ def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: Tok
 
 
 def _may_go_on(words: NDArray[np.uint32], check: TokenCheck) -> bool:
-    """Whether an end fits after one of these tokens: after a known one, or one of some that are tested."""
+    """Return whether an end fits after one of these tokens: one known to fit, or one of some that are tested."""
     if (words & check.known().view(np.uint32)).any():
         return True
     left = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
@@ -251,7 +251,7 @@ class Compilation:
                 self._compiled = self._built.result()[0].compile(self._spec, self._tenant)
             if not self._compiled.done():
                 return self._late()
-            # Not raised: the exception would refer to this frame, and so to the future that refers to the exception.
+            # The exception is not raised: it would refer to this frame, and so to the future that refers to it.
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)
@@ -261,14 +261,14 @@ class Compilation:
         except CompileQueueFull:
             return CapacityError("Too many grammars wait to be compiled.")
         except Exception as error:
-            # An error of a library, or a bug, fails this request alone.
+            # An error of a library, or a bug, fails only this request.
             if _lacks_memory(error):
                 return CapacityError("The server has no memory for the grammar of this request now: ask again later.")
             logger.error("A grammar could not be loaded; its request ends", exc_info=error)
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
     def _late(self) -> CapacityError | None:
-        """Return the error of a request that has waited too long; its compile goes on, and asking again finds it."""
+        """Return the error of a request that has waited too long. Its compile continues, for a later request."""
         if monotonic() - self._since < MOST_WAITED:
             return None
         return CapacityError(f"The grammar is not compiled within {MOST_WAITED:g} s, as the server is busy.")
