@@ -26,7 +26,7 @@ REASONING_PARSERS = (
     *("step3", "seed_oss", "mistral", "cohere_command3", "apertus", "apriel", "granite", "gemma4"),
     "openai_gptoss",
 )
-# Variables of a chat template that the server sets.
+# Variables of a chat template that only the server may set.
 RESERVED_TEMPLATE_KWARGS = frozenset(
     (
         "messages",
@@ -40,10 +40,10 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     )
 )
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
-# Those of engine/metric_tables.py.
+# The prefixes in engine/metric_tables.py.
 METRICS_PREFIXES = ("rootgraft:", "vllm:")
 MOST_REPLICAS = 16
-"""Engine processes of a server."""
+"""Limit of the engine processes of a server."""
 MOST_GATEWAYS = 16
 _ROLE = re.compile(r"([1-9][0-9]?)([pdb])")
 _ROLES = {"p": "prefill", "d": "decode", "b": "both"}
@@ -53,7 +53,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Options of the HTTP server. Raises ConfigError for the first one out of its bounds."""
+    """Options of the HTTP server. Raises ConfigError for the first option that is out of its bounds."""
 
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0: reachable from other machines.", group="server")
     port: int = option(8000, "Port to listen on. 0: any free one.", low=0, high=65535, group="server")
@@ -352,7 +352,7 @@ class ServerConfig:
 
     @property
     def autoscale_bounds(self) -> tuple[int, int] | None:
-        """Least and most replicas of ``--autoscale`` or ``--keep-alive``; None without. Raises ConfigError."""
+        """Bounds of the number of replicas by ``--autoscale`` or ``--keep-alive``; None without. Raises ConfigError."""
         if self.autoscale is None:
             return None if self.keep_alive is None else (0, 1)
         found = _BOUNDS.fullmatch(self.autoscale)
@@ -365,7 +365,7 @@ class ServerConfig:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Those of ``--replica-roles``, of each replica; none without it. Raises ConfigError."""
+        """The role of each replica by ``--replica-roles``; empty without the option. Raises ConfigError."""
         if self.replica_roles is None:
             return ()
         parts = [_ROLE.fullmatch(part) for part in self.replica_roles.split("+")]
@@ -381,12 +381,12 @@ class ServerConfig:
 
     @property
     def most_replicas(self) -> int:
-        """Replicas that share the machine."""
+        """Largest number of replicas that share the machine."""
         return self.fleet_options.most_replicas
 
     @property
     def fleet_options(self) -> FleetOptions:
-        """Those of the engine's replicas."""
+        """The options that concern the engine's replicas."""
         return FleetOptions(
             replicas=len(self.roles) or self.replicas,
             autoscale_bounds=self.autoscale_bounds,
@@ -418,7 +418,7 @@ class ServerConfig:
         return found
 
     def _check_tls(self) -> None:
-        """Check that files of certificates come with what they need; the server reads them when it starts."""
+        """Check that options for certificates come with those that they need. The files are read at the start."""
         if self.ssl_certfile is None:
             given = [
                 flag
@@ -440,7 +440,7 @@ class ServerConfig:
             )
 
     def _check_replicas(self) -> None:
-        """Check that the number of replicas is said once."""
+        """Check that the number of replicas is set only once."""
         counts = (
             ("--replicas", self.replicas),
             ("--autoscale", self.autoscale),

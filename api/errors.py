@@ -45,10 +45,11 @@ _INTERNAL = "internal_error"
 _RETRY_LATER = {"retry-after": "5"}
 _LONGEST_RETRY = 3600
 MAX_FAULTS = 1 << 10
-"""That a body may have, each of which costs memory and time; the first one is told."""
+"""Limit of the errors of a body, each of which costs memory and time. Only the first one is reported."""
 MOST_FAULTS: ContextVar[int] = ContextVar("most_faults", default=MAX_FAULTS)
-"""As many faults of the current request's body are named one by one; more where unknown fields are dropped by them."""
-_LONGEST_PARAM = 400  # characters of a field's name, which a request may have made up
+"""Number of errors of the current request's body that are listed one by one. It is larger if errors name the unknown
+fields to drop."""
+_LONGEST_PARAM = 400  # Limit of the characters of a field's name, which the client may have made up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class ErrorReply:
     """Status, headers and error object of a response.
 
     Attributes:
-        details: fields beyond OpenAI's.
-        overflow: tokens of a prompt that is too long, and the model's length.
+        details: fields that OpenAI does not have.
+        overflow: number of tokens of a prompt that is too long, and the model's length.
         kind: overrides ``type``.
     """
 
@@ -72,14 +73,14 @@ class ErrorReply:
 
     @property
     def type(self) -> str:
-        """OpenAI's error type; of a rate limit ``requests`` or ``tokens``."""
+        """OpenAI's error type; for a rate limit, ``requests`` or ``tokens``."""
         if self.kind is not None:
             return self.kind
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @property
     def word(self) -> str:
-        """The code, or the type where there is none: the class of the error for metrics and the log."""
+        """The code, or the type if there is no code: the class of the error for metrics and the log."""
         return self.code or self.type
 
     def body(self) -> bytes:
@@ -91,9 +92,9 @@ class ErrorReply:
 
 
 class HTTPError(HTTPException):
-    """HTTP error that is not about a request's content: wrong key, too large, too slow.
+    """HTTP error that does not concern a request's content: wrong key, too large, too slow.
 
-    Derives from Starlette's exception, which FastAPI passes on where it reads bodies.
+    It derives from Starlette's exception, which FastAPI passes on when it reads bodies.
     """
 
     def __init__(
@@ -136,13 +137,13 @@ def reply_to(error: Exception) -> ErrorReply:
 
 
 def error_code(error: Exception) -> str:
-    """Return the code of an exception's reply, as metrics and the log tell it: one of a few words of ours."""
+    """Return the code of an exception's reply for metrics and the log. It is one of a few fixed words."""
     reply = _known_reply(error)
     return _INTERNAL if reply is None else reply.word
 
 
 def reply_to_fields(error: ValidationError) -> ErrorReply:
-    """Return the reply for a part that pydantic refuses, as if it were a whole body."""
+    """Return the reply for a part of a body that pydantic refuses, as if it were the whole body."""
     return _reply_to_invalid([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)])
 
 
@@ -182,7 +183,7 @@ def _known_reply(error: Exception) -> ErrorReply | None:
 
 
 def faults_of(error: ValidationError) -> list[dict[str, Any]]:
-    """Return pydantic's errors about a body, or one that says how many there are where these are too many."""
+    """Return pydantic's errors about a body; if there are too many, a single error with their number."""
     most = MOST_FAULTS.get()
     if error.error_count() <= most:
         return [dict(each) for each in error.errors(include_url=False)]
@@ -191,7 +192,7 @@ def faults_of(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Return whether the system refuses memory or a thread, as under ``ulimit -v``; orjson tells it as bad JSON."""
+    """Return whether the system refused memory or a thread, as under ``ulimit -v``. orjson reports that as bad JSON."""
     match error:
         case MemoryError():
             return True
@@ -243,7 +244,7 @@ def _reply_to_invalid(errors: Sequence[Mapping[str, Any]]) -> ErrorReply:
 
 
 def _beginning(value: Any) -> str:
-    """Return a value's JSON, of which only the first characters are written out."""
+    """Return the beginning of a value's JSON. Only as many characters are serialized as are needed."""
     found = ""
     for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
         found += piece
@@ -278,9 +279,9 @@ def _wanted(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def _param(location: Sequence[str | int]) -> str | None:
-    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without alternatives' names in ``<>``.
+    """Return ``("messages", 0, "content")`` as ``messages[0].content``, without names of alternatives in ``<>``.
 
-    A name of more than 400 characters loses its middle.
+    The middle of a name of more than 400 characters is left out.
     """
     text = ""
     for part in location:

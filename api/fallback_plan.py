@@ -43,10 +43,10 @@ class Provider:
 
     Attributes:
         name: its name in the models file, the response header and the usage ledger.
-        base_url: without a slash at its end.
-        model: name of the model that this server is asked for.
-        key: the key for its Authorization header; "" for none. It is in no text of this object.
-        timeout: seconds without a byte after which it counts as failed.
+        base_url: base URL without a slash at its end.
+        model: name of the model in requests to this server.
+        key: the key for its Authorization header; "" for none. No text of this object contains it.
+        timeout: seconds without a byte after which the server counts as failed.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """A rule by which another model answers at once.
+    """A rule by which another model answers a request directly.
 
     Attributes:
         to: name of the model or provider.
-        max_prompt_chars: most characters of the prompt; None for any number.
-        priorities: priority classes of the requests that the rule applies to; empty for all classes.
+        max_prompt_chars: largest number of characters of the prompt; None for any number.
+        priorities: priority classes of the requests to which the rule applies; empty for all classes.
     """
 
     to: str
@@ -71,14 +71,14 @@ class ModelRoute:
     priorities: frozenset[Priority] = frozenset()
 
     def fits(self, num_chars: int, priority: Priority) -> bool:
-        """Return whether the rule is for a request."""
+        """Return whether the rule applies to a request."""
         is_short = self.max_prompt_chars is None or num_chars <= self.max_prompt_chars
         return is_short and (not self.priorities or priority in self.priorities)
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackPlan:
-    """What a model has of its own, and all providers by name."""
+    """The fallbacks and routes of a model, and all providers by name."""
 
     fallbacks: tuple[str, ...] = ()
     routes: tuple[ModelRoute, ...] = ()
@@ -89,7 +89,7 @@ class FallbackPlan:
 
     @property
     def targets(self) -> list[str]:
-        """All names that it refers to."""
+        """All names to which the plan refers."""
         return [*self.fallbacks, *(route.to for route in self.routes)]
 
 
@@ -122,14 +122,14 @@ def read_plan(place: str, options: dict[str, Any], providers: Mapping[str, Provi
 
 
 def check_plan(place: str, plan: FallbackPlan, own: Sequence[str], served: Sequence[str]) -> None:
-    """Check that a plan names others that there are.
+    """Check that the names in a plan exist.
 
     Args:
         own: names of its model.
         served: names of all base models.
 
     Raises:
-        ConfigError: a name is the model's own, or nobody's, or both a model's and a provider's.
+        ConfigError: a name is the model's own, does not exist, or belongs to both a model and a provider.
     """
     for name in plan.providers:
         if name in served:

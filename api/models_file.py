@@ -1,4 +1,4 @@
-"""Models file: a YAML file of several base models behind one door, for ``rootgraft serve --config``.
+"""Models file: a YAML file of several base models on one port, for ``rootgraft serve --config``.
 
 port: 8000                        # options of the whole server, and for all models
 threads: 1
@@ -8,7 +8,7 @@ models:
     replicas: 2
   - model: ./big
     served-model-name: big
-    digest: 3f2a...               # of its content, as an error or rootgraft models list tells it
+    digest: 3f2a...               # of its content; an error message or rootgraft models list shows it
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MODEL_OPTIONS = frozenset(
         *("max_queued_tokens", "max_queue_seconds"),
     }
 )
-"""Options of the server that a model may have of its own, besides all of the engine's."""
+"""Options of the server that each model may set for itself, besides all options of the engine."""
 OWN_OPTIONS = frozenset({"model", "revision", "served_model_name", "model_catalog", "lora_modules"})
-"""Options that a model cannot have from above ``models``, as no two models share them."""
+"""Options that cannot be set above ``models`` for all models, because no two models share a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """What a models file says.
+    """The content of a models file.
 
     Attributes:
         common: options above ``models``.
@@ -117,7 +117,7 @@ def _entry(place: str, content: Any, providers: Mapping[str, Provider]) -> Model
 
 @contextmanager
 def naming_place(entry: ModelEntry) -> Iterator[None]:
-    """Within the block, errors of options and models say which entry they are about."""
+    """Make errors of options and models, raised in the block, name the entry that they concern."""
     try:
         yield
     except (ConfigError, ModelError) as error:
@@ -133,7 +133,7 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
         names: names of each model, without the names of its adapters.
 
     Raises:
-        ConfigError: two have a name or a catalogue in common, or an option is for a single model.
+        ConfigError: two models have a name or a catalogue in common, or an option is allowed for a single model only.
     """
     owners: dict[str, str] = {}
     for model, own in zip(models, names, strict=True):
@@ -151,13 +151,13 @@ def check_models(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) 
 
 
 def check_plans(models: Sequence[ServedModel], names: Sequence[Sequence[str]]) -> None:
-    """Check that fallbacks and routes name a model or provider. As ``check_models``; raises ConfigError."""
+    """Check that fallbacks and routes name a model or provider. Like ``check_models``; raises ConfigError."""
     served = [name for own in names for name in own]
     for model, own in zip(models, names, strict=True):
         check_plan(model.entry.place, model.entry.plan, own, served)
 
 
 def check_digest(entry: ModelEntry, path: Path, found: str) -> None:
-    """Check that a model has the content that its entry says. Raises ConfigError."""
+    """Check that a model has the content that its entry requires. Raises ConfigError."""
     if entry.digest not in (None, found):
         raise ConfigError(f"{entry.place}.digest: the content of {path} has the digest {found}, not {entry.digest}.")

@@ -1,7 +1,7 @@
-"""The plan of one step in plain ints, the only thing that runner and sampler see of sequences, and its result.
+"""The plan of one step in plain ints, and its result. Runner and sampler know sequences only from this plan.
 
 A running sequence owns a *row* of the page table and of the sampler's state, 0 <= row < max_num_seqs, from admission
-until it ends or is preempted. Lasting facts are sent once, in ``RowStart``; a step carries only what is new.
+until it ends or is preempted. Lasting facts are sent once, in ``RowStart``; a step contains only new facts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class RowStart:
 
     Attributes:
         tokens: all tokens so far, int32: ``num_prompt`` of the prompt, then the generated ones.
-        stop_ids: tokens that end the sequence (the model's end tokens unless ignored, and ``params.stop_token_ids``),
-            banned while fewer than ``params.min_tokens`` are generated.
+        stop_ids: tokens that end the sequence (the model's end tokens unless ignored, and ``params.stop_token_ids``);
+            they are not drawn while fewer than ``params.min_tokens`` are generated.
         seed: seed of the row's draws, always set.
         slot: the slot of its adapter, -1 for the base model.
-        adapted_from: position of the first token that the adapter reads.
+        adapted_from: position of the first token to which the adapter applies.
         is_long: whether its tokens are rotated as in sequences longer than the switch of the rotary embedding.
-        state: slot of the recurrent state before its first token to compute, -1 for that of an empty sequence.
-        vocab_size: tokens of its adapter's own vocabulary, 0 for the model's.
+        state: slot of the recurrent state before its first token to compute; -1 for the initial state.
+        vocab_size: number of tokens of its adapter's own vocabulary, 0 for the model's.
     """
 
     row: int
@@ -93,23 +93,23 @@ class Row:
 
     @property
     def num_positions(self) -> int:
-        """Sampling positions of the row."""
+        """Number of the row's sampling positions."""
         return self.num_drafts + 1 if self.draws else 0
 
     @property
     def num_kept(self) -> int:
-        """How many of ``tokens``, from the end, have hidden states that are read."""
+        """Number of ``tokens``, counted from the end, whose hidden states are read."""
         return max(self.num_positions + len(self.prompt_targets), self.num_pooled)
 
 
 def placeholder_token(row: int) -> int:
-    """Return the id in place of the token that the step before draws for a row: ``~row``, below 0."""
+    """Return the id that stands for the token that the step before draws for a row: ``~row``, which is negative."""
     return ~row
 
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy the first ``num_tokens`` cells of page ``source`` to page ``target`` in all layers, before the step."""
+    """Copies the first ``num_tokens`` cells of page ``source`` to page ``target`` in all layers, before the step."""
 
     source: int
     target: int
@@ -118,7 +118,7 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageLoad:
-    """Fill a page with the bytes of one that was read from a pool of the same form, before the step."""
+    """Fills a page with the bytes of a page that was read from a pool of the same form, before the step."""
 
     page: int
     payload: bytes | bytearray | memoryview
@@ -126,19 +126,19 @@ class PageLoad:
 
 @dataclass(frozen=True, slots=True)
 class StateLoad:
-    """Fill a slot of recurrent states with the bytes of one that was read from a pool of the same form."""
+    """Fills a slot of recurrent states with the bytes of a state that was read from a pool of the same form."""
 
     slot: int
     payload: bytes | bytearray | memoryview
 
 
 PoolWrite = PageCopy | PageLoad | StateLoad
-"""What is written to the pool before a step, in the order of a batch."""
+"""A write to the pool before a step, in the order of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. ``starts`` are applied first, then ``copies`` in order, then the forward of ``rows``."""
+    """One step. ``starts`` are applied first, then ``copies`` in order; then the forward pass of ``rows`` runs."""
 
     rows: tuple[Row, ...]
     starts: tuple[RowStart, ...] = ()
@@ -150,27 +150,27 @@ class Batch:
 
     @property
     def num_positions(self) -> int:
-        """Sampling positions of all rows."""
+        """Number of sampling positions of all rows."""
         return sum(row.num_positions for row in self.rows)
 
 
 class TokenCheck(Protocol):
-    """Tells at one position which tokens leave room for an end within the budget of tokens."""
+    """Determines, at one position, after which tokens an end still fits in the token budget."""
 
     def fits(self, token: int) -> bool:
-        """Return whether an end fits after an allowed token; an end token fits."""
+        """Return whether an end fits after ``token``, which the grammar allows. An end token always fits."""
 
     def alike(self, token: int) -> NDArray[np.int64]:
-        """Return the tokens that fit if this one does, and do not if it does not."""
+        """Return the tokens that are taken as equivalent to ``token``: they all fit, or none of them does."""
 
     def costs(self, token: int) -> Mapping[int, int]:
-        """Return the work of testing a token and some that may be alike it, in tokens tried, by token."""
+        """Return the cost of testing ``token`` and the tokens compared with it: the tokens tried for each of them."""
 
     def known(self) -> NDArray[np.int32]:
-        """Return a mask of allowed tokens that are known to fit, at least one, without a search."""
+        """Return a mask of allowed tokens that are known to fit without a search. It has at least one token."""
 
     def limits(self) -> NDArray[np.int32]:
-        """Return the mask of all allowed tokens that fit, which may take long."""
+        """Return the mask of all allowed tokens that fit. This may take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +178,11 @@ class Masks:
     """Token masks of the rows with a grammar.
 
     Attributes:
-        positions: indices of the masked ones among the batch's sampling positions, ascending.
+        positions: indices of the masked positions among the batch's sampling positions, ascending.
         words: int32 [len(positions), ceil(V / 32)]; bit j of word w is set if token 32 * w + j is allowed.
-        forced: for each position the only allowed token, if it is taken without asking the model; else -1.
-        checks: where the budget of tokens may exclude some that ``words`` allow, what tells which; by index of the
-            ``positions``.
+        forced: for each position the only allowed token, if it is taken without running the model; else -1.
+        checks: by index in ``positions``, the check of the allowed tokens, if the token budget may exclude some of
+            them.
     """
 
     positions: tuple[int, ...]
@@ -197,14 +197,14 @@ class RowResult:
 
     Attributes:
         tokens: the accepted drafts and the token drawn after them; empty if the row did not draw.
-        logprobs: one for each of ``tokens`` if the sequence asked for them.
+        logprobs: one for each of ``tokens`` if the sequence requested them.
         prompt_logprobs: one for each of the row's ``prompt_targets``.
-        num_forced: how many of ``tokens`` a mask forced.
-        is_limited: whether without a budget of tokens another token would have been drawn for one of ``tokens``.
-        failed: no token could be drawn after ``tokens``, mostly because logits were not finite: the sequence ends
-            with an error, the other rows go on.
-        pooled: 32-bit floats, where ``SamplingParams.pooling`` asks for them and the row draws.
-        allowed: one for each of ``tokens`` if the sequence asked for them.
+        num_forced: number of ``tokens`` that a mask forced.
+        is_limited: whether another token would have been drawn for one of ``tokens`` without the token budget.
+        failed: whether no token could be drawn after ``tokens``, mostly because logits were not finite. The sequence
+            then ends with an error, and the other rows continue.
+        pooled: 32-bit floats, if ``SamplingParams.pooling`` requests them and the row draws.
+        allowed: one for each of ``tokens`` if the sequence requested them.
     """
 
     tokens: tuple[int, ...] = ()
@@ -219,20 +219,20 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a batch, one for each of its rows in the same order; ``seconds`` by part of the device's side."""
+    """Results of a batch, one for each of its rows in order. ``seconds``: time of each part on the device's side."""
 
     rows: tuple[RowResult, ...] = field(default_factory=tuple)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):
-    """A launched step. ``draw`` and then ``result`` are called once each; neither for a step that is dropped."""
+    """A launched step. ``draw`` and then ``result`` are called once each; neither is called for a dropped step."""
 
     @property
     def batch(self) -> Batch: ...
 
     def draw(self, masks: Callable[[], Masks] | None) -> None:
-        """Begin to draw the step's tokens. Draws depend on earlier tokens, so the step before has been read by then.
+        """Start drawing the step's tokens. Draws depend on earlier tokens, so the step before was read by then.
 
         Args:
             masks: waits for the step's masks, called when they are needed; None if no row has one.

@@ -1,6 +1,6 @@
-"""Engine options: type, default, bounds and help of each, from which the command line is made.
+"""Engine options: type, default, bounds and help of each. The command line is generated from them.
 
-Names are vLLM's where vLLM has the option. ``low`` and ``high`` are inclusive. ``EngineConfig`` is immutable; derived
+Names are vLLM's if vLLM has the option. ``low`` and ``high`` are inclusive. ``EngineConfig`` is immutable; derived
 values (dtype in use, number of pages) are reported by the engine when it is ready.
 """
 
@@ -15,7 +15,7 @@ from .json_options import QUANTIZATIONS, SpeculativeConfig, TargetItl, TargetTtf
 from .kv_events_config import KvEventsConfig
 from .types import MAX_SEED, MIN_SEED
 
-# Limits of a step where no option says otherwise and no GPU is known (``executor.device_defaults``).
+# Limits of a step if no option sets them and no GPU is known (``executor.device_defaults``).
 DEFAULT_SEQS = 64
 DEFAULT_TOKENS = 640
 MOST_GPU_SEQS = 256
@@ -35,8 +35,8 @@ def option(
     """Return a dataclass field with the metadata of a command-line option.
 
     Args:
-        short: a flag like ``-i``.
-        words: several values may follow the flag.
+        short: a flag such as ``-i``.
+        words: whether several values may follow the flag.
     """
     metadata = {
         "help": help,
@@ -307,30 +307,30 @@ class EngineConfig:
 
     @property
     def most_seqs(self) -> int:
-        """Most sequences in one step: the option, or its default where nothing is known of a GPU."""
+        """Largest number of sequences in one step: the option, or its default if no GPU is known."""
         if self.max_num_seqs is not None:
             return self.max_num_seqs
         return min(DEFAULT_SEQS, self.max_num_batched_tokens or DEFAULT_SEQS)
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens in one step: the option, or its default where nothing is known of a GPU."""
+        """Largest number of tokens in one step: the option, or its default if no GPU is known."""
         return self.max_num_batched_tokens or max(DEFAULT_TOKENS, self.most_seqs)
 
     @property
     def max_drafts(self) -> int:
-        """Most drafts in one step, of all sequences together: each takes a row of logits."""
+        """Largest number of drafts in one step, of all sequences together. Each draft takes a row of logits."""
         config = self.speculative
         return 0 if config.method == "off" else max(self.most_seqs, config.num_speculative_tokens)
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute the model together."""
+        """Number of processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_option(self) -> str:
-        """The option that asks for several ranks, with its value; both where both ask."""
+        """The option that requests several ranks, with its value; both options if both do."""
         sizes = {"tensor": self.tensor_parallel_size, "pipeline": self.pipeline_parallel_size}
         options = [f"--{way}-parallel-size {size}" for way, size in sizes.items() if size > 1]
         return " ".join(options) or f"--tensor-parallel-size {self.tensor_parallel_size}"
@@ -354,7 +354,7 @@ class EngineConfig:
             )
 
     def _check_ranks(self) -> None:
-        """Check that no option asks several ranks for what one alone computes."""
+        """Check that no option requires several ranks to do something that only a single one supports."""
         if self.num_ranks == 1:
             return
         in_stages, drafts = self.pipeline_parallel_size > 1, self.speculative
@@ -400,7 +400,7 @@ class EngineConfig:
 
 
 def config_of_json(values: dict[str, Any]) -> EngineConfig:
-    """Return the options that were written as JSON, which has lists in place of tuples."""
+    """Return the options from JSON values, in which tuples are lists."""
     options: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
     return EngineConfig(**options)
 

@@ -1,44 +1,44 @@
 """Error types of the engine and their HTTP status.
 
     EngineError
-    ├── RequestError          the request is wrong; asking again will not help       HTTP 400
+    ├── RequestError          the request is wrong; repeating it will not help       HTTP 400
     │   ├── GrammarRefused    an output format that cannot be guaranteed             HTTP 400
     │   ├── ContextTooLong    the prompt leaves no room in the model's length        HTTP 400
     │   └── UnknownModel      no base model or adapter of that name                  HTTP 404
     │       └── AdapterNotFound   a source has no such adapter, or may not be read   HTTP 404
-    ├── CapacityError         right request, wrong moment; may be asked again        HTTP 503
+    ├── CapacityError         a valid request that may be repeated later             HTTP 503
     │   └── AdapterUnavailable    it is being downloaded, or its source is silent    HTTP 503
-    ├── DeadlineExceeded      no token within the time given                       HTTP 504
+    ├── DeadlineExceeded      no token within the time given                         HTTP 504
     ├── EngineDead            the engine process is gone or hangs                    HTTP 503
     ├── ModelError            weights, tokenizer or config that we do not compute    stops the start
-    │   ├── UnknownArchitecture   no family of ours is of this class                 stops the start
+    │   ├── UnknownArchitecture   the class belongs to no supported family           stops the start
     │   └── NotDownloaded     a model of the hub that is not on this machine         stops the command
     └── ConfigError           options that contradict each other                     stops the start
 
-A message names the field, quotes the value given and says what is allowed; it holds no path, address or traceback. Any
+A message names the field, quotes its value and says what is allowed. It contains no path, address or traceback. Any
 other exception is a bug: HTTP 500, without details.
 """
 
-MOST_CHARACTERS = 2000  # of a message
-MOST_QUOTED = 80  # characters of a value in it
+MOST_CHARACTERS = 2000  # Limit of the characters of a message.
+MOST_QUOTED = 80  # Limit of the characters of a value that a message quotes.
 
 
 def shortened(text: str, most: int = MOST_QUOTED) -> str:
-    """Return a text of at most ``most`` characters, with dots in the place of its middle where it is longer."""
+    """Return a text of at most ``most`` characters. The middle of a longer text is replaced by dots."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[: most - 3 - half]}...{text[-half:]}"
 
 
 def quoted(value: object) -> str:
-    """Return a value from a file or a request as a message quotes it: its ``repr``, shortened."""
+    """Return a value from a file or a request in the form for messages: its ``repr``, shortened."""
     return shortened(repr(value))
 
 
 class EngineError(Exception):
-    """Root of the tree: an error whose text is for the user.
+    """Base class of these errors: the text is for the user.
 
-    Whatever it quotes, it has at most 2,000 characters, and lone surrogates (of a JSON file) are escaped: it can be
-    printed and sent.
+    The text has at most 2,000 characters, whatever it quotes, and lone surrogates (of a JSON file) are escaped. So it
+    can be printed and sent.
     """
 
     def __init__(self, message: str) -> None:
@@ -64,7 +64,7 @@ class ContextTooLong(RequestError):
     """The prompt leaves no room for an answer in the model's length.
 
     Attributes:
-        num_prompt: its tokens.
+        num_prompt: number of tokens of the prompt.
         limit: the model's length.
     """
 
@@ -82,7 +82,8 @@ class ContextTooLong(RequestError):
         self.num_prompt, self.limit = num_prompt, limit
 
 
-_LONGEST_POINTER = 120  # characters of a pointer in a message, from its end; ``GrammarRefused.pointer`` is whole
+# Number of characters, counted from the end, of a pointer in a message; ``GrammarRefused.pointer`` has all.
+_LONGEST_POINTER = 120
 
 
 class GrammarRefused(RequestError):
@@ -140,7 +141,7 @@ class ModelError(EngineError):
 
 
 class UnknownArchitecture(ModelError):
-    """A class under ``architectures`` that none of our families is of; the transformers library may have it."""
+    """A class in ``architectures`` that belongs to no supported family; the transformers library may have it."""
 
     def __init__(self, message: str, architecture: str) -> None:
         super().__init__(message)
@@ -148,7 +149,7 @@ class UnknownArchitecture(ModelError):
 
 
 class NotDownloaded(ModelError):
-    """A model of the hub that is not on this machine, where nothing may be downloaded."""
+    """A model of the hub that is not on this machine, in a case in which it may not be downloaded."""
 
 
 class ConfigError(EngineError):

@@ -12,7 +12,7 @@ from .types import Priority
 METHODS = ("auto", "ngram", "draft_model", "eagle3", "mtp", "off")
 _WITH_MODEL = ("draft_model", "eagle3")
 _WITH_WEIGHTS = (*_WITH_MODEL, "mtp")
-# Other names of methods in vLLM: of its own suffix decoding, and of MTP by the kind of model.
+# Names of methods in vLLM: that of its suffix decoding, and those of MTP for kinds of models.
 _ALIASES = {"suffix": "auto", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "mimo_mtp": "mtp"}
 MAX_SPECULATIVE_TOKENS = 64
 QUANTIZATIONS = ("gguf", "gguf_dynamic", "int8_weight_only", "int8_dynamic", "widened")
@@ -22,25 +22,25 @@ HF_OVERRIDES = "--hf-overrides"
 _TARGET_ITL = "--target-itl-ms"
 _TARGET_TTFT = "--target-ttft-ms"
 MAX_TARGET_MS = 60_000
-# vLLM's keys that choose where drafts are looked for.
+# vLLM's keys that choose where drafts are searched.
 _LOOKUP_KEYS = {"prompt_lookup_max", "prompt_lookup_min"}
-# vLLM's keys of a draft model with one value here.
+# vLLM's keys of a draft model for which one value is accepted here.
 _INERT_KEYS = {"draft_tensor_parallel_size": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """``--speculative-config``: how tokens are drafted; JSON, as in vLLM. Changes speed, never the output.
+    """``--speculative-config``: how tokens are drafted; JSON, as in vLLM. It affects speed, never the output.
 
     Attributes:
-        method: auto: grammars, prompt lookup, prefix cache and suffix decoding; ngram: prompt lookup alone; off;
-            draft_model: as auto, and a draft model; eagle3: as auto, and a head that reads the model's hidden states;
-            mtp: as auto, and the MTP module of the model's own checkpoint.
-            If ``model`` is set, auto means draft_model; if the model is a head, it is used as one.
-        num_speculative_tokens: most drafts of a sequence in one step, 1 to 64.
-        model: the draft model, as ``--model``; None for none, and for mtp.
-        quantization: of the draft model, head or module; None for ``--quantization``, and beside a bfloat16 model
-            without one for gguf_dynamic of a GGUF file, else int8_dynamic.
+        method: ``auto``: grammars, prompt lookup, prefix cache and suffix decoding; ``ngram``: only prompt lookup;
+            ``off``; ``draft_model``: like auto, with a draft model; ``eagle3``: like auto, with a head that reads the
+            model's hidden states; ``mtp``: like auto, with the MTP module of the model's own checkpoint. If ``model``
+            is set, auto means draft_model; if the model is a head, it is used as one.
+        num_speculative_tokens: largest number of drafts of a sequence in one step, 1 to 64.
+        model: the draft model, in the form of ``--model``; None for none, and for mtp.
+        quantization: quantization of the draft model, head or module. None for ``--quantization``; beside a bfloat16
+            model without that option, None means gguf_dynamic for a GGUF file, else int8_dynamic.
     """
 
     method: str = "auto"
@@ -98,7 +98,7 @@ class SpeculativeConfig:
 class TargetItl:
     """``--target-itl-ms``: target inter-token latency of a stream by its priority class, in milliseconds; 0 for none.
 
-    The option is one number for all classes, or JSON; a class that it does not name has the default.
+    The option is one number for all classes, or JSON by class; classes that are not named have the default.
     """
 
     realtime: float = 100
@@ -112,7 +112,7 @@ class TargetItl:
 
     @property
     def seconds(self) -> dict[Priority, float]:
-        """Targets in seconds, of the classes that have one."""
+        """The targets in seconds, for the classes that have one."""
         return _target_seconds(self)
 
 
@@ -120,7 +120,7 @@ class TargetItl:
 class TargetTtft:
     """``--target-ttft-ms``: target time to first token by priority class, in milliseconds; 0 for none.
 
-    The option is one number for all classes, or JSON; a class that it does not name has no target.
+    The option is one number for all classes, or JSON by class; classes that are not named have no target.
     """
 
     realtime: float = 0
@@ -134,7 +134,7 @@ class TargetTtft:
 
     @property
     def seconds(self) -> dict[Priority, float]:
-        """Targets in seconds, of the classes that have one."""
+        """The targets in seconds, for the classes that have one."""
         return _target_seconds(self)
 
 
@@ -161,7 +161,7 @@ def _target_seconds(targets: TargetItl | TargetTtft) -> dict[Priority, float]:
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
-    """Return the keys of ``--hf-overrides``, instead of those of ``config.json``. Raises ConfigError: no object."""
+    """Return the keys of ``--hf-overrides``, which replace those of ``config.json``. ConfigError if it is no object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Options of vLLM and SGLang: which of ours each one is, which values are accepted, what to do instead of the others.
+"""Options of vLLM and SGLang: the corresponding options here, accepted values, and what to do instead of the others.
 
-The tables are ``vllm_options.toml`` and ``sglang_options.toml``; the head of the first explains their fields. The
-command line, the keywords of ``LLM`` and ``docs/reference/options.md`` are made from them.
+The tables are ``vllm_options.toml`` and ``sglang_options.toml``; the beginning of the first explains their fields. The
+command line, the keywords of ``LLM`` and ``docs/reference/options.md`` are generated from them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class PeerOption:
     """An option of another server.
 
     Attributes:
-        name: long form without dashes; of an environment variable, its name.
-        section: heading in the peer's help.
-        ours: the option of ours that it sets; empty if there is none.
+        name: long form without dashes; for an environment variable, its name.
+        section: heading in the other server's help.
+        ours: our option that it sets; empty if there is none.
         also: an option of ours that it switches on.
-        values: the peer's values that have other names with us.
-        same: values that ask for what we do anyway; ``1..8`` is a range of numbers. With ``ours``: what is taken
-            where there is no such option, as in ``LLM``.
+        values: the other server's values that have other names here.
+        same: values that request what this engine does anyway; ``1..8`` is a range of numbers. With ``ours``: the
+            values that are accepted where our option does not exist, as in ``LLM``.
         inert: why any value is accepted without effect; empty if some are refused.
         refuse: for a refused value, what the user can do instead.
         takes: flag, value or words (one or several values).
         short: other spellings, with their dashes.
-        unit: bytes, where our option is in GiB.
+        unit: bytes, if our option is in GiB.
     """
 
     name: str
@@ -58,7 +58,7 @@ class PeerOption:
 
     @property
     def status(self) -> str:
-        """done, accepted or refused."""
+        """The status: done, accepted or refused."""
         if self.ours:
             return "done"
         return "accepted" if self.same or self.inert else "refused"
@@ -67,7 +67,7 @@ class PeerOption:
         """Return a value for our option.
 
         Raises:
-            ConfigError: it is not among ``choices``; says what to do instead.
+            ConfigError: the value is not among ``choices``; the message says what to do instead.
         """
         if isinstance(value, str):
             value = self.values.get(value, value)
@@ -77,10 +77,10 @@ class PeerOption:
         return whole_number(str(value)) / _GIB if self.unit == "bytes" else value
 
     def note(self, value: str) -> str:
-        """Return why a value has no effect; an empty string if it asks for what we do anyway.
+        """Return why a value has no effect; an empty string if it requests what this engine does anyway.
 
         Raises:
-            ConfigError: the value is refused; says what to do instead.
+            ConfigError: the value is refused; the message says what to do instead.
         """
         is_off = self.takes == "flag" and value == "false" and "true" not in self.same
         if is_off or value in ("None", "null") or any(_matches(value, pattern) for pattern in self.same):
@@ -92,7 +92,7 @@ class PeerOption:
 
 @cache
 def peer_options() -> Mapping[str, PeerOption]:
-    """Return the options by name: vLLM's, and those of SGLang that vLLM has not."""
+    """Return the options by name: vLLM's, and those of SGLang that vLLM does not have."""
     return {
         name: option
         for peer in ("sglang", "vllm")
@@ -123,12 +123,12 @@ def _option(name: str, section: str, row: dict[str, Any]) -> PeerOption:
 
 
 def as_flag(name: str, value: str) -> str:
-    """Return an option as it stands on a command line, for messages."""
+    """Return an option in the form of a command line, for messages."""
     return {"": f"--{name}", "true": f"--{name}", "false": f"--no-{name}"}.get(value, f"--{name} {value}")
 
 
 def as_keyword(name: str, value: str) -> str:
-    """Return an option as a keyword in Python, for messages."""
+    """Return an option in the form of a Python keyword, for messages."""
     return name.replace("-", "_") + (f"={value}" if value else "")
 
 
@@ -136,11 +136,11 @@ def take(option: PeerOption, value: Any, shown: Callable[[str, str], str] = as_f
     """Check a value of an option that sets none of ours. Return a sentence for each part that has no effect.
 
     Args:
-        value: a text, bool or number; a JSON object or its text where the table has rows ``name.key``.
+        value: a text, bool or number; a JSON object or its text if the table has rows ``name.key``.
         shown: how a message names the option.
 
     Raises:
-        ConfigError: it is refused; says what to do instead.
+        ConfigError: the value is refused; the message says what to do instead.
     """
     inner = {name: row for name, row in peer_options().items() if name.startswith(f"{option.name}.")}
     parts = {option.name: value}
@@ -157,17 +157,17 @@ def take(option: PeerOption, value: Any, shown: Callable[[str, str], str] = as_f
         try:
             note = row.note(_text(part))
         except ConfigError as error:
-            # A value that is never taken may be a secret, and says nothing.
+            # A value that is never accepted may be a secret, so the message does not quote it.
             raise ConfigError(f"{shown(name, _text(part) if row.same else '')}: {error}") from error
         notes += [f"{shown(name, _text(part))} has no effect: {note}"] if note else []
     return notes
 
 
 def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Translate keywords of vLLM's ``LLM`` into those of ``EngineConfig``.
+    """Translate keywords of vLLM's ``LLM`` to those of ``EngineConfig``.
 
     Returns:
-        The options of ours that are given, and a sentence for each keyword that has no effect.
+        Our options that are set, and a sentence for each keyword that has no effect.
 
     Raises:
         ConfigError: a keyword does not exist or is refused.
@@ -192,12 +192,12 @@ def engine_keywords(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def engine_option_names() -> list[str]:
-    """Return the keywords that ``engine_keywords`` knows: options of ``EngineConfig``, and vLLM's."""
+    """Return the keywords that ``engine_keywords`` accepts: options of ``EngineConfig``, and vLLM's."""
     return sorted({spec.name for spec in fields(EngineConfig)} | {name.replace("-", "_") for name in peer_options()})
 
 
 def complete(given: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is so anyway: the model's own tokenizer."""
+    """Remove values that equal the default behaviour: the model's own tokenizer."""
     if given.get("tokenizer") is not None and given["tokenizer"] == given.get("model"):
         del given["tokenizer"]
     return given
@@ -213,7 +213,7 @@ def whole_number(text: str) -> int:
     raise ConfigError(f"must be a whole number such as 4096, 4k (4000) or 4K (4096), not {text}.")
 
 
-# Options and commands of llama.cpp and Ollama, and ours of the same meaning.
+# Options and commands of llama.cpp and Ollama, and ours with the same meaning.
 _OTHERS = {
     "--ctx-size": "--max-model-len",
     "--parallel": "--max-num-seqs",
@@ -234,7 +234,7 @@ _OTHERS = {
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest a known word of the same meaning elsewhere, or similar to ``word``, as a question; "" for none."""
+    """Suggest a known word of the same meaning elsewhere, or similar to ``word``, as a question; "" if none."""
     known = list(known)
     if (ours := _OTHERS.get(word)) in known:
         return f" Did you mean {ours}?"
@@ -253,7 +253,7 @@ def _matches(value: str, pattern: str) -> bool:
 
 
 def _object(value: Any) -> dict[str, Any] | None:
-    """Return a JSON object, given as such or as text; None if it is none."""
+    """Return a JSON object, given as an object or as text; None if the value is not one."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -262,7 +262,7 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    """Return a value as a command line has it."""
+    """Return a value in the form of a command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str) if isinstance(value, bool | dict | list | tuple) else str(value)

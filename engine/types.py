@@ -16,7 +16,7 @@ from .sampling_options import SamplingNumbers
 MAX_LOGPROBS = 20
 MIN_SEED, MAX_SEED = -(1 << 63), (1 << 63) - 1
 MAX_TOKEN_COUNT = (1 << 63) - 1
-"""Of bounds in tokens. One above the model's length means as many as fit, as ``sys.maxsize`` does."""
+"""Largest limit in tokens. A limit above the model's length, such as ``sys.maxsize``, means as many as fit."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 512
@@ -25,10 +25,10 @@ MAX_ALLOWED_LOGPROBS = 2048
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
 SESSION_SECONDS = 300.0
-"""For which a session's KV is kept after its last call, where that says nothing else."""
+"""Seconds for which a session's KV is kept after its last call, if the call does not set another time."""
 MAX_PREFIX_PINS = 4
 CALIBRATION_NAME: Final = r"[A-Za-z0-9_@:-][A-Za-z0-9._@:-]{0,63}"
-"""Names of calibrations, which are names of files as well."""
+"""Pattern of the names of calibrations, which are also names of files."""
 
 
 class FinishReason(StrEnum):
@@ -47,22 +47,23 @@ PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmea
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """What a model gives beside tokens, as its checkpoint's files say.
+    """The outputs other than tokens that a model offers, according to its checkpoint's files.
 
     Attributes:
         generates: whether it has a language head.
-        size: values of an embedding.
-        modes: how hidden states become the embedding, in sentence-transformers' words; several are joined.
-        includes_prompt: whether the tokens of a prompt that stands before a text are pooled too.
-        labels: names of the classes of its classification head; none without a head.
-        is_multi_label: classes are independent of each other.
-        is_raw_score: the score of a pair of texts by a head of one class is its logit, and no probability.
-        is_embedder: the checkpoint has the files of an embedder of sentence-transformers.
+        size: number of values of an embedding.
+        modes: how hidden states become the embedding, in sentence-transformers' terms; the results of several are
+            joined.
+        includes_prompt: whether the tokens of a prompt before a text are pooled too.
+        labels: names of the classes of its classification head; empty without a head.
+        is_multi_label: whether classes are independent of each other.
+        is_raw_score: whether the score of a pair of texts by a head of one class is its logit instead of a probability.
+        is_embedder: whether the checkpoint has the files of an embedder of sentence-transformers.
         refusal: why its embeddings cannot be computed; "" if they can.
-        normalizes: whether embeddings have length 1.
-        prompts: texts that stand before what is embedded, by name.
-        default_prompt: the one that is used where none is named; "" for none.
-        max_length: most tokens of a text, 0 for the model's.
+        normalizes: whether embeddings are scaled to length 1.
+        prompts: texts that are put before a text to embed, by name.
+        default_prompt: name of the prompt that is used if a request names none; "" for none.
+        max_length: largest number of tokens of a text, 0 for the model's length.
     """
 
     generates: bool = True
@@ -81,7 +82,7 @@ class Pooler:
 
     @property
     def pools_all(self) -> bool:
-        """Whether an embedding needs the hidden states of all tokens, and not of the last one alone."""
+        """Whether an embedding needs the hidden states of all tokens, and not only that of the last one."""
         return self.modes != ("lasttoken",)
 
 
@@ -98,27 +99,29 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingNumbers):
-    """Sampling parameters of one sequence. Checked by ``RequestLimits``; trusted below.
+    """Sampling parameters of one sequence. ``RequestLimits`` checks them; lower layers do not check again.
 
-    The order is fixed: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``, temperature,
-    filters (``engine.sampling.top_k_top_p``), draw. Logprobs are of the raw distribution, before any of these (vLLM's
-    ``raw_logprobs``).
+    They are applied in a fixed order: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``,
+    temperature, filters (``engine.sampling.top_k_top_p``), draw. Logprobs belong to the raw distribution, before any of
+    these (vLLM's ``raw_logprobs``).
 
     Attributes:
-        max_tokens: most tokens to generate, at least 1; "as many as fit" is resolved before.
-        seed: any 64-bit integer, gives the same draws in any batch; None for one of the engine.
-        stop_token_ids: end the sequence like the model's own end tokens, unless ``ignore_eos`` is set for those.
+        max_tokens: largest number of tokens to generate, at least 1; "as many as fit" is resolved before.
+        seed: any 64-bit integer, which gives the same draws in any batch; None for a seed by the engine.
+        stop_token_ids: tokens that end the sequence like the model's own end tokens. ``ignore_eos`` does not affect
+            them.
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
-        logprobs: None for none; k for the chosen token's and the k best (0 to 20).
+        logprobs: None for none; k for those of the drawn token and of the k best (0 to 20).
         prompt_logprobs: the same for prompt tokens (the first has none).
-        logprob_start_len: leading prompt tokens without ``prompt_logprobs``, whose KV may come from the prefix cache
-            (as in SGLang); 0 and 1 are the same.
-        logprob_token_ids: tokens whose logprobs stand in the place of the k best at each drawn position (vLLM's field).
-        allowed_token_ids: the only tokens that may be drawn; none for all.
-        allowed_logprobs: return ``AllowedLogprobs`` at each drawn position.
-        pooling: what is returned of the prompt in the place of tokens: what its hidden states are pooled to, or the
-            classification head's logits of the last one; "" for tokens. One token is drawn, which means nothing.
-        pooled_from: leading prompt tokens whose hidden states are not pooled.
+        logprob_start_len: number of leading prompt tokens without ``prompt_logprobs``, whose KV may come from the
+            prefix cache (as in SGLang); 0 and 1 are the same.
+        logprob_token_ids: tokens whose logprobs are returned in place of the k best at each drawn position (vLLM's
+            field).
+        allowed_token_ids: the only tokens that may be drawn; None for all.
+        allowed_logprobs: whether to return ``AllowedLogprobs`` at each drawn position.
+        pooling: the kind of output in place of tokens: pooled hidden states of the prompt, or the classification head's
+            logits of the last one; "" for tokens. One token is drawn all the same, and is not used.
+        pooled_from: number of leading prompt tokens whose hidden states are not pooled.
     """
 
     max_tokens: int = 16
@@ -143,10 +146,11 @@ class SamplingParams(SamplingNumbers):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults(SamplingNumbers):
-    """Sampling parameters of requests that name none: the neutral ones, or those that the model's publisher recommends.
+    """Sampling parameters of requests that set none: the neutral ones, or those that the model's publisher recommends.
 
     Attributes:
-        max_tokens: most tokens of an answer; None: as ``SamplingParams`` offline, as many as fit in a chat.
+        max_tokens: largest number of tokens of an answer. None for the default of ``SamplingParams`` offline, and for
+            as many as fit in a chat.
     """
 
     max_tokens: int | None = None
@@ -160,7 +164,7 @@ class Logprob:
         token: the token at the position.
         logprob: natural logarithm of its probability.
         rank: 1 for the most likely token.
-        top: the k best as (token, logprob), best first; where there are ``logprob_token_ids``, these in their order.
+        top: the k best as (token, logprob), best first; with ``logprob_token_ids``, these tokens in their order.
     """
 
     token: int
@@ -171,9 +175,10 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class AllowedLogprobs:
-    """Log-probabilities, at one position, of the tokens that the grammar's mask allows, relative to all of these.
+    """Log-probabilities, at one position, of the tokens that the grammar's mask allows, relative to all allowed tokens.
 
-    They are of the raw distribution, before bias, penalties and temperature, without all tokens that the mask forbids.
+    They belong to the raw distribution, before bias, penalties and temperature, without the tokens that the mask
+    forbids.
 
     Attributes:
         token: the drawn token.
@@ -195,7 +200,7 @@ class Usage:
         cached: prompt tokens found in the prefix cache at first admission.
         completion: generated tokens.
         shortest: tokens of the shortest output that the grammar permits; None without a grammar, for free text with
-            structured parts, and where none was found.
+            structured parts, and if none was found.
         drafted: generated tokens that were accepted drafts, and so took no step of their own.
         forced: generated tokens without a choice under the grammar; some may be drafted as well.
         forked: cached tokens that another running sequence shared at admission.
@@ -216,16 +221,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
-    """Times and sizes of one sequence, measured in the engine. Seconds, in vLLM's intervals.
+    """Times and sizes of one sequence, measured in the engine. Times are in seconds, for vLLM's intervals.
 
     Attributes:
         queued: seconds from its arrival to its first step, including the compile of its grammar and the load of its
             adapter.
         prefill: seconds from its first step to its first token, or to its end if it has no token.
         decode: seconds from its first token to its end.
-        preemptions: times that it was sent back to the queue.
-        batch_size: mean number of rows in the steps that it lived through.
-        kv_pages: pages of KV that it used at its end, shared ones included.
+        preemptions: number of times that it was sent back to the queue.
+        batch_size: mean number of rows in the steps in which it took part.
+        kv_pages: number of pages of KV that it used at its end, including shared ones.
     """
 
     queued: float
@@ -242,19 +247,19 @@ class AdapterInfo:
 
     Attributes:
         path: its folder, as given; its source while it is being downloaded.
-        state: ``downloading``, ``loading``, ``ready``, or ``draining`` once the name is unloaded or replaced while
-            sequences use it.
+        state: ``downloading``, ``loading``, ``ready``, or ``draining`` if the name was unloaded or replaced while
+            sequences still use the adapter.
         tier: its present memory tier: ``device``, ``host``, ``disk`` or ``source``.
-        rank: the largest of its modules; like the rest, 0 while it is loading.
+        rank: the largest rank of its modules. This and the following numbers are 0 while it is loading.
         bytes: memory of its factors, and of its own embedding, head and norms.
         activated: whether it is an activated LoRA, which applies from its invocation tokens on.
-        pins: sequences that use it or wait to; it is kept until they end.
-        running: sequences that use it and have a row.
-        requests: sequences that have named it since the name was loaded.
-        hits: requests that found it on the device.
+        pins: number of sequences that use it or wait for it; it is kept until they end.
+        running: number of sequences that use it and have a row.
+        requests: number of sequences that have named it since the name was loaded.
+        hits: number of requests that found it on the device.
         digest: identity of its content; "" while it is loading.
-        vocab_size: tokens of its own vocabulary, 0 for the base model's.
-        loaded: when it was, in seconds since 1970; tells two loads of the same content apart.
+        vocab_size: number of tokens of its own vocabulary, 0 for the base model's.
+        loaded: time of its load in seconds since 1970; distinguishes two loads of the same content.
     """
 
     name: str
@@ -279,8 +284,8 @@ class KvPrefix:
 
     Attributes:
         path: its namespaces.
-        tokens: ``array('i')``.
-        first: index of its first page that no prefix before it has.
+        tokens: its tokens, ``array('i')``.
+        first: index of its first page that is not part of an earlier prefix in the list.
         adapter: the name of its adapter; None for the base model.
     """
 

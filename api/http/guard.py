@@ -42,7 +42,7 @@ FILE_TIMEOUT = 600.0
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _LISTS = frozenset(("/v1/models",))
-"""What the live page and clients ask for again and again: answers would crowd out all other recent requests."""
+"""Paths that the live page and clients request repeatedly. Their successful answers are left out of the recent requests."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
@@ -56,7 +56,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class Identify:
-    """Outermost middleware: gives each request its id, logs and counts its end, answers uncaught errors with a 500."""
+    """Outermost middleware: gives each request an id, logs and counts its end, answers uncaught errors with a 500."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
@@ -111,12 +111,12 @@ class Identify:
 
 
 class _InShape:
-    """ASGI ``send`` that gives an error of the framework, which is plain text or empty, the shape of all others."""
+    """ASGI ``send`` that converts errors of the framework, which are plain text or empty, to the form of all others."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        # The head of an error that is not in our format is held back until its text has come.
+        # The head of an error that is not in our format is held back until its text has arrived.
         self._head: Message | None = None
         self._text = b""
 
@@ -141,7 +141,7 @@ class _InShape:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether a request needs no key: it reads an open path. A ``POST /`` generates."""
+    """Return whether a request needs no key, because it reads an open path. A ``POST /`` generates, so it needs one."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
@@ -152,7 +152,7 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
 
 
 def _method(scope: Scope) -> str:
-    # The handshake of a WebSocket is a GET.
+    # The handshake of a WebSocket is a GET request.
     method: str = scope.get("method", "GET")
     return method
 
@@ -165,7 +165,7 @@ def _log(entry: Mapping[str, Any]) -> None:
 
 
 class Guard:
-    """Middleware for keys, scopes and limits. Refuses before the route is called, or while a body is read."""
+    """Middleware for keys, scopes and limits. It refuses requests before the route is called or the body is whole."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
@@ -198,7 +198,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Files are spooled to the disk, and count as uploads.
+        # Files are written to the disk, and count as uploads.
         room = None if self._is_upload(scope) else self._bodies
         body = LimitedBody(receive, room, tenant, *self._limits(scope))
         try:
@@ -210,7 +210,7 @@ class Guard:
         return scope["path"] == FILES_PATH and self._state.options.batch_dir is not None
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
-        """Return a body's most bytes, and the seconds in which it must arrive."""
+        """Return the limit of a body's bytes, and the seconds in which it must arrive."""
         options = self._state.options
         if self._is_upload(scope):
             return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
@@ -232,7 +232,7 @@ class Guard:
             raise too_large(most)
 
     def _key(self, scope: Scope) -> Key:
-        """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 without the path's scope."""
+        """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 if it lacks the path's scope."""
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
         key = self._state.limits.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
         if key is None and (own := header(scope, b"x-api-key")) is not None:

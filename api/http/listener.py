@@ -20,10 +20,10 @@ from .descriptors import raise_limit
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An open socket and where it is reached.
+    """An open socket and its address.
 
     Attributes:
-        url: such as ``http://127.0.0.1:8000/prefix``, or ``unix:/run/rootgraft.sock``.
+        url: address such as ``http://127.0.0.1:8000/prefix``, or ``unix:/run/rootgraft.sock``.
         place: the same for a log line: host and port, or path.
         file: descriptor of the Unix domain socket's file; None for a port.
     """
@@ -36,9 +36,9 @@ class Listener:
 
 @contextmanager
 def listening(options: ServerConfig) -> Iterator[Listener]:
-    """Open the socket of the options, and remove a Unix domain socket's file at the end.
+    """Open the socket of the options. At the end of the block, remove the file of a Unix domain socket.
 
-    The process may have as many descriptors from then on as its hard limit allows.
+    From then on the process may have as many descriptors as its hard limit allows.
 
     Raises:
         ConfigError: the port or the path is in use, or cannot be used.
@@ -77,12 +77,12 @@ def private_socket() -> Iterator[tuple[socket.socket, str]]:
             raise ConfigError(
                 f"--gateways needs a socket in {folder}: {error}. Try: TMPDIR=/tmp rootgraft serve"
             ) from error
-        sock.listen(1)  # the server sets the backlog
+        sock.listen(1)  # The server sets the backlog.
         yield sock, path
 
 
 def remove_socket(listener: Listener) -> None:
-    """Remove the file of our Unix domain socket, and not that of a server which has replaced it meanwhile."""
+    """Remove the file of our Unix domain socket, unless another server has replaced it meanwhile."""
     if listener.file is not None:
         with suppress(OSError):
             if os.path.samestat(os.fstat(listener.file), os.lstat(listener.place)):
@@ -90,7 +90,7 @@ def remove_socket(listener: Listener) -> None:
 
 
 def port_fault(options: ServerConfig) -> str:
-    """Return why the port cannot be listened on now, with the command that mends it; an empty string if it can."""
+    """Return why the port cannot be opened now, with a command that solves it; an empty string if it can."""
     try:
         _bind_port(options).close()
     except ConfigError as error:
@@ -104,7 +104,7 @@ def _bind_port(options: ServerConfig) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((options.host, options.port))
-        # Fails if another process listens on the port; the server sets the backlog.
+        # Fails if another process listens on the port. The server sets the backlog.
         sock.listen(1)
     except OSError as error:
         sock.close()
@@ -127,7 +127,7 @@ def _fault_of_port(options: ServerConfig, family: socket.AddressFamily, error: O
 
 
 def _holder(port: int) -> str:
-    """Return ``by NAME (pid N)``, or an empty string where the system does not tell."""
+    """Return ``by NAME (pid N)``; an empty string if the system does not report it."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -136,7 +136,7 @@ def _holder(port: int) -> str:
 
 
 def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
-    """Return the next port that is free, or 0, which means any."""
+    """Return the next free port; 0, which means any port, if there is none."""
     for candidate in range(port + 1, min(port + 50, 65536)):
         with socket.socket(family) as sock, suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,12 +147,12 @@ def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
 
 
 def _bind_path(path: str) -> tuple[socket.socket, int]:
-    """Return a socket that listens, and a descriptor of its file: as long as that is open no other gets its number."""
+    """Return a listening socket, and a descriptor of its file, which keeps its inode number from being reused."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
-        # A socket file on which nobody listens counts as one of a killed server.
+        # A socket file on which no process listens is left over from a killed server.
         sock.listen(1)
         file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
@@ -165,7 +165,7 @@ def _bind_path(path: str) -> tuple[socket.socket, int]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that was killed. Raises ConfigError for one that is in use, and for other files."""
+    """Remove the socket of a server that was killed. Raises ConfigError for a socket in use, and for other files."""
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
@@ -180,7 +180,7 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            # The queue of clients is full.
+            # The queue of clients is full, so a server listens.
             pass
         except OSError as error:
             raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error

@@ -19,10 +19,10 @@ logger = logging.getLogger("rootgraft.server")
 
 
 class RenewableContext(ssl.SSLContext):
-    """TLS context of a server whose new connections take the context that was loaded last.
+    """TLS context of a server. New connections use the context that was loaded last.
 
-    That one is made anew each time, as certificates of authorities cannot be taken out of a context, and tickets that
-    it has issued resume sessions without another look at the client's certificate.
+    A new context is made for each load, as authorities' certificates cannot be removed from a context, and tickets that
+    it has issued would resume sessions without another check of the client's certificate.
     """
 
     loaded: ssl.SSLContext
@@ -35,12 +35,12 @@ class RenewableContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Begin a connection with the context that was loaded last."""
+        """Start a connection with the context that was loaded last."""
         return self.loaded.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
 def tls_context(options: ServerConfig) -> RenewableContext | None:
-    """Return the context of the options, or None without ``--ssl-certfile``.
+    """Return the context for the options; None without ``--ssl-certfile``.
 
     Raises:
         ConfigError: a file cannot be read or used, key and certificate differ, or clients would refuse the certificate.
@@ -53,9 +53,9 @@ def tls_context(options: ServerConfig) -> RenewableContext | None:
 
 
 async def refresh_certificates(context: RenewableContext, options: ServerConfig) -> None:
-    """Load the files again whenever they change, for connections from then on, until cancelled.
+    """Load the files again whenever they change, for new connections, until cancelled.
 
-    Files that cannot be used are logged and tried again, and those that were loaded before stay.
+    If files cannot be used, this is logged and tried again, and the files loaded before stay in use.
     """
     seen, told = _versions(options), ""
     while True:
@@ -144,7 +144,7 @@ class _NeedsPassphrase(Exception):
 
 
 def _no_passphrase() -> str:
-    """Refuse to ask for a passphrase, as OpenSSL would do at the terminal."""
+    """Refuse to ask for a passphrase, which OpenSSL would otherwise do at the terminal."""
     raise _NeedsPassphrase
 
 
@@ -168,10 +168,10 @@ def _fault_of_pair(error: ssl.SSLError, certfile: str, keyfile: str | None) -> s
 
 
 def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
-    """Let a client that trusts this certificate alone shake hands in memory, as every client checks dates and purpose.
+    """Make a TLS handshake in memory with a client that trusts only this certificate and checks dates and purpose.
 
     Raises:
-        ConfigError: it refuses, as when the certificate has expired.
+        ConfigError: the client refuses the certificate, for example because it has expired.
     """
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
@@ -197,7 +197,7 @@ def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
 
 
 def _shaken(side: ssl.SSLObject) -> bool:
-    """Go on with a handshake as far as the bytes at hand allow. Returns whether this side is done."""
+    """Continue a handshake as far as the available bytes allow. Returns whether this side is done."""
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:

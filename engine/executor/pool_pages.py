@@ -17,11 +17,11 @@ from ..models.model import Model
 class PoolPages:
     """Reads pages and recurrent states of a KV pool (``kv_cache.make_tiers.KvPages``).
 
-    KV also depends on how its numbers are computed, so the form names the arithmetic beside the layout. Which form of
-    weights is the fastest, which is measured at the start, changes no number.
+    KV also depends on how its numbers are computed, so the form names the arithmetic in addition to the layout. The
+    form of weights that is measured to be fastest at the start is not part of it, as it changes no number.
 
     Attributes:
-        form, page_bytes, state_bytes, refusal, on_device: as in ``KvPages``.
+        form, page_bytes, state_bytes, refusal, on_device: see ``KvPages``.
     """
 
     def __init__(self, config: EngineConfig, model: Model, kv: KvPool) -> None:

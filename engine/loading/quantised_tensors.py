@@ -347,11 +347,11 @@ class Floats:
     """A matrix of small floating point numbers, or of indices into a table, with scales.
 
     Attributes:
-        codes: returns rows [n, K] uint8, a number in each byte.
-        decode: rows [n, K] in fp32.
+        codes: reads rows [n, K] uint8, with one number in each byte.
+        decode: reads rows in fp32.
         meaning: meaning of the bytes, without rows; None if GPU kernels have no form for it.
-        kept_as: the type of blocks that native kernels of a CPU read and that has the same numbers, None for none.
-        kept: rows in such blocks.
+        kept_as: type of blocks with the same numbers that native kernels of a CPU can read; None if there is none.
+        kept: reads rows in blocks of that type.
     """
 
     codes: Rows

@@ -28,7 +28,7 @@ class FetchKv:
 
 @dataclass(frozen=True, slots=True)
 class ReadKv:
-    """Read pages that are in the prefix cache; answered by ``KvBlocks``, several where they are many.
+    """Request to read pages that are in the prefix cache. Answered by one or more ``KvBlocks``.
 
     Attributes:
         id: id of the answers.

@@ -138,10 +138,10 @@ class ShortestInstance:
         return list(islice(groups, MAX_PLACES))
 
     def containers(self) -> list[tuple[str, ...]]:
-        """Return groups of short arrays and objects: the shortest of each kind that may be the value of one place, and
-        of objects one for each member that may be added, whose key may have been begun.
+        """Return groups of short arrays and objects that may be the value of one place.
 
-        Which of them takes the fewest tokens depends on the vocabulary, and another one may have been begun.
+        A group has the shortest container of each kind, and for objects also one with each optional member, because
+        that member's key may have begun. Which of them takes the fewest tokens depends on the vocabulary.
         """
         groups: dict[tuple[str, ...], None] = {}
         left = MAX_CONTAINERS_TEXT
