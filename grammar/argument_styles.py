@@ -25,18 +25,18 @@ TYPE = "{type}"
 
 @dataclass(frozen=True, slots=True)
 class XmlStyle:
-    """Arguments between marks: strings as they are, all other values as JSON.
+    """Arguments between marks: strings unchanged, all other values as JSON.
 
     Attributes:
-        name: XGrammar's, in ``style`` of a structural tag.
+        name: XGrammar's name of the style, for ``style`` of a structural tag.
         key_begin: mark before a parameter's name.
-        key_end: all text between a parameter's name and its value, in which ``{type}`` stands for the value's type.
+        key_end: all text between a parameter's name and its value; ``{type}`` in it stands for the value's type.
         mark: text that ends a value; no string contains it.
         before_mark: text before the mark that is not part of the value.
         after_mark: text after the mark.
-        capitals: whether models write True and False as well, as their templates do.
-        text_key_end: all text between a parameter's name and a string, where that differs from ``key_end``.
-        empty: text in place of all parameters where there are none.
+        capitals: whether models also write True and False, as their templates do.
+        text_key_end: all text between a parameter's name and a string, if that differs from ``key_end``.
+        empty: text in place of all parameters, if there are none.
     """
 
     name: str

@@ -84,7 +84,7 @@ def pack_grouped(
         bias: [N] or None.
 
     Returns:
-        The weight; None if no form fits any of its parts.
+        The weight; None if no form fits one of the stored matrices, or if all matrices are plain.
     """
     parts = [each if isinstance(each, Tensor) else _pack_part(each, device) for each in stored]
     if any(part is None for part in parts) or all(isinstance(part, Tensor) for part in parts):

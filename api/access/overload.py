@@ -169,7 +169,7 @@ class QueueLimits:
         """Return limits for the queue of an engine whose last statistics ``stats`` returns.
 
         Args:
-            limits: most sequences, most tokens, most seconds of waiting.
+            limits: largest number of sequences, largest number of tokens, longest wait in seconds.
         """
         return cls(*limits, capacity=lambda: Capacity.told_by(stats()))
 

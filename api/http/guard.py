@@ -42,7 +42,7 @@ FILE_TIMEOUT = 600.0
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _LISTS = frozenset(("/v1/models",))
-"""Paths that the live page and clients request repeatedly. Their successful answers are left out of the recent requests."""
+"""Paths that the live page and clients request repeatedly. Their successful answers are not recent requests."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")

@@ -88,7 +88,7 @@ def stored_meaning(exponents: Tensor) -> StoredNumbers:
     """Return the description of a matrix in MXFP4 for kernels of a GPU, without its numbers.
 
     Args:
-        exponents: [N, K / 32] uint8, which ``are_numbers``.
+        exponents: [N, K / 32] uint8, for which ``are_numbers`` is true.
     """
     return StoredNumbers((0, 0), NumberForm.E2M1, (), exponents, Scales.E8M0)
 

@@ -294,11 +294,11 @@ class Scheduler:
         return batch
 
     def _can_plan_ahead(self, step: StepPlan, plan: StepPlan) -> bool:
-        """Whether the next step can be planned before the tokens of the one in flight are known.
+        """Return whether the next step can be planned before the tokens of the one in flight are known.
 
-        It cannot if the step in flight has drafts, as the number of accepted drafts is unknown. It is not if drafts are
-        likely to gain more than overlap, or if a sequence might have to be preempted: for pages, for an admission, or
-        for its rotary embedding.
+        It cannot if the step in flight has drafts, as the number of accepted drafts is unknown. It is not planned
+        either if drafts are likely to save more time than overlap, or if a sequence might have to be preempted: for
+        pages, for an admission, or for its rotary embedding.
         """
         switches = any(each.num_tokens >= each.rope_switch for each in self._running)
         if switches or any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():

@@ -36,8 +36,8 @@ BUDGET = 200
 # Processor time of a mask and of the draft after it. No other row waits for one that takes so long (`Matcher.is_slow`),
 # and harmless searches for an end take up to 30 ms, more on a busy machine.
 MAX_MASK_SECONDS = 0.08
-# A mask is refused if it is above the limit in so many walks. Processor time is not the mask's alone: on a busy machine
-# it includes page faults, cold caches, and what the host gave to other machines.
+# Number of walks in which a mask must exceed the limit to be refused. Processor time is not that of the mask alone: on
+# a busy machine it includes page faults, cold caches, and time that the host gave to other machines.
 MAX_SLOW_TIMES = 3
 # A walk ends at the first mask that has not been below the limit yet, so each such mask costs a walk.
 MAX_REPEATED_WALKS = 16

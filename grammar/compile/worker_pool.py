@@ -17,10 +17,10 @@ from .worker_handle import WorkerDied, WorkerProcess, WorkerStarved
 
 W = TypeVar("W", bound=WorkerProcess)
 
-# A worker is replaced after so many jobs, which bounds the memory that a library leaks.
+# Number of jobs after which a worker is replaced. This limits the memory that a library leaks.
 MOST_JOBS = 2_000
-# Workers that yield take long to start on a busy machine: `acquire` does not wait for the first one, and for a
-# replacement only so many seconds.
+# Seconds for which `acquire` waits for a replacement of a yielding worker. Such workers take long to start on a busy
+# machine, so `acquire` does not wait for the first one at all.
 START_PATIENCE = 5.0
 
 

@@ -178,10 +178,10 @@ class StringAutomaton:
                         yield chr(code) + rest
 
     def shortest_strings(self, most: int, longest: int, chars_of_a_class: int) -> list[str]:
-        """Return up to `most` of the shortest strings, of the two least lengths that occur.
+        """Return up to `most` strings of the two smallest lengths for which there are any.
 
         Args:
-            most: number of strings.
+            most: largest number of strings.
             longest: largest number of characters of a string.
             chars_of_a_class: number of characters of a class that are tried, the first ones of its intervals.
         """

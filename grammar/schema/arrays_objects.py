@@ -168,9 +168,10 @@ def is_closed(objects: Objects) -> bool:
 
 
 def key_denials(analysis: Subschemas, number: int, names: Iterable[str]) -> Iterator[Alternative]:
-    """Yield alternatives in which a node's constraints on keys that it does not list fail by one of some keys.
+    """Yield alternatives in which one of ``names`` violates a node's constraints on keys that it does not list.
 
-    A list for all keys would be infinite, but if other constraints permit only these keys, nothing is left out.
+    The alternatives for all possible keys would be infinitely many. If other constraints permit only ``names``, these
+    are all.
     """
     schema = analysis.document.nodes[number].schema
     patterns, extra = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
