@@ -1,9 +1,9 @@
-"""Weighted adapters: several adapters as one, each by a weight, as PEFT's ``add_weighted_adapter`` makes of "cat".
+"""Weighted adapters: combinations of several adapters, each with a weight, as PEFT makes with "cat".
 
     requests       a0:0.7+a1:0.3
     the engine     0.7*a0 + 0.3*a1     names of adapters have neither ' ' nor '*', so this is never one of them
 
-The change that they make to a weight is the weighted sum of theirs.
+The combination changes the model's weights by the weighted sum of its adapters' changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .errors import RequestError, quoted
 
 MAX_PARTS = 8
-"""Adapters of one combination."""
+"""Largest number of adapters in a combination."""
 MAX_WEIGHT = 100.0
 """Largest absolute value of a weight."""
 
@@ -25,14 +25,14 @@ _JOIN = " + "
 
 
 class WeightedPart(NamedTuple):
-    """An adapter of a combination and its weight."""
+    """An adapter of a combination, and its weight."""
 
     name: str
     weight: float
 
 
 def combination_name(parts: Iterable[WeightedPart]) -> str:
-    """Return the engine's name of a combination, the same in whatever order its parts are given."""
+    """Return the engine's name of a combination. It does not depend on the order of the parts."""
     return _JOIN.join(f"{part.weight!r}*{part.name}" for part in sorted(parts))
 
 
@@ -42,7 +42,7 @@ def requested_name(parts: Iterable[WeightedPart]) -> str:
 
 
 def is_combination(name: str | None) -> bool:
-    """Return whether a name of the engine's is that of a combination."""
+    """Return whether one of the engine's names is the name of a combination."""
     return name is not None and "*" in name
 
 
@@ -63,23 +63,23 @@ def parts_of(name: str) -> tuple[WeightedPart, ...]:
 
 
 def renamed(name: str, rename: Callable[[str], str]) -> str:
-    """Return the engine's name of an adapter, or of a combination, with other names in it."""
+    """Return the engine's name of an adapter or a combination, with each adapter's name replaced."""
     parts = parts_of(name)
     return combination_name(part._replace(name=rename(part.name)) for part in parts) if parts else rename(name)
 
 
 def names_in(name: str) -> tuple[str, ...]:
-    """Return the adapters that a name of the engine's stands for: itself, or the parts of a combination."""
+    """Return the adapters that a name in the engine stands for: the adapter itself, or a combination's parts."""
     parts = parts_of(name)
     return tuple(part.name for part in parts) if parts else (name,)
 
 
 def read_combination(model: str) -> tuple[WeightedPart, ...]:
-    """Return the parts of a model's name such as ``a0:0.7+a1:0.3``, or of ``combination_name``; none for another."""
+    """Return the parts of a name such as ``a0:0.7+a1:0.3``, or of a ``combination_name``; none for other names."""
     if (parts := parts_of(model)) or ":" not in model:
         return parts
     found: list[WeightedPart] = []
-    # A plus sign is a part of the next name, too, where what stands before it is no weighted name.
+    # Every piece between plus signs must be a name with a weight: the name itself cannot contain a plus sign.
     for each in model.split("+"):
         match = _REQUESTED.fullmatch(each)
         if match is None:

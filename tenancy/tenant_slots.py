@@ -1,4 +1,4 @@
-"""Tenant slots: slots that all use, of which each tenant holds as many as it leaves, given out by fair queueing.
+"""Tenant slots: slots that tenants share. A tenant may hold at most as many slots as it leaves free.
 
     tenant a: 9 waiting --+
     tenant b: 1 waiting --+--> the tenant that holds the fewest, of several the one served longest ago --> slots
@@ -20,15 +20,15 @@ from .tenant_shares import TenantShares
 
 
 class ShareFull(Exception):
-    """A tenant has as much waiting as it may."""
+    """A tenant already has as many waiting turns as it may have."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A turn of a tenant: waits for a slot, then holds it, until ``TenantSlots.leave``.
+    """A tenant's turn: it waits for a slot and then holds it, until ``TenantSlots.leave``.
 
     Attributes:
-        granted: done once it holds one.
+        granted: done when the turn holds a slot.
     """
 
     tenant: str
@@ -39,11 +39,11 @@ class Turn:
 class TenantSlots:
     """A number of slots. Thread-safe.
 
-    Without keys there is one tenant, "", which may hold all.
+    Without keys there is one tenant, "", which may hold all slots.
 
     Args:
-        count: the slots.
-        most_waiting: turns that may wait, parted among tenants in the same way; 0 for no limit.
+        count: number of slots.
+        most_waiting: number of turns that may wait. Tenants share it by the same rule as the slots. 0 for no limit.
     """
 
     def __init__(self, count: int, most_waiting: int = 0) -> None:
@@ -51,7 +51,7 @@ class TenantSlots:
         self._held = TenantShares(count)
         self._queued = TenantShares(most_waiting) if most_waiting else None
         self._waiting: dict[str, deque[Turn]] = {}
-        # The number of the last slot that each waiting tenant was given, among all slots given.
+        # By waiting tenant: the number of the last slot that it was given, counted over all tenants.
         self._served: Counter[str] = Counter()
         self._num_given = 0
 
@@ -65,10 +65,10 @@ class TenantSlots:
             return sum(map(len, self._waiting.values()))
 
     def ask(self, tenant: str) -> Turn:
-        """Begin to wait for a slot, which may be granted at once. The turn must be left.
+        """Return a turn that waits for a slot; the slot may be granted at once. The caller must ``leave`` the turn.
 
         Raises:
-            ShareFull: the tenant has as many turns waiting as it may.
+            ShareFull: the tenant already has as many waiting turns as it may have.
         """
         turn = Turn(tenant)
         with self._lock:
@@ -82,7 +82,7 @@ class TenantSlots:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """Give back the slot of a turn, or let it wait no longer."""
+        """Give back the slot of a turn, or end its wait."""
         with self._lock:
             if turn.holds:
                 turn.holds = False
@@ -94,7 +94,7 @@ class TenantSlots:
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[None]:
-        """Wait for a slot, on this thread, and hold it inside the block."""
+        """Wait for a slot on this thread, and hold it inside the block."""
         turn = self.ask(tenant)
         try:
             turn.granted.result()
@@ -113,7 +113,7 @@ class TenantSlots:
             self.leave(turn)
 
     def _grant(self) -> list[Turn]:
-        """Give out what can be given, with the lock held. Returns the turns, which are to be told without it."""
+        """Give free slots to waiting turns, and return these turns. The caller holds the lock."""
         granted = []
         while may := [tenant for tenant in self._waiting if self._held.left_for(tenant) >= 1]:
             tenant = min(may, key=lambda each: (self._held.held(each), self._served[each]))
@@ -127,7 +127,7 @@ class TenantSlots:
         return granted
 
     def _forget(self, turn: Turn) -> None:
-        """Take a turn out of the queue."""
+        """Remove a turn from the queue."""
         turns = self._waiting[turn.tenant]
         turns.remove(turn)
         if not turns:

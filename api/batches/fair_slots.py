@@ -1,6 +1,6 @@
-"""Fair slots: requests in flight of all batches together, shared evenly by the tenants that have some to send.
+"""Fair slots: limits on the requests of batches in flight, with slots shared evenly by the tenants that have requests.
 
-Beside them the turns of each tenant's batches. Both forget a tenant that has none any more.
+``OwnerTurns`` limits the batches of each tenant. Both classes forget idle tenants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OwnerTurns:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        """Owners that have a turn, or wait for one."""
+        """Return the number of owners that have a turn, or wait for one."""
         return len(self._turns)
 
     @asynccontextmanager
@@ -41,12 +41,13 @@ class OwnerTurns:
 class FairSlots:
     """A number of slots. Belongs to one event loop.
 
-    A free one goes to the waiting owner that holds the fewest; of several, to the one that got its last one longest
-    ago. So an owner that comes late has its share as soon as others give slots back, and one alone has all.
+    A free slot goes to the waiting owner that holds the fewest slots. Of several such owners, it goes to the one whose
+    last slot was given longest ago. So a new owner gets its share as soon as others give slots back, and a single owner
+    may hold all slots.
 
     Args:
-        count: the slots.
-        least: slots that each owner gets at once, also beyond the count: it begins while others hold all.
+        count: number of slots.
+        least: number of slots that each owner gets at once, even if others hold all ``count`` slots.
     """
 
     def __init__(self, count: int, least: int = 0) -> None:
@@ -54,7 +55,7 @@ class FairSlots:
         self._least = least
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        # By owner: the number of the last slot that it was given; owners with the same number are left out.
+        # By owner: the number of the last slot that it was given. Owners without an entry count as 0.
         self._last: dict[str, int] = {}
         self._num_given = 0
 
@@ -100,13 +101,13 @@ class FairSlots:
         self._grant()
 
     def _forget_old(self) -> None:
-        """Forget of owners without a slot those that got theirs before any owner that waits now: they count as new."""
+        """Forget owners without a slot that were served before all waiting owners. They then count as new."""
         oldest = min((self._last.get(owner, 0) for owner in self._waiting), default=self._num_given + 1)
         kept = {owner: last for owner, last in self._last.items() if last >= oldest or owner in self._held}
         self._last = kept
 
     def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
-        """Forget one that waits no longer."""
+        """Forget a turn that no longer waits."""
         self._waiting[owner].remove(turn)
         if not self._waiting[owner]:
             del self._waiting[owner]
