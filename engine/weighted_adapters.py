@@ -1,4 +1,4 @@
-"""Weighted adapters: combinations of several adapters, each with a weight, as PEFT makes with "cat".
+"""Weighted adapters: combinations of several adapters, each with a weight, as PEFT's "cat" makes them.
 
     requests       a0:0.7+a1:0.3
     the engine     0.7*a0 + 0.3*a1     names of adapters have neither ' ' nor '*', so this is never one of them

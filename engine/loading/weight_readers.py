@@ -489,9 +489,9 @@ class GgufWeights:
         return self._fitting[stored]
 
     def _rows(self, name: str) -> RowPieces:
-        """Return a matrix in pieces of rows, each copied, after which its part of the file is released from memory.
+        """Return a matrix in pieces of rows. Each is copied, and its part of the file is then released from memory.
 
-        A matrix whose rows change places is one piece.
+        A matrix whose rows are reordered is one piece.
         """
         rows = self._data(name).reshape(self.shapes[name][0], -1)
         if any(part in name for part in self._orders):

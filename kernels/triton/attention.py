@@ -63,13 +63,14 @@ CONFIGS = {
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
-# Sizes for KV in rows of 8 bits, which are widened in registers: they compile with few spills; not measured.
+# Sizes for KV in rows of 8 bits, which are widened in registers. The kernels compile with few spills; their speed is
+# not measured.
 ROW_CONFIGS = {
     (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
 }
 
-# Sizes for latent attention where a program may have less shared memory than on sm_80: 99 KiB on sm_86, 89 and 120.
-# They compile without spills; not measured.
+# Sizes for latent attention on devices with less shared memory for a program than sm_80: sm_86, 89 and 120 have 99 KiB.
+# The kernels compile without spills with them; their speed is not measured.
 SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
 _LARGE_SHARED = 163 << 10
 

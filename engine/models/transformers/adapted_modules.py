@@ -54,7 +54,7 @@ class AdaptedModules:
 
 @contextmanager
 def observed_rows(model: nn.Module) -> Iterator[dict[nn.Module, set[int]]]:
-    """Yield for each linear module and embedding its numbers of output rows in passes inside the block.
+    """Yield a table that passes inside the block fill: for each linear module and embedding, numbers of output rows.
 
     0 means that the module's output is not a single tensor, as for a router that returns several.
     """
