@@ -1,7 +1,8 @@
-"""Tenant shares: a bound for all, of which each tenant may take as much as it leaves.
+"""Tenant shares: a limit on what all tenants hold together, of which each may hold at most as much as is still free.
 
-The rule of the waiting queue (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998): a single tenant gets half,
-and the next one still finds as much as it may take. Without keys there is one tenant, which may take all.
+The rule is that of Choudhury and Hahne, "Dynamic Queue Length Thresholds" (1998), for queues that share a buffer: a
+tenant that is alone and takes one at a time gets half, and the next tenant gets about half of the rest. Without keys
+there is one tenant, which may take all.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def parse_source(text: str, param: str | None = None) -> AdapterSource:
         param: the request's field, for errors.
 
     Raises:
-        RequestError: the text has none of these forms, or has parts that are not allowed.
+        RequestError: the text has none of the forms that are listed above, or has parts that are not allowed.
     """
     if len(text) > MOST_CHARACTERS:
         raise RequestError(f"An adapter's source has at most {MOST_CHARACTERS} characters.", param=param)

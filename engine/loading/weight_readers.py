@@ -247,7 +247,8 @@ class SafetensorsFolder:
         """Read the scales and zero points of quantised matrices, a few hundredths of the files.
 
         Raises:
-            ModelError: no matrix can have such a scale, zero point or index; raised before memory is taken for one.
+            ModelError: a scale, zero point or group index has a value that is impossible in a matrix. It is raised
+                before memory is allocated for the matrices.
         """
         for tensor in self._quantised.values():
             tensor.check()

@@ -42,9 +42,10 @@ class SlowMasks:
             matcher.fill_ahead(self._thread, remaining)
 
     def replay(self, sequence: Sequence) -> None:
-        """Begin to advance the grammar of a waiting sequence by tokens that another engine generated.
+        """Start to advance the grammar of a waiting sequence by the tokens that another engine generated for it.
 
-        The search for a short completion may take long at each token, as with a slow mask.
+        This runs on a thread of its own: a token may need a search for a completion that fits in the tokens left, and
+        such a search may take as long as a slow mask.
         """
         if sequence.matcher:
             generated = sequence.tokens[sequence.num_prompt :]

@@ -35,8 +35,9 @@ class StepPlan:
         budget: tokens left to give.
         began: when planning began.
         before: the rows of the step in flight by sequence id, none if all tokens are known.
-        rows: planned rows by sequence id. In flight, only the rows whose sequences have not left them since.
-        starts: rows taken by admitted sequences.
+        rows: planned rows by sequence id. While the step is in flight, a row is removed if its sequence ends or is
+            preempted; its result is then ignored.
+        starts: for each sequence admitted in this step, the assignment of its row and all that the row starts from.
         copies: copies of pages, and pages that are filled from outside the pool, in the order of admission.
         allowance: seconds for prompts; None if nothing limits them but tokens.
         num_prompt_tokens: tokens given to prompts.

@@ -18,8 +18,8 @@ class GuardedMatcher:
     """A grammar matcher that one thread at a time uses, as a ``Matcher`` is not thread-safe::
 
         thread               when                                          through
-        grammar-slow-masks   a slow mask is filled before its step,        ``fill_ahead``,
-                             or another engine's tokens are replayed       ``replay_ahead``
+        grammar-slow-masks   a slow mask is filled before its step         ``fill_ahead``
+        grammar-replays      another engine's tokens are replayed          ``replay_ahead``
         grammar-masks        the masks of a launched step are filled       ``lend``, ``lent``
         step                 otherwise: admission, drafting, stop check    all others
 
@@ -34,7 +34,7 @@ class GuardedMatcher:
         self._matcher = matcher
         self._failure: str | None = None
         self._no_token: str | None = None  # Why the masks of the last step allow no token; None if they allow some.
-        self._ahead: Future[None] | None = None  # Work on the thread grammar-slow-masks.
+        self._ahead: Future[None] | None = None  # Work on the threads grammar-slow-masks and grammar-replays.
         self._step: Future[Any] | None = None  # Work on the thread grammar-masks.
 
     def fill_ahead(self, thread: ThreadPoolExecutor, remaining: int) -> None:

@@ -121,12 +121,17 @@ class WorkerProcess:
         self._process.wait()
 
     def _wait(self, seconds: float, *, starves: bool, writes: bool = False) -> None:
-        """Wait until the worker answers, or with `writes` reads, or ends.
+        """Wait until the worker has written output or has ended; with `writes`, until it can take more input.
+
+        Args:
+            seconds: limit on the worker's processor time during the wait.
+            starves: whether to raise WorkerStarved, as for a worker that yields.
+            writes: whether to wait for room in the worker's input, instead of for its output.
 
         Raises:
-            WorkerStarved: if `starves` and it makes no progress.
-            WorkerTimeout: past `seconds` of its processor time.
-            WorkerDied: if it hangs, or nobody wants an answer any more.
+            WorkerStarved: with `starves`, if the worker gets hardly any processor time for `HUNGRY_SECONDS`.
+            WorkerTimeout: the worker used more than `seconds` of processor time.
+            WorkerDied: the worker got no processor time for `STUCK_SECONDS`, or the event `ending` was set.
         """
         stream = self._process.stdin if writes else self._process.stdout
         assert stream is not None

@@ -30,13 +30,14 @@ class Field:
 
 
 def object_fields(rules: LarkRules, objects: Objects, fields: list[Field], extra: list[str], name: str) -> str:
-    """Write the alternative of a grammar rule for an object.
+    """Return the body of the grammar rule for an object, and define the auxiliary rules that it needs.
 
     Args:
         rules: the grammar that is being written.
         objects: the constraints, of which only `least` and `most` are used.
         fields: the listed properties that may be present, in order.
-        extra: items for all other keys, by class.
+        extra: expressions for one property with an unlisted key, one for each set of patterns that the key may match;
+            empty if there may be no other keys.
         name: prefix for the names of auxiliary rules.
     """
     needed = sum(field.required for field in fields)
@@ -121,7 +122,7 @@ def _counted_extra(rules: LarkRules, objects: Objects, extra: str, count: int) -
 
 
 def array_fields(rules: LarkRules, arrays: Arrays, name: str) -> str:
-    """Write the alternative of a grammar rule for an array."""
+    """Return the body of the grammar rule for an array, and define the auxiliary rules that it needs."""
     if arrays.unique and (arrays.most is None or arrays.most > 1):
         return _unique(rules, arrays, name)
     return _repeating(rules, arrays, name)

@@ -27,7 +27,7 @@ _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
-    """Write the alternative of a grammar rule for numbers of some types (`INTEGER`, `FRACTION` or both).
+    """Return the body of the grammar rule for numbers of some types (`INTEGER`, `FRACTION` or both).
 
     Raises:
         GrammarError: if no terminal expresses the constraints, such as values excluded from multiples.

@@ -286,7 +286,10 @@ class Matcher:
             self._replay()
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of a text draft may come next. The state is left unchanged."""
+        """Return how many leading tokens of a draft, from a source other than the grammar, may come next.
+
+        The state is left unchanged.
+        """
         if not self.may_draft:
             return 0
         start = self.num_tokens

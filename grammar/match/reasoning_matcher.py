@@ -312,9 +312,10 @@ class ReasoningMatcher:
             self._answer.accept(token)
 
     def admits(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of a text draft may come next. The state is left unchanged.
+        """Return how many leading tokens of a draft, from a source other than the grammar, are allowed here.
 
-        A draft never goes beyond the end of the thought.
+        Under a grammar, the tokens of a draft after the end mark of the thought are not counted. The state is left
+        unchanged.
         """
         if self._phase is _Phase.ANSWER and self._answer.follows_grammar and self._answer.matcher is not None:
             return self._answer.matcher.admits(tokens)
