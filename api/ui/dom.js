@@ -58,13 +58,19 @@ function follow(kept, made) {
   update(kept, ...made.childNodes);
 }
 
-/** A table: heads with a class each, and rows of cells. */
+/**
+ * A table: heads with classes each, and rows of cells.
+ *
+ * In a narrow panel panels.css folds a row: cells of the class "lead" come first, and all others follow, each behind its
+ * head. Roles keep it a table for screen readers, as CSS that changes the layout of rows takes that away.
+ */
 export function table(heads, rows) {
-  const cell = (name, content, kind) => el(name, kind, ...[content].flat());
-  return el(
-    "table",
-    "",
-    el("thead", "", el("tr", "", ...heads.map(([title, kind]) => set(cell("th", title, kind), { scope: "col" })))),
-    el("tbody", "", ...rows.map((row) => el("tr", "", ...row.map((content, i) => cell("td", content, heads[i][1]))))),
-  );
+  const part = (name, role, children, kind = "") => set(el(name, kind, ...children), { role });
+  const head = ([title, kind]) => set(part("th", "columnheader", [title], kind), { scope: "col" });
+  const cell = (content, i) => set(part("td", "cell", [content].flat(), heads[i][1]), { "data-head": heads[i][0] });
+  const row = (cells) => part("tr", "row", cells);
+  return part("table", "table", [
+    part("thead", "rowgroup", [row(heads.map(head))]),
+    part("tbody", "rowgroup", rows.map((each) => row(each.map(cell)))),
+  ]);
 }

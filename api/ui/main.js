@@ -25,10 +25,12 @@ let pollNumber = 0;
 async function poll() {
   clearTimeout(timer);
   const own = ++pollNumber;
+  const late = setTimeout(offerAtLeast, PERIOD);
   const [state, error] = await get(`ui/state?since=${newest()}`, AbortSignal.timeout(PATIENCE)).then(
     (found) => [found, null],
     (reason) => [null, reason],
   );
+  clearTimeout(late);
   if (own !== pollNumber) return;
   failures = error ? failures + 1 : 0;
   const locked = error?.status === 401; // Until a key is entered.
@@ -50,16 +52,17 @@ function show({ server, history, requests, engine, fleet, waiting }) {
   showCurves(history);
   showRequests(requests);
   showReplicas(fleet);
+  const adapters = engine?.stats.adapters ?? loaded ?? 0;
+  if (loaded !== adapters) {
+    loaded = adapters;
+    offerModels().catch(() => (loaded = null));
+  }
   if (!engine) return; // No replica runs, or the engine is in a long step.
   showTree(engine);
   showStep(engine.stats);
   showPool(engine.stats, engine.page_size);
   showSequences(engine);
   showAdapters(engine);
-  if (loaded !== engine.stats.adapters) {
-    loaded = engine.stats.adapters;
-    offerModels().catch(() => (loaded = null));
-  }
 }
 
 /** Explain why there is no new data, and the remedy. */
@@ -75,11 +78,17 @@ function explain(error) {
   } else if (error.status === 403) {
     status("partial", "playground only");
     notice("Tree, sequences and adapters need a key with the scope 'admin', which this one lacks. The playground works with the scope 'inference'.");
-    offerModels().catch(() => {});
+    offerAtLeast();
   } else {
     status("connecting", "reconnecting");
     notice(error.message);
+    offerAtLeast();
   }
+}
+
+/** Offer the models while the panels have no data, which is late or refused: the playground works without. */
+function offerAtLeast() {
+  if (loaded === null) offerModels().catch(() => {});
 }
 
 /** Dim numbers that are not current; page.css hides what the key has no access to. */

@@ -32,6 +32,7 @@ const answer = byId("answer");
 const thought = byId("thought");
 const check = byId("answer-check");
 let running = null;
+let questions = 0; // asked so far
 let asked = null; // the last whole answer: its messages, text and calls of tools
 
 /** List the server's models; called again whenever they may have changed. */
@@ -39,7 +40,7 @@ export async function offerModels() {
   const select = byId("ask-model");
   const { data } = await get("v1/models");
   const names = data.map(({ id }) => id);
-  if (names.join("\n") === [...select.options].map(({ value }) => value).join("\n")) return;
+  if ([...names, ANOTHER].join("\n") === [...select.options].map(({ value }) => value).join("\n")) return;
   const chosen = select.options.length ? select.value : names[0];
   const options = names.map((name) => new Option(name, name));
   select.replaceChildren(...options, new Option("another name …", ANOTHER));
@@ -77,6 +78,8 @@ onTurns(offerCode(question));
 
 async function ask() {
   begin();
+  const own = questions;
+  const isNewest = () => own === questions;
   try {
     const body = question();
     const { usage, times, finish, calls, text } = await stream(body);
@@ -84,14 +87,18 @@ async function ask() {
     asked = { messages: body.messages, text, calls };
     byId("ask-continue").hidden = false;
     if (body.response_format) judge();
-    await shade(body, usage);
+    shade(body, usage, isNewest).catch((error) => isNewest() && complain(error));
   } catch (error) {
-    const stopped = error.name === "AbortError";
-    byId("ask-usage").classList.toggle("bad", !stopped);
-    say(byId("ask-usage"), stopped ? "stopped" : error.message);
+    complain(error);
   } finally {
     end();
   }
+}
+
+function complain(error) {
+  const stopped = error.name === "AbortError";
+  byId("ask-usage").classList.toggle("bad", !stopped);
+  say(byId("ask-usage"), stopped ? "stopped" : error.message);
 }
 
 /** Request body from the form. SyntaxError for a schema or tools that are not JSON. */
@@ -122,6 +129,7 @@ function parsed(text, what) {
 
 function begin() {
   running = new AbortController();
+  questions += 1;
   asked = null;
   byId("ask-continue").hidden = true;
   answer.textContent = "";
@@ -211,8 +219,11 @@ function judge() {
   check.textContent = valid ? "valid JSON" : "cut off";
 }
 
-/** Show the prompt, and which of it was cached; a character whose tokens were so in part counts as computed. */
-async function shade(body, usage) {
+/**
+ * Show the prompt, and which of it was cached; a character whose tokens were so in part counts as computed.
+ * Nothing is shown once another question has been asked.
+ */
+async function shade(body, usage, isNewest) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const { tokens } = await post("tokenize", {
     model: body.model,
@@ -222,6 +233,7 @@ async function shade(body, usage) {
   });
   const textOf = async (count) => (await post("detokenize", { model: body.model, tokens: tokens.slice(0, count) })).prompt;
   const [head, text] = await Promise.all([textOf(cached), textOf(tokens.length)]);
+  if (!isNewest()) return;
   let shared = head.length;
   while (!text.startsWith(head.slice(0, shared))) shared -= 1; // The first bytes of a character are another one alone.
   const part = (kind, from, to) => el("span", kind, text.slice(from, to).replaceAll("\n", "↵\n"));

@@ -4,7 +4,7 @@ import { byId, el, table, update } from "./dom.js";
 import { percent, plural, seconds, whole } from "./format.js";
 
 const HEADS = [
-  ["replica"], ["state"], ["running", "number"], ["waiting", "number"], ["KV in use"], ["cache hits", "number"],
+  ["replica", "lead"], ["state", "lead"], ["running", "number"], ["waiting", "number"], ["KV in use"], ["cache hits", "number"],
   ["up", "number"], ["place"], ["adapters used last"],
 ];
 

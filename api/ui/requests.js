@@ -23,7 +23,7 @@ function showList() {
   const list = isFailures ? shown.failures : shown.last;
   const hasCallers = shown.callers.some(({ key, tenant }) => key || tenant);
   const heads = [
-    ["ended"], ["request"], ["model"], ...(hasCallers ? [["by"]] : []), ["status"], ["prompt", "number"], ["cached", "number"],
+    ["ended", "lead"], ["request", "lead"], ["model"], ...(hasCallers ? [["by"]] : []), ["status", "lead"], ["prompt", "number"], ["cached", "number"],
     ["answer", "number"], ["first token", "number"], ["in all", "number"],
   ];
   const rows = list.map((each) => [
@@ -52,7 +52,7 @@ function outcome({ status, error, finished }) {
 function showCallers({ now, callers }) {
   byId("callers-box").hidden = !callers.some(({ key, tenant }) => key || tenant);
   const heads = [
-    ["caller"], ["tenant"], ["requests", "number"], ["failed", "number"], ["prompt", "number"], ["cached", "number"],
+    ["caller", "lead"], ["tenant", "lead"], ["requests", "number"], ["failed", "number"], ["prompt", "number"], ["cached", "number"],
     ["answers", "number"], ["last"],
   ];
   const rows = callers.map((each) => [

@@ -40,6 +40,7 @@ export async function* events(path, body, signal) {
     const parts = (rest + text).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
+      if (part.startsWith(":")) continue; // A comment, as while a long prompt is computed.
       const data = part.replace(/^data: /, "");
       if (data === "[DONE]") return;
       const event = JSON.parse(data);

@@ -15,7 +15,7 @@ export function showSequences(engine) {
     `${whole(stats.running)} running, ${whole(stats.waiting)} waiting` + (unseen > 0 ? `; the first ${sequences.length}` : "");
   const withTenants = sequences.some((each) => each.tenant);
   const heads = [
-    ["model"], ...(withTenants ? [["tenant"]] : []), ["prompt"], ["cached", "number"], ["of", "number"],
+    ["model", "lead"], ...(withTenants ? [["tenant"]] : []), ["prompt", "lead"], ["cached", "number"], ["of", "number"],
     ["answer", "number"], ["drafts", "number"], ["form"], ["age", "number"],
   ];
   const rows = sequences.map((each) => [
@@ -58,7 +58,10 @@ export function showAdapters(engine) {
     update(byId("adapters"), el("p", "empty", "Adapters are off. Start with --enable-lora to serve them."));
     return;
   }
-  const heads = [["name"], ["where"], ["rank", "number"], ["size", "number"], ["requests", "number"], ["in a slot", "number"], ["running", "number"], [""]];
+  const heads = [
+    ["name", "lead"], ["where", "lead"], ["rank", "number"], ["size", "number"], ["requests", "number"],
+    ["in a slot", "number"], ["running", "number"], ["", "lead action"],
+  ];
   const rows = adapters.map((each) => [
     [el("span", `dot ${colorOf(each.name, engine)}`), short(each.name), each.activated ? el("span", "tag", "activated") : null],
     each.state === "ready" ? each.tier : each.state,
