@@ -438,8 +438,9 @@ class UsageOptions:
     usage_ledger: str = option("", "The file that the server has as --usage-ledger.", group="usage")
     by: str = option(
         "model",
-        "What a row is for: day, month, key, model (a base model or an adapter), or tenant, as --api-key-file has it.",
-        choices=("day", "month", "key", "model", "tenant"),
+        "What a row is for: day, month, key, model or adapter (either: the name of a base model or of an adapter), or "
+        "tenant, as --api-key-file has it.",
+        choices=("day", "month", "key", "model", "adapter", "tenant"),
         group="usage",
     )
     since: str | None = option(None, "First day, such as 2026-11-01, of UTC.", group="usage")

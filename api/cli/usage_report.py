@@ -95,7 +95,7 @@ class _Groups:
             return self._tenants.get(usage.key, usage.key)
         if self._by == "month":
             return usage.day[:7]
-        return {"day": usage.day, "key": usage.key, "model": usage.model}[self._by]
+        return {"day": usage.day, "key": usage.key}.get(self._by, usage.model)
 
 
 def _print(options: UsageOptions, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

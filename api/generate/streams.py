@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from starlette.types import Receive
 
-from ...engine.errors import DeadlineExceeded, EngineError
+from ...engine.errors import DeadlineExceeded, EngineError, UnknownModel
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.types import FinishReason
 from ...fleet.catalog.model_versions import engine_name
@@ -127,7 +127,7 @@ async def generate(
     if output_format is not None and output_format.form is not None and requests[0].params.allowed_logprobs:
         fields = _field_readers(cast("AsyncEngine", async_engine), requests[0], output_format.form, thought)
     state.limits.active += 1
-    reason = "abort"
+    reason, is_unknown = "abort", False
     try:
         with nullcontext() if output_format is None else output_format.locating_errors():
             async with aclosing(async_engine.stream(*requests)) as stream:
@@ -141,14 +141,15 @@ async def generate(
                     yield checked
     except Exception as error:
         reason = "timeout" if isinstance(error, DeadlineExceeded) else "error"
-        caller.facts.error = error_code(error)
+        caller.facts.error, is_unknown = error_code(error), isinstance(error, UnknownModel)
         raise
     finally:
         state.limits.active -= 1
         if check is not None and check.num_broken:
             state.observers.metrics.count_broken(check.num_broken)
             caller.facts.error = "structured_answer_broken"
-        counts = caller.usage_id is None or observer.is_complete
+        # Clients choose names of models, and one that does not exist would be a row of the ledger for ever.
+        counts = not is_unknown and (caller.usage_id is None or observer.is_complete)
         end = observer.end(reason)
         _tell(state, caller, requests, end)
         written = _record(state, caller, end) if counts else None

@@ -45,13 +45,14 @@ def test_sums_by_everything(ledger: str, tmp_path: Path, capsys: pytest.CaptureF
         add_key(keys, name, {"tenant": tenant})
     prompts = {
         by: {row[by]: row["prompt_tokens"] for row in usage(capsys, ledger, "--by", by, "--api-key-file", str(keys))}
-        for by in ("day", "month", "key", "model", "tenant")
+        for by in ("day", "month", "key", "model", "adapter", "tenant")
     }
     assert prompts == {
         "day": {"2026-10-31": 100, "2026-11-01": 1010, "2026-11-02": 8},
         "month": {"2026-10": 100, "2026-11": 1018},
         "key": {"": 1, "a1": 110, "a2": 1000, "b": 7},
         "model": {"base": 117, "sql": 1001},
+        "adapter": {"base": 117, "sql": 1001},
         "tenant": {"": 1, "acme": 1110, "b": 7},
     }
     some = usage(capsys, ledger, "--by", "day", "--since", "2026-11-01", "--until", "2026-11-01")

@@ -25,7 +25,7 @@ from rootgraft.api.http.listener import listening
 from rootgraft.api.models_file import ModelEntry, ServedModel
 from rootgraft.api.rpc.messages import message
 from rootgraft.engine.config import EngineConfig
-from rootgraft.engine.errors import ConfigError, EngineDead, ModelError
+from rootgraft.engine.errors import AdapterNotFound, ConfigError, EngineDead, ModelError
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(engine: Engine) -> No
         wait_until(lambda: bool(engine.async_engine.seen))
         interrupt()
         wait_until(lambda: http.get("/ready").status_code == 503)
-        assert http.get("/health").json() == {"status": "draining"}
+        assert http.get("/health").json()["status"] == "draining"
         refused = http.post("/v1/completions", json={"prompt": "y"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
@@ -154,7 +154,7 @@ def test_a_terminal_that_is_closed_lets_what_runs_finish(engine: Engine) -> None
         for _ in range(2):
             interrupt(signal.SIGHUP)
             wait_until(lambda: http.get("/ready").status_code == 503)
-        assert http.get("/health").json() == {"status": "draining"}
+        assert http.get("/health").json()["status"] == "draining"
         gate.set()
         running.join(HANG_SECONDS)
 
@@ -238,6 +238,8 @@ def test_what_is_used_is_in_the_ledger_when_the_server_ends(engine: Engine, tmp_
     def steps(http: httpx.Client) -> None:
         wait_until(lambda: http.get("/ready").status_code == 200)
         assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        engine.async_engine.fail_after = (0, AdapterNotFound("It is in no folder."))
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 404
         interrupt()
 
     assert run(steps, usage_ledger=str(file)) == 0
