@@ -21,7 +21,7 @@ async def health(models: Models) -> Response:
     """200 while the engines run and do not hang, even if the server is only finishing its last requests; else 503."""
     sick = next((state for state in models.states if not state.engine.is_healthy), None)
     if sick is None:
-        return json_response({"status": "draining" if models.main.engine.draining else "ok"})
+        return json_response(health_body(models, "draining" if models.main.engine.draining else "ok"))
     if sick.engine.async_engine is None:
         return _loading()
     return reply_to(sick.engine.death()).response()

@@ -38,6 +38,7 @@ def test_of_a_server_that_serves(http: httpx.Client) -> None:
     before = http.get("/health/ready").json()
     assert told(http, "/health/live") == (200, "live", None)
     assert told(http, "/health/ready") == (200, "ready", None)
+    assert http.get("/health").json() == {**before, "status": "ok"}
     assert http.post("/v1/completions", json={"prompt": "x", "n": 2}).status_code == 200
     after = http.get("/health/ready").json()
     assert after["model_loaded"] is True and after["requests_served"] == before["requests_served"] + 2
