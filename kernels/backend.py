@@ -85,7 +85,8 @@ def native_status() -> str:
     kernels = LIBRARY.native
     if isinstance(kernels, BuildError):
         return f"CPU kernels: plain torch, because {kernels}"
-    return f"CPU kernels: native, {kernels.library.instruction_set}, {kernels.library.num_threads} threads"
+    count = kernels.library.num_threads
+    return f"CPU kernels: native, {kernels.library.instruction_set}, {count} thread{'s' if count != 1 else ''}"
 
 
 def triton_status(device: torch.device) -> str:

@@ -70,7 +70,7 @@ def _main(words: list[str]) -> int:
         return 0
     group = [command for command in COMMANDS if command.startswith(f"{words[0]} ")]
     if group and words[1:2] in (["-h"], ["--help"]):
-        print(_overview(group))
+        print(_overview(group, f"rootgraft {words[0]}"))
         return 0
     name = " ".join(words[:2]) if group else words[0]
     return _run(name, words[len(name.split()) :])
@@ -132,11 +132,11 @@ def _there_is(names: Sequence[str]) -> str:
     return (f" There are {', '.join(others)} and {last}." if others else f" There is {last}.") if last else ""
 
 
-def _overview(names: Collection[str] = COMMANDS) -> str:
+def _overview(names: Collection[str] = COMMANDS, prog: str = "rootgraft") -> str:
     width = max(map(len, names))
     lines = [f"  {name:{width}}  {COMMANDS[name].about}" for name in names]
     return "\n".join(
-        ["usage: rootgraft COMMAND [options]", "", *lines, "", "'rootgraft COMMAND --help' lists a command's options."]
+        [f"usage: {prog} COMMAND [options]", "", *lines, "", f"'{prog} COMMAND --help' lists a command's options."]
     )
 
 

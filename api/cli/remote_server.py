@@ -282,7 +282,7 @@ def _default_url() -> str:
         return url
     urls = [f"{each.url}/v1" for each in running_servers({os.getuid()}) if each.url.startswith("http")]
     if len(urls) > 1 and _DEFAULT_ADDRESS not in urls:
-        raise ConfigError(f"several servers run here: name one with --url, of {', '.join(urls)}.")
+        raise ConfigError(f"several servers run here; choose one with --url: {', '.join(urls)}")
     return urls[0] if len(urls) == 1 else _DEFAULT_ADDRESS
 
 

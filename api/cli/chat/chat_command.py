@@ -104,7 +104,8 @@ class _ChatLoop:
         if error != "HTTP 400":
             return
         if self._conversation.settings:
-            print_dim(f"Set are: {', '.join(self._conversation.settings)}. /set NAME without a value unsets one.")
+            sent = ", ".join(self._conversation.settings)
+            print_dim(f"Settings that were sent with it: {sent}. /set NAME without a value removes one.")
         if self._conversation.turns:
             print_dim("/clear begins a new conversation.")
 

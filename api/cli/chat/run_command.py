@@ -42,6 +42,8 @@ def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) ->
     path = os.path.realpath(fetch_model(options.model, options.revision).path)
     served = [each for each in running_servers({os.getuid()}) if each.status == "ready" and path == each.path]
     if served:
+        if in_terminal():
+            print_dim(f"A server that runs already has the model: {served[0].url}")
         return _talk(served[0], sampling, answers)
     with _own_server(options) as record:
         return _talk(record, sampling, answers)

@@ -51,7 +51,7 @@ def run_slash_command(line: str, session: ChatSession) -> str | None:
         return None
     name, argument = found[1], (found[2] or "").strip()
     if name not in COMMANDS_OF_CHAT:
-        hint = nearest(name, [each for each in COMMANDS_OF_CHAT if each not in _ALIASES])
+        hint = nearest(f"/{name}", [f"/{each}" for each in COMMANDS_OF_CHAT if each not in _ALIASES])
         raise ConfigError(f"there is no command /{name}.{hint} /help lists them; a space before it sends it as text.")
     return COMMANDS_OF_CHAT[name][1](session, argument)
 
@@ -63,7 +63,7 @@ def _help(session: ChatSession, argument: str) -> str:
 
 def _clear(session: ChatSession, argument: str) -> str:
     session.conversation.clear()
-    return ""
+    return "A new conversation begins."
 
 
 def _system(session: ChatSession, argument: str) -> str:

@@ -72,7 +72,8 @@ def test_a_command_names_a_function_that_takes_its_options(name: str) -> None:
 @pytest.mark.parametrize("words", ["models -h", "models --help", "help models"])
 def test_help_of_a_group_lists_its_commands(words: str, capsys) -> None:
     assert main(words.split()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "usage: rootgraft models COMMAND [options]"
     shown = [line.split("  ")[1] for line in lines if line.startswith("  ")]
     assert shown == [name for name in COMMANDS if name.startswith("models ")]
 

@@ -185,7 +185,7 @@ def test_lesser_instruction_sets(arch, dtype):
 
 
 def test_the_status_names_the_instruction_set(kernels):
-    assert ops.native_status() == f"CPU kernels: native, {kernels.library.instruction_set}, 1 threads"
+    assert ops.native_status() == f"CPU kernels: native, {kernels.library.instruction_set}, 1 thread"
 
 
 def write_cpuinfo(path: Path, flags: Iterable[str]) -> None:

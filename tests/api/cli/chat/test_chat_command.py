@@ -270,7 +270,7 @@ def test_a_refused_setting_is_told_how_to_unset(fake_server: FakeServer, tmp_pat
         terminal.write(b"/set bogus 1\r")
         terminal.until_prompt()
         terminal.write(b"one\r")
-        terminal.until("The question was left out.", "Set are: bogus. /set NAME without a value unsets one.")
+        terminal.until("The question was left out.", "Settings that were sent with it: bogus. /set NAME")
         terminal.until_prompt()
         terminal.write(b"/set bogus\r")
         terminal.until_prompt()
@@ -328,7 +328,7 @@ def test_settings_files_and_models(fake_server: FakeServer, typed, tmp_path: Pat
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("/cleer", "there is no command /cleer. Did you mean clear?"),
+        ("/cleer", "there is no command /cleer. Did you mean /clear?"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
         ("/file", "/file needs the path of a file."),
         ("/set messages []", "messages cannot be set"),
