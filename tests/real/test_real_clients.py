@@ -70,24 +70,6 @@ def test_pydantic_ai(base_url: str) -> None:
         assert isinstance(asyncio.run(agent.run(QUESTION)).output, Person)
 
 
-def test_openai_agents(base_url: str) -> None:
-    agents = pytest.importorskip("agents")
-    agents.set_tracing_disabled(True)
-
-    async def ask() -> None:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
-            for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
-                agent = agents.Agent(
-                    name="a", instructions="Be brief.", model=kind("small", client), output_type=Person
-                )
-                assert isinstance((await agents.Runner.run(agent, QUESTION)).final_output, Person)
-                streamed = agents.Runner.run_streamed(agent, QUESTION)
-                assert [event async for event in streamed.stream_events()]
-                assert isinstance(streamed.final_output, Person)
-
-    asyncio.run(ask())
-
-
 def test_langchain(base_url: str) -> None:
     langchain = pytest.importorskip("langchain_openai")
     for use_responses_api in (False, True):
