@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.machine.thoroughness import taking_turns
 from support.models import small_gguf
 from support.models.paged_run import CPU, run_whole
 from support.models.quantised_oracle import matrix_meant
@@ -50,6 +51,13 @@ NAMES_ONE = re.compile(
 """Beginnings of errors: they name a tensor, or a file that is no such one as a whole."""
 DAMAGES = 20
 """Damages of each format, the first of those that were looked at."""
+
+
+def kinds_and_damages(kinds: Sequence[Any]) -> Any:
+    """Parametrise by all kinds with a few damages, and by a quarter of them, in turns, with 200."""
+    many = (pytest.param(kind, 200, marks=pytest.mark.heavy) for kind in taking_turns(kinds, 4))
+    cases = [*((kind, DAMAGES) for kind in kinds), *many]
+    return pytest.mark.parametrize(("kind", "damages"), cases, ids=lambda each: getattr(each, "name", None))
 
 
 def matrix_of(kind: str) -> StoredMatrix:
@@ -111,8 +119,7 @@ def check(matrix: StoredMatrix, folder: Path, damage: Callable[[bytes], bytes] =
     return False
 
 
-@pytest.mark.parametrize("kind", MATRICES)
-@pytest.mark.parametrize("damages", [DAMAGES, pytest.param(200, marks=pytest.mark.heavy)])
+@kinds_and_damages(list(MATRICES))
 def test_a_damaged_matrix_is_refused_or_means_what_the_oracle_reads(kind: str, damages: int, tmp_path: Path) -> None:
     matrix = matrix_of(kind)
     assert not check(matrix, tmp_path)
@@ -247,8 +254,7 @@ def check_gguf(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("damages", [DAMAGES, pytest.param(200, marks=pytest.mark.heavy)])
+@kinds_and_damages(TYPES)
 def test_a_damaged_gguf_type_is_refused_or_means_what_the_gguf_package_reads(
     kind: gguf.GGMLQuantizationType, damages: int, tmp_path: Path
 ) -> None:

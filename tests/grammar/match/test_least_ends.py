@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.grammar.end_oracle import EndOracle
 from support.grammar.small_languages import Specs, kinds_specs, nullable_specs, specs
+from support.machine.thoroughness import taking_turns
 
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec
@@ -62,14 +63,14 @@ def test_the_tokens_that_fit_are_those_of_brute_force():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", taking_turns(range(3), 3))
 def test_the_tokens_that_fit_are_those_of_brute_force_for_many_grammars(part):
     comparison = compared(range(100 + 11 * part, 100 + 11 * (part + 1)))
     assert comparison.equal > 250 and comparison.left_out <= 4
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", [1024, 1049, 1057, 1091, 1207, 3027])
+@pytest.mark.parametrize("seed", taking_turns([1024, 1049, 1057, 1091, 1207, 3027], 3))
 def test_a_longer_text_of_fewer_tokens_ends_an_answer(seed):
     """Strings of a pattern, enumerations and spellings with blanks of which the shortest one has more tokens."""
     comparison = compared([seed])
@@ -83,7 +84,7 @@ def test_an_end_by_another_kind_of_object_fits():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seeds", [(6, 25, 29), (58, 126, *range(8, 14))])
+@pytest.mark.parametrize("seeds", taking_turns([(6, 25, 29), (58, 126, *range(8, 14))], 2))
 def test_the_tokens_that_fit_are_those_of_brute_force_for_several_kinds_of_objects_and_arrays(seeds):
     comparison = compared(seeds, kinds_specs)
     assert comparison.equal > 140 and comparison.left_out <= 3
@@ -96,7 +97,7 @@ def test_an_optional_or_nullable_value_is_begun_only_if_its_end_fits():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seeds", [(18, 21), range(30, 34), range(60, 64)])
+@pytest.mark.parametrize("seeds", taking_turns([(18, 21), range(30, 34), range(60, 64)], 3))
 def test_the_tokens_that_fit_are_those_of_brute_force_for_short_and_long_values(seeds):
     comparison = compared(seeds, nullable_specs)
     assert comparison.equal > 40 and comparison.left_out <= 2

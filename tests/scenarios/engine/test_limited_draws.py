@@ -5,7 +5,6 @@ The sampler draws by logits that have nothing to do with the grammar: far harder
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from support.grammar.end_oracle import EndOracle
 from support.grammar.small_languages import mixed_spec
+from support.machine.thoroughness import is_thorough, taking_turns
 
 from rootgraft.engine.batch import Row, RowStart
 from rootgraft.engine.sampling.draft_verify import sampling_positions
@@ -114,8 +114,8 @@ def test_draws_near_the_budget_are_those_of_brute_force():
 
 @pytest.mark.heavy
 def test_draws_near_the_budget_are_those_of_brute_force_for_many_languages():
-    """A thousand languages in a thorough run."""
-    seeds = range(20, 1020 if os.environ.get("ROOTGRAFT_THOROUGH") == "1" else 60)
+    """A thousand languages in a thorough run, and twenty of forty in turns."""
+    seeds = range(20, 1020) if is_thorough() else taking_turns(range(20, 60), 2)
     draws = compared(seeds)
     assert draws.num_left_out <= len(seeds) / 5
     assert len(draws.unequal) <= draws.num_positions / 1000, draws.unequal
