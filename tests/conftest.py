@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 from support import benchmark_package
@@ -124,6 +125,21 @@ def one_thread() -> Iterator[None]:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
             patch.setattr("rootgraft.engine.executor.load_weights.place_threads", lambda config: config.threads or 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One certificate in place of the hundred and more that each client of httpx reads when it is made.
+
+    That took 30 ms of processor time, thousands of times in a pass. No test asks a server that these certificates vouch
+    for: those of the tests speak plain HTTP, or have certificates of their own.
+    """
+    end = "-----END CERTIFICATE-----\n"
+    file = tmp_path_factory.mktemp("certificates") / "one.pem"
+    file.write_text(Path(certifi.where()).read_text("ascii", "ignore").partition(end)[0] + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(file))
         yield
 
 
