@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.machine.thoroughness import taking_turns
 
 from rootgraft.kernels.cpu.build import FLAGS, SOURCES, BuildError, find_compiler
 
@@ -14,7 +15,7 @@ CHECKS = ("-O1", "-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-reco
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("arch", ["native", "x86-64-v3", "x86-64"])
+@pytest.mark.parametrize("arch", taking_turns(["native", "x86-64-v3", "x86-64"], 3))
 def test_rows_of_no_numbers(tmp_path: Path, arch: str) -> None:
     try:
         compiler = find_compiler()
