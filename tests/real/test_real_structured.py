@@ -12,6 +12,7 @@ import openai
 import pydantic
 import pytest
 from support.api.real_server import RealServer
+from support.machine.thoroughness import taking_turns
 
 pytestmark = pytest.mark.heavy
 
@@ -124,7 +125,7 @@ def check_film(text: str | None) -> None:
     Film.model_validate(film)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", taking_turns(range(2), 2))
 def test_sets_of_pydantic_whole_and_streamed(server: RealServer, seed: int) -> None:
     asked: dict[str, Any] = {"model": "small", "messages": QUESTION, "response_format": Film, "max_tokens": 150}
     asked |= {"seed": seed, "temperature": 1.0}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.grammar.patch_grammar import PATCH
 from support.grammar.schema_cases import CASES
+from support.machine.thoroughness import taking_turns
 
 from benchmarks.grammar.limited_walk import draw_within
 from rootgraft.grammar.compile.compiled_grammar import CompiledGrammar
@@ -97,7 +98,7 @@ def test_some_schemas_of_the_suite_at_small_budgets(grammars, part):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", taking_turns(range(2), 2))
 def test_many_schemas_of_the_suite_at_small_budgets(grammars, part):
     assert_complete_at_small_budgets(grammars, SUITE[4 * part + 3 :: 8])
 
