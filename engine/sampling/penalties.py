@@ -93,22 +93,24 @@ class LogitEdits:
     def start(self, start: RowStart) -> None:
         """Replace a row's parameters and token counts."""
         row, params = start.row, start.params
+        size = start.vocab_size or self._vocab_size
+        # An id beyond the vocabulary cannot be drawn. A draft model is started with ids that only an adapter of the
+        # model has for which it drafts.
+        biases = [(token, bias) for token, bias in params.logit_bias if token < size]
         for held in (self._biases, self._counts, self._stops, self._allowed):
             held.pop(row, None)
         self._limited[row] = bool(params.allowed_token_ids)
-        self._biased[row] = bool(params.logit_bias)
+        self._biased[row] = bool(biases)
         self._penalised[row] = params.needs_counts
         self._min_tokens[row] = params.min_tokens
         if params.allowed_token_ids:
-            self._allowed[row] = _mask(params.allowed_token_ids, start.vocab_size or self._vocab_size)
-        if params.logit_bias:
-            self._biases[row] = _summed(params.logit_bias)
+            self._allowed[row] = _mask([token for token in params.allowed_token_ids if token < size], size)
+        if biases:
+            self._biases[row] = _summed(biases)
         if params.needs_counts:
             prompt, generated = start.tokens[: start.num_prompt], start.tokens[start.num_prompt :]
             self._counts[row] = TokenCounts(prompt, generated, params)
         if params.min_tokens:
-            size = start.vocab_size or self._vocab_size
-            # An id beyond the vocabulary cannot be drawn: there is nothing to ban.
             self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < size], np.int64)
 
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
@@ -192,11 +194,11 @@ class LogitEdits:
 def _mask(tokens: Sequence[int], vocab_size: int) -> Words:
     """Return the mask of these tokens, [ceil(vocab_size / 32)] int32."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[np.asarray(tokens)] = 1
+    bits[np.asarray(tokens, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def _summed(biases: tuple[tuple[int, float], ...]) -> tuple[Ints, Floats]:
+def _summed(biases: Sequence[tuple[int, float]]) -> tuple[Ints, Floats]:
     """Return distinct tokens and the sum of the biases of each."""
     tokens, index = np.unique([token for token, _ in biases], return_inverse=True)
     sums = np.bincount(index, weights=[bias for _, bias in biases])

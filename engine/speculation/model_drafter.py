@@ -331,6 +331,8 @@ def _drafting(params: SamplingParams) -> SamplingParams:
         params,
         logprobs=None,
         prompt_logprobs=None,
+        logprob_token_ids=(),
+        allowed_logprobs=False,
         presence_penalty=0.0,
         frequency_penalty=0.0,
         repetition_penalty=1.0,

@@ -5,6 +5,7 @@ In batches with the base model, chunks, over prefix hits, with drafts, logprobs,
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine.core_hooks import known_vocabularies
+from support.engine.draft_engine import drafting_despite_others
 from support.models.lora_models import VOCAB, base, make_adapter
 from support.models.resized_base import ADDED, KINDS, ResizedOracle, make_resized_adapter
 
@@ -200,6 +202,25 @@ def test_a_row_draws_the_same_beside_any_vocabulary(engine) -> None:
     alone = {each.id: tokens_of(engine(enable_prefix_caching=False).run([each])[each.id]) for each in asked}
     together = engine().run(asked)
     assert {number: tokens_of(messages) for number, messages in together.items()} == alone
+
+
+def test_what_names_added_tokens_is_drawn_beside_a_draft_model_that_lacks_them(engine, folder, monkeypatch) -> None:
+    """A draft model has the base's vocabulary: what a request names beyond it must not reach its logits."""
+    drafting_despite_others(monkeypatch, 3)
+    prompt, added, likely = PROMPT[:9], (VOCAB, WIDE - 1), (40, 100.0)  # so that the draft model can read what is drawn
+    asked = [
+        submit(0, prompt, "trl", logit_bias=((WIDE - 1, -100.0), likely)),
+        submit(1, prompt, "trl", logit_bias=(likely,), allowed_token_ids=(*range(30, 60), *added)),
+        submit(2, prompt, "trl", logit_bias=(likely,), logprobs=0, logprob_token_ids=(7, *added)),
+        submit(3, prompt, "trl", allowed_token_ids=added),
+        submit(4, prompt, None),
+    ]
+    plain, drafted = (
+        engine(speculative_config=json.dumps(each)) for each in ({"method": "off"}, {"model": str(folder / "llama")})
+    )
+    wanted = {number: tokens_of(messages) for number, messages in plain.run(asked).items()}
+    assert {number: tokens_of(messages) for number, messages in drafted.run(asked).items()} == wanted
+    assert drafted.core.stats()["drafted_model"]
 
 
 def test_grammars_over_both_vocabularies_in_one_batch(engine) -> None:
