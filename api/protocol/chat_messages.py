@@ -22,7 +22,7 @@ from pydantic import (
 from ..config import RESERVED_TEMPLATE_KWARGS
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
-from .exact_json import dumps_exact
+from .exact_json import dumps_exact, loads_exact
 from .foreign_fields import foreign_rules
 from .tools import CUSTOM_INPUT
 
@@ -96,8 +96,8 @@ class FunctionCall(StrictModel):
     def for_template(self) -> dict[str, Any]:
         """Return the call for the chat template. The arguments are an object, or text if they are not a JSON object."""
         try:
-            arguments = orjson.loads(self.arguments or "{}")
-        except orjson.JSONDecodeError:
+            arguments = loads_exact(self.arguments.encode() or b"{}")
+        except (orjson.JSONDecodeError, UnicodeEncodeError):
             arguments = None
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 

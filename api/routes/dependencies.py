@@ -38,6 +38,9 @@ _WITH_SCHEMAS = frozenset(
         *("format", "parameters"),  # Fields of Ollama and of TGI.
     )
 )
+_WITH_CALLS = frozenset(("messages",))
+# Without one of these a conversation has no call whose arguments are an object.
+_CALL_MARKS = (b'"arguments"', b'"tool_use"')
 PICKED_STATE = "server"
 """Key in a request's state. Its value is the server state of the model that the body names, if there are several."""
 _JSON = "application/json"
@@ -173,8 +176,9 @@ class _StrictRequest(Request):
 
 def _loads(body: bytes) -> Any:
     value = orjson.loads(body)
-    if isinstance(value, dict) and not value.keys().isdisjoint(_WITH_SCHEMAS) and may_be_inexact(body):
-        value |= {name: part for name, part in loads_exact(body).items() if name in _WITH_SCHEMAS}
+    names = _WITH_SCHEMAS | (_WITH_CALLS if any(mark in body for mark in _CALL_MARKS) else frozenset())
+    if isinstance(value, dict) and not value.keys().isdisjoint(names) and may_be_inexact(body):
+        value |= {name: part for name, part in loads_exact(body).items() if name in names}
     return value
 
 

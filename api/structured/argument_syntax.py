@@ -23,6 +23,7 @@ from ...grammar.argument_styles import (
     gemma_text,
     xml_style,
 )
+from ..protocol.exact_json import loads_exact
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 _BLANKS = " \t\r\n"
@@ -297,8 +298,8 @@ def write_arguments(arguments: str, style: str | XmlStyle) -> str:
     if style == "json":
         return arguments
     try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        value = loads_exact(arguments.encode())
+    except (orjson.JSONDecodeError, UnicodeEncodeError):
         return arguments
     if not isinstance(value, dict):
         return arguments

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
+from ..protocol.exact_json import dumps_exact
 from .reasoning_formats import reasoning_format_of
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
@@ -195,7 +194,7 @@ def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
 
 def _arguments(function: dict[str, Any]) -> str:
     arguments = function["arguments"]
-    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return arguments if isinstance(arguments, str) else dumps_exact(arguments).decode()
 
 
 def _with_definitions(

@@ -27,8 +27,8 @@ TOOL = {
 USER = {"role": "user", "content": "Und 'heute'?"}
 
 
-def call(number: int = 0) -> dict[str, Any]:
-    function = {"name": "wetter", "arguments": '{"ort": "K\u00f6ln", "tage": 2}'}
+def call(number: int = 0, days: int = 2) -> dict[str, Any]:
+    function = {"name": "wetter", "arguments": f'{{"ort": "K\u00f6ln", "tage": {days}}}'}
     return {"id": f"aaaaaaaa{number}", "type": "function", "function": function}
 
 
@@ -52,6 +52,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "text beside calls": [USER, said(content="Moment.", tool_calls=[call()]), result()],
     "null calls and other nulls": [USER, said(content="Ja.", tool_calls=None, refusal=None, name=None), USER],
     "two calls": [USER, said(content=None, tool_calls=[call(), call(1)]), result(), result(number=1)],
+    "a long integer": [USER, said(tool_calls=[call(days=12345678901234567890123)]), result()],
     "a result in parts": [USER, said(content=None, tool_calls=[call()]), result([{"type": "text", "text": "<nass>"}])],
     "an answer behind a result": [USER, said(content=None, tool_calls=[call()]), result(), said(content="Ja."), USER],
     "a thought": [USER, said(content="Ja.", reasoning_content="Hm.", reasoning="Hm."), USER],

@@ -155,12 +155,19 @@ def test_integers_of_calls_are_exact(live: Live) -> None:
     tool = {"name": "n", "input_schema": {"type": "object", "properties": {"n": {"maximum": long + 1}}}}
     with live.http() as http:
         reply = http.post(PATH, json={**ASKED, "tools": [tool], "tool_choice": {"type": "tool", "name": "n"}})
-        assert reply.json()["content"][0]["input"] == {"n": long}
+        content = reply.json()["content"]
+        assert content[0]["input"] == {"n": long}
+        result = {"type": "tool_result", "tool_use_id": content[0]["id"]}
+        turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+        assert http.post(PATH, json={**ASKED, "messages": [*HI, *turns]}).status_code == 200
+        [call] = live.async_engine.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
+        assert call["function"]["arguments"] == {"n": long}
         say(live, "5")
         form = {"type": "json_schema", "schema": {"maximum": long + 1}}
         for fields in ({"output_format": form}, {"output_config": {"format": form}}):
             assert http.post(PATH, json={**ASKED, **fields}).status_code == 200
-    assert all(str(long + 1) in str(request.grammar.content) for request in live.async_engine.seen)
+    formed = [request.grammar for request in live.async_engine.seen if request.grammar is not None]
+    assert len(formed) == 3 and all(str(long + 1) in str(grammar.content) for grammar in formed)
 
 
 def test_a_conversation_as_the_template_gets_it(live: Live) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,16 @@ def test_arguments_as_text_for_templates_that_add_them_to_text() -> None:
     [message] = for_dialect([CALL], [], found)
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a":"b","n":1}'
     assert CALL["tool_calls"][0]["function"]["arguments"] == {"a": "b", "n": 1}  # type: ignore[index]
+
+
+def test_long_integers_of_calls_that_are_written_as_text() -> None:
+    """Twice over: as JSON, and in a style that is not JSON."""
+    number = 12345678901234567890123
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"n": number}}}
+    for parser in ("generic", "qwen3_coder"):
+        found = replace(dialect(OTHERS["no tools"], parser), by_template=False)
+        [message] = for_dialect([{"role": "assistant", "tool_calls": [call]}], [], found)
+        assert str(number) in message["content"]
 
 
 def test_an_option_chooses() -> None:
