@@ -8,9 +8,11 @@ The text follows the plan's grammar but may be cut off anywhere. A call is repor
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -48,15 +50,28 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
 
 def arguments_json(text: str) -> Any:
     """Return a call's arguments for ``orjson.dumps``: unchanged, or repaired to valid JSON if they were cut off."""
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
+    if not _is_json(text):
         try:
             found = from_json(text, allow_partial="trailing-strings")
         except ValueError:
             found = {}
         return found if isinstance(found, dict) else {}
     return orjson.Fragment(text)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is JSON. orjson refuses numbers beyond a double's range and halves of surrogate pairs."""
+    with suppress(orjson.JSONDecodeError):
+        orjson.loads(text)
+        return True
+    with suppress(ValueError, RecursionError):
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
+        return True
+    return False
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 class ToolParser:

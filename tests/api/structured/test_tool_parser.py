@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from support.machine.thoroughness import repeats
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.api.structured.tool_grammar import tool_output_format
-from rootgraft.api.structured.tool_parser import ToolParser, read_calls
+from rootgraft.api.structured.tool_parser import ToolParser, arguments_json, read_calls
 from rootgraft.api.structured.tool_plan import Arguments, CallStart, Content, Event, ToolPlan
 
 TOOLS = [Tool(type="function", function=Function(name=name)) for name in ("f", "get-weather.v2", "Z_9")]
@@ -172,6 +173,13 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
     assert isinstance(start, CallStart) and start.id.startswith("call_")
     assert arguments == Arguments(0, '{"a')
     assert parser.push("b") == [Arguments(0, "b")]
+
+
+@pytest.mark.parametrize("value", ["1e400", f"1{'0' * 5000}", '"\\ud800"', "123456789012345678901", "-0"])
+def test_whole_arguments_stay_as_they_were_written(value: str) -> None:
+    text = f'{{"n": {value}}}'
+    assert orjson.dumps(arguments_json(text)).decode() == text
+    assert isinstance(arguments_json(text[:-1]), dict)
 
 
 def test_ids_that_mistral_templates_take() -> None:
