@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from ..protocol.exact_json import dumps_exact
+
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TokenLogprob
     from ...engine.text.field_probabilities import FieldProbability
@@ -108,7 +112,13 @@ def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:
 
 
 def field_probabilities(fields: Sequence[FieldProbability]) -> list[dict[str, Any]]:
-    """Return the probabilities of fields in the form for clients."""
+    """Return the probabilities of fields in the form for clients. ``orjson.dumps`` must write it."""
     return [
-        {"path": each.path, "kind": each.kind, "value": each.value, "probability": each.probability} for each in fields
+        {"path": each.path, "kind": each.kind, "value": _written(each.value), "probability": each.probability}
+        for each in fields
     ]
+
+
+def _written(value: Any) -> Any:
+    """Return a value for ``orjson.dumps``, which itself writes no integers beyond 64 bits."""
+    return orjson.Fragment(dumps_exact(value)) if isinstance(value, int) else value

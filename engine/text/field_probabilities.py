@@ -24,6 +24,8 @@ from ..types import AllowedLogprobs
 
 _BLANKS = frozenset(b" \t\n\r")
 _OF_NUMBERS = frozenset(b"0123456789+-.eE")
+_LONGEST_NUMBER = 4_000
+"""Characters; Python parses no integer of more than 4,300 digits."""
 _LITERALS = (b"true", b"false", b"null")
 _BEFORE_VALUE = _BLANKS | frozenset(b"]")
 _NEXT = frozenset(b",}")
@@ -228,7 +230,7 @@ class FieldReader:
         self._end_value()
 
     def _end_value(self) -> None:
-        if self._is_read:
+        if self._is_read and not (self._state is _State.NUMBER and len(self._text) > _LONGEST_NUMBER):
             value = json.loads(bytes(self._text))
             if self._fields.is_choice(self._place, value):
                 self._found.append(FieldProbability(self._path, "value", value, self._probability))

@@ -261,3 +261,11 @@ def test_a_token_of_two_fields_by_hand():
     assert (value.path, value.value, presence.path, presence.value) == ("/c", "red", "/d", False)
     assert value.probability == pytest.approx(0.6)
     assert presence.probability == pytest.approx(0.75)
+
+
+def test_a_number_that_is_too_long_to_be_read_is_no_choice():
+    """Python parses integers of 4,300 digits at most; the others are free text, as far as a schema leaves a choice."""
+    fields = AnswerFields({"type": ["integer", "null"]})
+    reader = FieldReader(fields, lambda token: b"1" * 1000 if token else b"", frozenset((0,)))
+    tokens = [AllowedLogprobs(token, b"", b"") for token in (1, 1, 1, 1, 1, 0)]
+    assert [found for each in tokens for found in reader.push(each)] == []
