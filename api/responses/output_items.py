@@ -41,7 +41,7 @@ class OutputItems:
         self._parser = parser
         self._num_logprobs = num_logprobs
         self._thinks = thinks
-        # Logprobs of tokens that may belong to a thought.
+        # Logprobs of tokens that may belong to a thought or to a call.
         self._held_logprobs: list[dict[str, Any]] = []
         self._open = False
         self._pieces: list[str] = []
@@ -59,8 +59,8 @@ class OutputItems:
             if delta.finish is not None:
                 pieces += self._parser.finish()
         logprobs = [*self._held_logprobs, *logprobs]
-        holds = self._thinks and self._parser is None and not (pieces or self._is_open("reasoning"))
-        self._held_logprobs = logprobs if holds else []
+        is_over = self._is_in_call or (self._is_open("reasoning") and not delta.text)
+        self._held_logprobs = [] if pieces or is_over else logprobs
         for piece in pieces:
             match piece:
                 case Content():
@@ -68,6 +68,7 @@ class OutputItems:
                     logprobs = []
                 case CallStart():
                     events += self._begin_call(piece)
+                    logprobs = []
                 case Arguments():
                     events.append(self._add_arguments(piece.text))
         return events
@@ -95,6 +96,10 @@ class OutputItems:
 
     def _is_open(self, kind: str) -> bool:
         return self._open and self.items[-1]["type"] == kind
+
+    @property
+    def _is_in_call(self) -> bool:
+        return self._open and self.items[-1]["type"] in ("function_call", "custom_tool_call")
 
     def _add_thought(self, text: str) -> list[Event]:
         events: list[Event] = []
