@@ -48,7 +48,7 @@ router = APIRouter(
 @router.post(MESSAGES_PATH)
 async def create_message(body: MessagesRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Answer a conversation in Anthropic's protocol."""
-    target = await state.models.find(body.model, caller)
+    target = await state.models.find(body.model, caller, session=body.prompt_cache_key)
     names, chat = await beside_loop(partial(_as_chat, body))
     with names.naming_errors():
         prepared, output_format, thought = await chat_request(

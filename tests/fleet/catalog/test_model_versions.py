@@ -166,7 +166,12 @@ def test_an_answer_names_its_version_and_the_engine_gets_that_one(tmp_path: Path
     run(job())
 
 
-def test_a_session_keeps_its_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+def test_a_session_keeps_its_version(tmp_path: Path, path: str) -> None:
+    said: dict[str, Any] = (
+        {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    )
+
     async def job() -> None:
         admin = Admin(make(tmp_path))
         one, two = [await admin.add(adapter_folder(tmp_path, name)) for name in ("one", "two")]
@@ -174,7 +179,8 @@ def test_a_session_keeps_its_version(tmp_path: Path) -> None:
         await admin.call("canary", version=two, weight=50)
         seen = set()
         for session in range(12):
-            replies = [await admin.ask(prompt_cache_key=str(session)) for _ in range(4)]
+            asked = {"model": "sql", "max_tokens": 3, "prompt_cache_key": str(session), **said}
+            replies = [await admin.http.post(path, json=asked) for _ in range(4)]
             (version,) = {reply.headers["x-model-version"] for reply in replies}
             seen.add(version)
         assert seen == {one, two}
