@@ -5,8 +5,11 @@ Writes are not synchronised to the disk: after a power failure a file may be sho
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,10 @@ from .block_codec import Buffer
 
 SUFFIX = ".kv"
 _UNFINISHED = ".part"
+_FOLDER_NAME = re.compile("[0-9a-f]{16}")
+_FILE_NAME = re.compile(rf"[0-9a-f]{{48}}(\{SUFFIX}|\{_UNFINISHED})")
+# Whoever can write in the folder must not have a read wait for a pipe, or a write go through a link to elsewhere.
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOCK = "lock"
 _MOST_SLOTS = 64
 
@@ -83,10 +90,12 @@ class BlockFiles:
         """Write a file. Raises OSError, and nothing is left then."""
         path = f"{self.folder}/{folder}/{key.hex()}"
         unfinished = path + _UNFINISHED
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN_FLAGS
         try:
             fd = os.open(unfinished, flags, 0o600)
         except FileNotFoundError:
+            # The first file of a tenant, or somebody has removed the folders while this process runs.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.mkdir(f"{self.folder}/{folder}", 0o700)
             fd = os.open(unfinished, flags, 0o600)
         try:
@@ -110,7 +119,7 @@ class BlockFiles:
         """Return the content of a file that should have so many bytes: fewer if it has fewer. Raises OSError."""
         path = self.path(folder, key)
         data = memoryview(bytearray(num_bytes + 1))  # one more shows a file that is too long
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=open_block) as file:
             length = self.read_into(file.fileno(), data)
         with suppress(OSError):
             os.utime(path)
@@ -128,8 +137,16 @@ class BlockFiles:
             self.path(folder, key).unlink()
 
     def scan(self) -> list[FoundFile]:
-        """Return the files of earlier processes in the order of their last use, and remove unfinished ones."""
-        return sorted(self._scan(), key=lambda file: file.used)
+        """Return the files of earlier processes in the order of their last use, and remove unfinished ones.
+
+        Of several files of one name in different folders the last used one stays.
+        """
+        found: dict[bytes, FoundFile] = {}
+        for file in sorted(self._scan(), key=lambda file: file.used):
+            if other := found.pop(file.key, None):
+                self.remove(other.folder, other.key)
+            found[file.key] = file
+        return [*found.values()]
 
     def _scan(self) -> Iterator[FoundFile]:
         for path in found_files(self.folder):
@@ -137,8 +154,8 @@ class BlockFiles:
                 with suppress(OSError):
                     path.unlink()
                 continue
-            with suppress(OSError, ValueError):
-                status = path.stat()
+            with suppress(OSError):
+                status = path.lstat()
                 yield FoundFile(bytes.fromhex(path.stem), path.parent.name, status.st_size, status.st_mtime)
 
     def close(self) -> None:
@@ -152,7 +169,16 @@ def slot_folders(folder: Path) -> list[Path]:
 
 
 def found_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of blocks below one process's folder, unfinished ones too."""
-    for tenant in sorted(each for each in folder.iterdir() if each.is_dir()):
+    """Yield the files of blocks below one process's folder, unfinished ones too, and nothing that is of others."""
+    for tenant in sorted(each for each in folder.iterdir() if _FOLDER_NAME.fullmatch(each.name) and each.is_dir()):
         with os.scandir(tenant) as entries:
-            yield from (Path(entry.path) for entry in entries if entry.name.endswith((SUFFIX, _UNFINISHED)))
+            yield from (Path(entry.path) for entry in entries if _FILE_NAME.fullmatch(entry.name))
+
+
+def open_block(path: str, flags: int) -> int:
+    """Open a block's file to read it, as an opener of ``open``. Raises OSError for what is no file."""
+    fd = os.open(path, flags | _OPEN_FLAGS)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no file", path)
+    return fd

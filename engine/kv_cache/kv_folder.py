@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..whole_file import replacing
 from .block_codec import NotABlock, describe
-from .block_files import SUFFIX, BlockFiles, SlotInUse, found_files, slot_folders
+from .block_files import SUFFIX, BlockFiles, SlotInUse, found_files, open_block, slot_folders
 
 _MEMBER = re.compile(r"([0-9a-f]{16})/([0-9a-f]{48})\.kv")
 _MOST_FILE_BYTES = 1 << 30
@@ -72,7 +72,7 @@ class KvFolder:
         """Return the contents, the largest first. Reads the headers of all files."""
         groups: dict[tuple[object, ...], KvGroup] = {}
         for path in self._files():
-            with suppress(OSError, NotABlock), path.open("rb", buffering=0) as file:
+            with suppress(OSError, NotABlock), open(path, "rb", buffering=0, opener=open_block) as file:
                 fields = describe(file.read) or {}
                 names: dict[str, Any] = {name: fields.get(name) for name in ("base", "adapter", "salt", "tenant")}
                 group = groups.setdefault((path.parent.name, *names.values()), KvGroup(path.parent.name, **names))

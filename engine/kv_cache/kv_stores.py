@@ -306,10 +306,8 @@ class DiskStore:
     def _fail(self, block: BlockId, text: str) -> None:
         """Forget a page that the system did not read or write."""
         with self._lock:
-            self._index.remove(block.key)
             self._stats.errors += 1
-            _note(self._events, self.tier, None, [block.key])
-        self._files.remove(self._folder(block), block.key)
+        self._remove(block)
         self._log(text)
 
     def _reject(self, block: BlockId, fault: NotABlock) -> None:
@@ -320,10 +318,15 @@ class DiskStore:
 
     def _forget(self, block: BlockId) -> None:
         with self._lock:
-            self._index.remove(block.key)
             self._stats.misses += 1
+        self._remove(block)
+
+    def _remove(self, block: BlockId) -> None:
+        """Remove a page and its file, wherever an earlier process or somebody else has put that."""
+        with self._lock:
+            entry = self._index.remove(block.key)
             _note(self._events, self.tier, None, [block.key])
-        self._files.remove(self._folder(block), block.key)
+        self._files.remove(entry.tenant if entry else self._folder(block), block.key)
 
     def _log(self, text: str) -> None:
         """Log a fault, not each of many."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rootgraft.engine.kv_cache.block_codec import BlockCodec, NotABlock, block_size, describe
+from rootgraft.engine.kv_cache.block_codec import (
+    ALIGNMENT,
+    PREAMBLE_BYTES,
+    BlockCodec,
+    NotABlock,
+    block_checksum,
+    block_preamble,
+    block_size,
+    describe,
+)
 from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
 from rootgraft.radix.namespace import Namespace, Path
 
@@ -148,6 +158,43 @@ def test_a_block_under_a_name_of_other_content_is_no_block() -> None:
     renamed = replace(BLOCK, key=bytes(24))
     with pytest.raises(NotABlock, match="name"):
         codec.read(encoded(codec, renamed, PAYLOAD), "tenant")
+
+
+FIELDS = json.loads(bytes(BlockCodec(SCHEME).header(BLOCK)))
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**65), 2**65),
+    st.floats(),
+    st.text(max_size=9),
+    st.lists(st.integers(-9, 9) | st.text(max_size=2), max_size=6),
+    st.just(FIELDS),
+    st.sampled_from([str(BLOCK.key.hex()), "00" * 24, "state", "float32 k,v 2x1x4x10", "tenant", "salt"]),
+)
+
+
+@given(st.sampled_from([*FIELDS, "switch", "before", "kind", "more"]), VALUES, st.booleans())
+@example("position", 4.0, False)
+@example("tenant", "other", False)
+@example("tokens", [4, 5, 6, 8], False)
+@example("position", 8, False)
+def test_a_rewritten_field_is_a_miss(name: str, value: object, is_removed: bool) -> None:
+    """With the checksum of the rewritten header: whoever can write the file can write that too.
+
+    A position is in no name: the chain of pages in front of a block says where it is.
+    """
+    changed = {key: FIELDS[key] for key in FIELDS if key != name} | ({} if is_removed else {name: value})
+    if changed == FIELDS and json.dumps(changed) == json.dumps(FIELDS):
+        return
+    codec, text = BlockCodec(SCHEME), json.dumps(changed).encode()
+    header = text + b" " * (-(len(text) + PREAMBLE_BYTES) % ALIGNMENT)
+    preamble = block_preamble(0, len(header), BYTES, bytes(12))
+    forged = preamble + header + PAYLOAD + block_checksum(preamble, header, PAYLOAD)
+    with pytest.raises(NotABlock, match="other tokens"):
+        codec.decode(BLOCK, forged)
+    if name != "position" or is_removed or type(value) is not int or abs(value) >= 2**63:
+        with pytest.raises(NotABlock):
+            codec.read(forged, "tenant")
 
 
 def test_names_follow_from_all_tokens_before_and_from_the_secret() -> None:

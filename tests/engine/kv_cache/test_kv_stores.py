@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from array import array
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from support.engine.faulty_files import FaultyFiles
 from rootgraft.engine.kv_cache.block_codec import ALIGNMENT, BlockCodec
 from rootgraft.engine.kv_cache.block_files import BlockFiles, found_files
 from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
+from rootgraft.engine.kv_cache.kv_folder import KvFolder
 from rootgraft.engine.kv_cache.kv_stores import DiskStore, HostStore
 from rootgraft.radix import namespace
 from rootgraft.radix.namespace import Namespace
@@ -107,7 +109,18 @@ def _as_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [_cut, _emptied, _longer, _as_folder, Path.unlink])
+def _as_pipe(path: Path) -> None:
+    """Whose reader would wait for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _as_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("damage", [_cut, _emptied, _longer, _as_folder, _as_pipe, _as_link, Path.unlink])
 @pytest.mark.parametrize("before_start", [False, True])
 def test_a_damaged_file_is_a_miss_and_its_place_is_free_again(
     tmp_path: Path, damage: Callable[[Path], None], before_start: bool
@@ -147,13 +160,76 @@ def test_processes_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_foreign_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "0" / "mine").mkdir(parents=True)
-    for name in ("notes.txt", "notes.kv"):
-        (tmp_path / "0" / "mine" / name).write_text("keep")
+    names = ["ab.kv", "ab.part", "notes.kv", "notes.txt"]
+    for folder in (mine := tmp_path / "0" / "mine", tmp_path / "0" / "0123456789abcdef"):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("keep")
+    (mine / ("0" * 48 + ".kv")).write_text("keep")
     store = open_store(tmp_path, 1)
-    store.put(block(0), payload(0))
+    for number in range(3):
+        store.put(block(number), payload(number))
     store.clear()
-    assert sorted(path.name for path in (tmp_path / "0" / "mine").iterdir()) == ["notes.kv", "notes.txt"]
+    store.close()
+    KvFolder(tmp_path).clear()
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert sorted(path.name for path in mine.iterdir()) == ["0" * 48 + ".kv", *names]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_was_moved_or_copied_is_counted(tmp_path: Path, damaged: bool) -> None:
+    """As by somebody who merges two folders: what is on disk stays within the bound."""
+    store = open_store(tmp_path)
+    store.put(block(0), payload(0))
+    store.close()
+    [path] = found_files(tmp_path / "0")
+    (other := tmp_path / "0" / "0123456789abcdef").mkdir()
+    (other / path.name).write_bytes(b"x" if damaged else path.read_bytes())
+    os.utime(other / path.name, (2**31, 2**31))  # it was used last, by a clock that was wrong
+    store = open_store(tmp_path)
+    assert [*found_files(tmp_path / "0")] == [other / path.name]
+    assert store.get(block(0)) == (None if damaged else payload(0))
+    assert disk_bytes(tmp_path) == store.stats()["kv_bytes_disk"]
+
+
+def test_a_folder_that_is_removed_meanwhile_costs_its_pages_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.put(block(0), payload(0))
+    shutil.rmtree(tmp_path)
+    assert store.get(block(0)) is None
+    for number in range(2):
+        store.put(block(number), payload(number))
+    assert [store.get(block(number)) for number in range(2)] == [payload(0), payload(1)]
+    store.check()
+
+
+def test_two_processes_in_one_folder_get_right_pages_or_none(tmp_path: Path) -> None:
+    """As when somebody removes the lock of a server that runs: each evicts files of the other one, too."""
+    stores = [open_store(tmp_path, 4)]
+    (tmp_path / "0" / "lock").unlink()
+    stores.append(open_store(tmp_path, 3))
+    rng, found = random.Random(8), 0
+    for _ in range(300):
+        number, store = rng.randrange(6), rng.choice(stores)
+        if rng.random() < 0.5:
+            store.put(block(number), payload(number))
+        elif (read := store.get(block(number))) is not None:
+            assert read == payload(number)
+            found += 1
+        store.check()
+    assert found > 50 and disk_bytes(tmp_path) <= 7 * FILE_BYTES
+
+
+def test_a_write_goes_through_no_link(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "kv")
+    store.put(block(0), payload(0))
+    [path] = found_files(tmp_path / "kv" / "0")
+    store.clear()
+    store.sweep()
+    (victim := tmp_path / "victim").write_text("keep")
+    path.with_suffix(".part").symlink_to(victim)
+    store.put(block(0), payload(0))
+    assert store.get(block(0)) is None and victim.read_text() == "keep"
 
 
 def test_faults_of_the_disk_are_misses(tmp_path: Path) -> None:
