@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,8 @@ logger = logging.getLogger("rootgraft.kv")
 _MOST_OFFERED = 1 << 16  # pages that wait for the writer
 _NICENESS = 10  # added to that of the writer: a step whose kernel waits for one of its threads waits as a whole
 _MOST_MOVES = 2  # reads of one sequence anew because the tree has lost what came before its pages
+MOST_READ_SECONDS = 10.0
+"""For which sequences wait for a page that is being read: a disk that does not answer costs its pages, no request."""
 
 
 class PageReader(Protocol):
@@ -88,6 +91,21 @@ class WriterState:
     num_dropped: int = 0
 
 
+@dataclass(slots=True)
+class ReadQueue:
+    """Sequences whose pages the reader thread reads next, and the time since which it reads the page that it reads."""
+
+    clock: Callable[[], float]
+    fetches: deque[Fetch] = field(default_factory=deque)
+    since: float | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the page that is read has not come for so long that nobody waits for this thread."""
+        since = self.since
+        return since is not None and self.clock() > since + MOST_READ_SECONDS
+
+
 class KvTiers:
     """The stores, in the order in which they are asked, with a writer and a reader thread.
 
@@ -98,6 +116,7 @@ class KvTiers:
         peers: tier of the pages of other replicas, which is asked after the stores and never written to; None for none.
         most_fetched: limit on the bytes of pages that are read ahead and not used yet; a single sequence may exceed it.
         inline: whether to write and read at once, on the calling thread instead of the two threads; for tests.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -109,6 +128,7 @@ class KvTiers:
         *,
         most_fetched: int = 1 << 29,
         inline: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheme = scheme
         self.stores = tuple(stores)
@@ -119,7 +139,7 @@ class KvTiers:
         # An entry ends when the page leaves the tree, or the checkpoint of the slot is evicted.
         self._offered: dict[Cell, BlockId] = {}
         self._to_write: deque[tuple[Cell, BlockId]] = deque()
-        self._to_read: deque[Fetch] = deque()
+        self._reads = ReadQueue(clock)
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
         most = max((store.capacity for store in self.stores), default=0)
@@ -200,6 +220,9 @@ class KvTiers:
         fetch = self._fetches.get(number)
         if fetch is None:
             fetch = self._fetches[number] = Fetch()
+        if not fetch.is_done and self._reads.is_stuck:
+            self._give_up(fetch)
+            fetch = self._fetches[number] = Fetch(num_moves=_MOST_MOVES + 1)
         if not fetch.is_done or (self.peers and self.peers.waits(number)):
             return True
         if num_cached >= num_pages or fetch.first <= num_cached < fetch.end or fetch.num_moves > _MOST_MOVES:
@@ -243,6 +266,8 @@ class KvTiers:
 
     def _begin(self, fetch: Fetch, first: int, blocks: list[BlockId]) -> bool:
         """Begin to read pages for a sequence. Returns whether it must wait."""
+        if self._reads.is_stuck:
+            return False
         others = [each for each in self._fetches.values() if each is not fetch and (not each.is_done or each.payloads)]
         coming = self._arriving.union(each.blocks[0].key for each in others if not each.is_done)
         if blocks[0].key in coming:
@@ -265,7 +290,7 @@ class KvTiers:
             self._read(fetch)
             return False
         with self._lock:
-            self._to_read.append(fetch)
+            self._reads.fetches.append(fetch)
             self._lock.notify_all()
         return True
 
@@ -280,9 +305,13 @@ class KvTiers:
             self.peers.forget([number])
         fetch = self._fetches.pop(number, None)
         if fetch is not None and not fetch.is_done:
-            with self._lock:
-                if fetch in self._to_read:
-                    self._to_read.remove(fetch)
+            self._give_up(fetch)
+
+    def _give_up(self, fetch: Fetch) -> None:
+        """Have the pages of a sequence not read, if the reader has not begun with them."""
+        with self._lock:
+            if fetch in self._reads.fetches:
+                self._reads.fetches.remove(fetch)
 
     def arrive(self, keys: Iterable[bytes]) -> None:
         """Note that a lease takes pages, until ``arrived``."""
@@ -302,7 +331,7 @@ class KvTiers:
         with self._lock:
             self._offered.clear()
             self._to_write.clear()
-            self._to_read.clear()
+            self._reads.fetches.clear()
         self._fetches.clear()
         self._arriving.clear()
         if self.peers:
@@ -364,7 +393,7 @@ class KvTiers:
         self._work(lambda: bool(self._to_write or self._writer.is_sweeping), self._write_next)
 
     def _read_all(self) -> None:
-        self._work(lambda: bool(self._to_read), self._read_next)
+        self._work(lambda: bool(self._reads.fetches), self._read_next)
 
     def _work(self, has_work: Callable[[], bool], work: Callable[[], None]) -> None:
         while True:
@@ -418,9 +447,9 @@ class KvTiers:
 
     def _read_next(self) -> None:
         with self._lock:
-            if not self._to_read:
+            if not self._reads.fetches:
                 return
-            fetch = self._to_read.popleft()
+            fetch = self._reads.fetches.popleft()
         self._read(fetch)
 
     def _read(self, fetch: Fetch) -> None:
@@ -442,6 +471,10 @@ class KvTiers:
 
     def _get(self, block: BlockId) -> Buffer | None:
         """Return a block of the first store that has it; None for a miss."""
-        holders = [store for store in self._sources if store.touch(block.key)] or self.stores
-        payloads = (store.get(block) for store in holders)
-        return next((each for each in payloads if each is not None), None)
+        self._reads.since = self._reads.clock()
+        try:
+            holders = [store for store in self._sources if store.touch(block.key)] or self.stores
+            payloads = (store.get(block) for store in holders)
+            return next((each for each in payloads if each is not None), None)
+        finally:
+            self._reads.since = None

@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
-from support.machine.waits import HANG_SECONDS
+from support.machine.waits import HANG_SECONDS, wait_until
 
 from rootgraft.engine.kv_cache.block_codec import Buffer
 from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
 from rootgraft.engine.kv_cache.kv_stores import HostStore
-from rootgraft.engine.kv_cache.kv_tiers import KvTiers
+from rootgraft.engine.kv_cache.kv_tiers import MOST_READ_SECONDS, KvTiers
 from rootgraft.radix.namespace import Namespace, Path
 
 PAGE = 4
@@ -45,9 +45,11 @@ class SlowStore(HostStore):
         super().__init__(capacity)
         self.may_get = threading.Event()
         self.may_get.set()
+        self.is_getting = threading.Event()
         self.fails = False
 
     def get(self, block: BlockId) -> Buffer | None:
+        self.is_getting.set()
         self.may_get.wait()
         if self.fails:
             raise RuntimeError("a bug")
@@ -57,7 +59,8 @@ class SlowStore(HostStore):
 class World:
     def __init__(self, most_fetched: int = 100, capacity: int = 1000) -> None:
         self.pool, self.store = Pool(), SlowStore(capacity)
-        self.tiers = KvTiers(SCHEME, self.pool, [self.store], most_fetched=most_fetched)
+        self.seconds = 0.0
+        self.tiers = KvTiers(SCHEME, self.pool, [self.store], most_fetched=most_fetched, clock=lambda: self.seconds)
 
     def blocks(self, tokens: array[int]) -> list[BlockId]:
         keys, count = list[bytes](), len(tokens) // PAGE
@@ -178,6 +181,22 @@ def test_a_store_that_loses_pages_is_not_waited_for(world: World) -> None:
     world.store.clear()
     world.store.may_get.set()
     assert world.wait(1, tokens) == []
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(world: World) -> None:
+    """By a sequence whose page it reads, one that waits behind it, and one that comes later; afterwards it is read."""
+    tokens, others = world.fill(5, 3), world.fill(20, 3)
+    world.store.may_get.clear()
+    assert world.awaits(1, tokens) and world.awaits(2, others)
+    assert world.store.is_getting.wait(HANG_SECONDS)
+    world.seconds += MOST_READ_SECONDS
+    assert world.awaits(1, tokens) and world.awaits(2, others)
+    world.seconds += 1
+    assert [world.wait(number, each) for number, each in ((1, tokens), (2, others), (3, tokens))] == [[], [], []]
+    assert not world.awaits(1, tokens)
+    world.store.may_get.set()
+    numbers = iter(range(4, 10**9))
+    wait_until(lambda: world.wait(next(numbers), tokens) == [5, 6, 7])
 
 
 def test_an_exception_in_a_read_is_a_miss(world: World, caplog: pytest.LogCaptureFixture) -> None:
