@@ -21,6 +21,8 @@ from .kv_events import Event
 logger = logging.getLogger("rootgraft.kv")
 
 _NUMBER_BYTES = 8
+ANSWER_MILLISECONDS = 10_000
+"""For which an answer waits for a client that reads slowly; others wait behind it."""
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 
@@ -49,6 +51,9 @@ class KvEventPublisher:
             self._pub = self._bind(zmq.PUB, config.endpoint, config.hwm)
             if config.replay_endpoint:
                 router = self._bind(zmq.ROUTER, config.replay_endpoint, config.buffer_steps + 1)
+                # Else what a client has not yet fetched of an answer would have parts of its next one dropped.
+                router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                router.setsockopt(zmq.SNDTIMEO, ANSWER_MILLISECONDS)
                 self._thread = threading.Thread(target=self._replay, args=(router,), name="kv-replay", daemon=True)
                 self._thread.start()
         except ConfigError:

@@ -15,6 +15,7 @@ from support.engine.core_hooks import cache_of
 
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.kv_cache import kv_event_publisher
 from rootgraft.engine.kv_cache.kv_event_publisher import KvEventPublisher
 from rootgraft.engine.kv_events_config import KvEventsConfig
 
@@ -27,9 +28,10 @@ def sockets() -> Iterator[Any]:
     """Connects sockets, which are closed in the end."""
     context, opened = zmq.Context(), []
 
-    def connect(kind: int, endpoint: str) -> Any:
+    def connect(kind: int, endpoint: str, hwm: int = 1000) -> Any:
         socket = context.socket(kind)
         opened.append(socket)
+        socket.setsockopt(zmq.RCVHWM, hwm)
         socket.setsockopt(zmq.RCVTIMEO, MILLISECONDS)
         socket.connect(endpoint)
         return socket
@@ -79,6 +81,22 @@ def test_subscribers_get_numbered_batches_of_their_topic(tmp_path: Path, sockets
     assert [number for number, _ in replay(asker, 0)] == [sent + 1, sent + 2, sent + 3], "the last three"
     assert [number for number, _ in replay(asker, sent + 3)] == [sent + 3]
     assert replay(asker, sent + 4) == []
+    publisher.close()
+
+
+def test_no_answer_is_cut_for_a_client_that_asks_before_it_reads(
+    tmp_path: Path, sockets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers larger than the buffers of the connection, and than what the publisher keeps for a client."""
+    monkeypatch.setattr(kv_event_publisher, "ANSWER_MILLISECONDS", MILLISECONDS)
+    publisher = KvEventPublisher(KvEventsConfig(**options(tmp_path, buffer_steps=2)))
+    for _ in range(2):
+        publisher.publish([["BlockRemoved", ["x" * 400_000], "GPU"]])
+    asker = sockets(zmq.DEALER, f"ipc://{tmp_path}/replay", hwm=1)
+    for _ in range(6):
+        asker.send_multipart((b"", bytes(8)))
+    numbers = [asker.recv_multipart()[1] for _ in range(18)]
+    assert numbers == [bytes(8), (1).to_bytes(8, "big"), END] * 6
     publisher.close()
 
 
