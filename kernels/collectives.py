@@ -3,13 +3,17 @@
 ``ALONE`` is the only rank of a group of one. All other code checks ``Ranks.size`` before it imports the process groups
 of this library, so a model on one device creates none.
 
-Every rank calls the same collectives in the same order. A call raises RuntimeError if another rank has ended.
+Every rank calls the same collectives in the same order. Between CPUs, a call raises RuntimeError if another rank has
+ended. Between GPUs, a call waits until ``ProcessGroup.abort`` or the end of the process ends it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_SENT = 2  # Limit of tensors that are being sent.
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_END_PROCESS, _DO_NOTHING = "3", "0"
 _LOOPBACK = "lo"
 
 
@@ -101,13 +107,23 @@ class ProcessGroup:
         seconds: seconds for which a rank waits for the others in one call.
         part_size: number of consecutive ranks that form a part of the group. After the parts are made, the store may
             end.
+        may_end: whether torch's watchdog may end this process when a communicator of GPUs fails or waits for too long.
+            If not, the caller must call ``abort``.
 
     Raises:
         RuntimeError: the group cannot be formed.
     """
 
     def __init__(
-        self, rank: int, size: int, store: Path, device: torch.device, seconds: float, part_size: int = 1
+        self,
+        rank: int,
+        size: int,
+        store: Path,
+        device: torch.device,
+        seconds: float,
+        part_size: int = 1,
+        *,
+        may_end: bool = True,
     ) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore
@@ -117,22 +133,23 @@ class ProcessGroup:
         self._dist = dist
         self._sent: deque[tuple[Work, Tensor]] = deque()  # Tensors are kept until they are sent.
         os.environ.setdefault(_INTERFACE, _LOOPBACK)  # The ranks are on one machine.
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=FileStore(str(store), size),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=seconds),
-            device_id=device if device.type == "cuda" else None,
-        )
-        self._is_open = True
-        try:
-            self._part_size, self._part = part_size, self._make_parts(part_size)
-            # A topology that cannot work fails here and not in the first step. Afterwards no rank needs the store.
-            self.least(rank)
-        except BaseException:
-            self.close()
-            raise
+        with _environment(_ON_ERROR, _END_PROCESS if may_end else _DO_NOTHING):
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=FileStore(str(store), size),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=seconds),
+                device_id=device if device.type == "cuda" else None,
+            )
+            self._is_open = True
+            try:
+                self._part_size, self._part = part_size, self._make_parts(part_size)
+                # A topology that cannot work fails here and not in the first step. And all are done with the store.
+                self.least(rank)
+            except BaseException:
+                self.close()
+                raise
 
     def _make_parts(self, size: int) -> DistributedGroup | None:
         if size in (1, self.size):
@@ -191,6 +208,18 @@ class ProcessGroup:
         assert self._part is not None and size == self._part_size
         return PartGroup(self, size, self._part)
 
+    def abort(self) -> None:
+        """End the calls that wait in a communicator of GPUs, on any thread, and leave the group.
+
+        The result of such a call is no sum. Gloo needs no abort, because its calls fail when a socket closes. This
+        returns at once, because NCCL's own abort may take long.
+        """
+        if self._is_open and self._device.type == "cuda":
+            self._is_open = False
+            # This function aborts the group and its parts together, so that none of them waits for another.
+            abort = self._dist.distributed_c10d._abort_process_group
+            threading.Thread(target=abort, name="rank-abort", daemon=True).start()
+
     def close(self) -> None:
         """Leave the group. A second call has no effect."""
         # By then the process may be in another group, which must not be left.
@@ -237,3 +266,17 @@ class PartGroup:
 
     def close(self) -> None:
         """Do nothing: the code that made the whole group leaves it."""
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable for a block of code: the process may be an application's, with groups of its own."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import wait
@@ -56,7 +57,6 @@ class Followers:
         lost: called once, on a thread, with the reason, when a rank is gone and the followers have been killed.
 
     Attributes:
-        group: this process's rank in the group.
         pages: pages of all ranks, once the model is loaded.
 
     Raises:
@@ -76,6 +76,7 @@ class Followers:
         self._is_started = False
         self._all_heard = threading.Event()
         self._start_ended = threading.Event()
+        self._meeting: Future[ProcessGroup] = Future()
         self._number = 0
         self._option = config.ranks_option.partition(" ")[0]
         self._signs: SignsOfLife | None = None
@@ -101,7 +102,11 @@ class Followers:
             self._all_heard.set()
             self._signs.started()
             width = config.tensor_parallel_size
-            self.group = ProcessGroup(0, len(devices), store, devices[0], COLLECTIVE_SECONDS, width)
+            self._meet(
+                lambda: ProcessGroup(
+                    0, len(devices), store, devices[0], COLLECTIVE_SECONDS, width, may_end=lost is not None
+                )
+            )
             if devices[0].type == "cpu":
                 # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,6 +116,11 @@ class Followers:
         except BaseException:
             self.fail("A rank could not start.")
             raise
+
+    @property
+    def group(self) -> ProcessGroup:
+        """This process's rank in the group."""
+        return self._meeting.result()
 
     @property
     def reason(self) -> str:
@@ -163,7 +173,10 @@ class Followers:
             EngineDead: not all ranks have computed the step, so no further step is possible.
         """
         try:
-            return compute()
+            found = compute()
+            if self._reason:  # sums that were aborted on a device return what is no sum
+                raise EngineDead(self._reason)
+            return found
         except EngineDead:
             raise
         except Exception as error:
@@ -182,6 +195,7 @@ class Followers:
         self._start_ended.set()
         if self._signs is not None:
             self._signs.close()
+        self._leave()
         self.kill()
 
     def close(self) -> None:
@@ -257,6 +271,30 @@ class Followers:
         with suppress(OSError):
             self._links[rank].sendall(json.dumps(hello).encode() + b"\n")
 
+    def _meet(self, make: Callable[[], ProcessGroup]) -> None:
+        """Wait until all ranks are in the group.
+
+        Nothing ends a call that waits for a rank that has not joined, so a thread makes it, which can be left.
+
+        Raises:
+            RuntimeError: the group does not come about, or a rank is lost before.
+        """
+
+        def run() -> None:
+            try:
+                made = make()
+            except BaseException as error:
+                with suppress(InvalidStateError):
+                    self._meeting.set_exception(error)
+                return
+            try:
+                self._meeting.set_result(made)
+            except InvalidStateError:  # a rank was lost meanwhile
+                made.close()
+
+        threading.Thread(target=run, name="rank-meeting", daemon=True).start()
+        self._meeting.result()
+
     def _hear_all(self) -> None:
         """Wait for the answers of all followers in the order of arrival, so that an ended follower is noticed at once.
 
@@ -317,10 +355,19 @@ class Followers:
         self._reason = words or f"Rank {rank} of {len(self._links) + 1} {reason}: all ranks end."
         for process in self._processes.values():
             process.kill()
+        self._leave()
         # While rank 0 loads, its own call of a collective fails, and says why the start ends.
         is_told = not self._is_started and self._start_ended.wait(_FAIL_SECONDS)
         if self._on_lost is not None and not is_told:
             self._on_lost(self._reason)
+
+    def _leave(self) -> None:
+        """End whatever waits for a rank that is gone: the meeting, or a call of the group."""
+        try:
+            self._meeting.set_exception(RuntimeError(self._reason))
+        except InvalidStateError:
+            if self._meeting.exception() is None:
+                self.group.abort()
 
     def _last_words(self, rank: int) -> str:
         """Return a rank's last message about its end, "" for none."""

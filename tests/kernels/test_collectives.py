@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-from rootgraft.kernels.collectives import ALONE
+from rootgraft.kernels.collectives import ALONE, ProcessGroup
 
 PROGRAM = """
 import sys
@@ -38,3 +39,16 @@ def test_the_plain_path_makes_no_process_group(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.stdout == "False False\n", done.stderr
+
+
+def test_a_group_between_cpus_needs_no_abort_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    group = ProcessGroup(0, 1, tmp_path / "store", torch.device("cpu"), 60.0, may_end=False)
+    group.abort()
+    part = torch.tensor([1.0, 2.0])
+    assert group.add(part).tolist() == [1.0, 2.0]
+    group.close()
+    assert not torch.distributed.is_initialized()
+    assert {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} == {
+        name: value for name, value in before.items() if name != "GLOO_SOCKET_IFNAME"
+    }

@@ -17,6 +17,7 @@ from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.shards import Shard, check_split
 from rootgraft.engine.loading.tensor_names import expected_shapes
+from rootgraft.engine.loading.weight_readers import SafetensorsFolder
 from rootgraft.kernels.collectives import ALONE, Ranks
 
 TOLERANCE = 1e-4  # of the largest logit
@@ -55,6 +56,24 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
         logits, *others = run_ranks(size, lambda ranks: run_whole(load(folder, ranks), TOKENS))
         torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
         assert all(part.shape[1] < VOCAB for part in others)
+
+
+def test_a_rank_reads_its_slices_of_what_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank has a split tensor whole in memory, not even for a moment."""
+    folder, whole, read = save("llama", tmp_path), [], SafetensorsFolder.read
+
+    def noted(source: SafetensorsFolder, name: str, out: torch.Tensor, part: int | None = None) -> None:
+        whole.append(name)
+        read(source, name, out, part)
+
+    monkeypatch.setattr(SafetensorsFolder, "read", noted)
+    run_ranks(2, lambda ranks: load(folder, ranks))
+    assert {name.split(".")[-2] for name in whole} == {
+        "embed_tokens",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "norm",
+    }
 
 
 def test_three_ranks_of_three_kv_heads(tmp_path: Path) -> None:
