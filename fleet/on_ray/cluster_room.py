@@ -19,11 +19,13 @@ class ReplicaResources:
         num_cpus: number of cores, at least one.
         num_gpus: number of GPUs.
         memory: least number of bytes of memory, for weights and KV.
+        num_ranks: number of ranks of a model on several devices, which have all of these together.
     """
 
     num_cpus: int
     num_gpus: int
     memory: int
+    num_ranks: int = 1
 
     def __str__(self) -> str:
         gpus = f", {self.num_gpus} GPU" if self.num_gpus else ""
@@ -55,10 +57,12 @@ def check_room(machines: Iterable[Mapping[str, float]], wanted: ReplicaResources
         return
     sums = {name: sum(machine.get(name, 0.0) for machine in machines) for name in ("CPU", "GPU", "memory")}
     gpus = f", {sums['GPU']:g} GPU" if wanted.num_gpus else ""
+    ranks = f" All {wanted.num_ranks} ranks of a replica have to be on one machine." if wanted.num_ranks > 1 else ""
     raise ConfigError(
         f"--replicas: {count} replicas of {wanted} each do not fit the cluster, which has room for {room}: "
         f"{len(machines)} machine{'s' * (len(machines) != 1)} with {sums['CPU']:g} CPU{gpus}, "
-        f"{sums['memory'] / GIB:.2f} GiB. Take fewer replicas, or less for each with --threads and --kv-cache-memory."
+        f"{sums['memory'] / GIB:.2f} GiB.{ranks} Take fewer replicas, or less for each with --threads and "
+        "--kv-cache-memory."
     )
 
 

@@ -67,4 +67,5 @@ def resources_of(config: EngineConfig, path: Path, *, has_gpu: bool) -> ReplicaR
         num_cpus=(config.threads or 1) * ranks,
         num_gpus=int(has_gpu) * ranks,
         memory=sum(file.stat().st_size for file in files) + kv * ranks,
+        num_ranks=ranks,
     )

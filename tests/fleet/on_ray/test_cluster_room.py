@@ -42,13 +42,22 @@ def test_gpus_are_counted() -> None:
         check_room([{"CPU": 8.0}], wanted, 1)
 
 
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_of_a_replica_are_on_one_machine(option: str, tmp_path: Path) -> None:
+    """Two machines with a GPU each have no room for a replica of two ranks, and the refusal says why."""
+    wanted = resources_of(EngineConfig(device="cuda", **{option: 2}), tmp_path, has_gpu=True)
+    check_room([{"CPU": 8.0, "GPU": 2.0}], wanted, 1)
+    with pytest.raises(ConfigError, match=r"room for 0: 2 machines .* All 2 ranks of a replica have to be on one"):
+        check_room([{"CPU": 8.0, "GPU": 1.0}] * 2, wanted, 1)
+
+
 def test_a_replica_takes_its_weights_and_its_kv(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes(b"x" * 1000)
     config = EngineConfig(threads=3, kv_cache_memory=0.25, device="cpu")
     assert resources_of(config, tmp_path, has_gpu=False) == ReplicaResources(3, 0, 2000 + GIB // 4)
     ranks = replace(config, tensor_parallel_size=2)
-    assert resources_of(ranks, tmp_path, has_gpu=True) == ReplicaResources(6, 2, 2000 + GIB // 2)
+    assert resources_of(ranks, tmp_path, has_gpu=True) == ReplicaResources(6, 2, 2000 + GIB // 2, num_ranks=2)
     assert resources_of(EngineConfig(), tmp_path / "a.safetensors", has_gpu=True) == ReplicaResources(1, 1, 1000)
 
 

@@ -26,6 +26,7 @@ import psutil
 
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.config import EngineConfig
+from rootgraft.engine.errors import ConfigError
 from rootgraft.engine.messages import Done, Failed, Message, Submit, TokenOut
 from rootgraft.engine.types import SamplingParams
 from rootgraft.fleet.fleet import Fleet
@@ -155,7 +156,7 @@ def _strike_local(model: Path) -> dict[str, Any]:
 
 
 def _strike_machines(model: Path) -> dict[str, Any]:
-    """Let a cluster lose a machine, in whose place another one comes."""
+    """Let a cluster lose a machine, in whose place another one comes, and ask it for ranks on two machines."""
     from benchmarks.fleet.ray_machines import RayMachines
 
     with RayMachines(REPLICAS) as machines:
@@ -164,7 +165,21 @@ def _strike_machines(model: Path) -> dict[str, Any]:
             machines.remove(0)
             machines.add()
 
-        return asyncio.run(play(model, machines.address, (replace,)))
+        refusal = asyncio.run(_refused(model, machines.address))
+        return asyncio.run(play(model, machines.address, (replace,))) | {"refusal": refusal}
+
+
+async def _refused(model: Path, address: str) -> str:
+    """Start a replica whose two ranks would need two machines. Returns why that is refused."""
+    config = EngineConfig(device="cpu", threads=1, num_gpu_blocks_override=200, pipeline_parallel_size=2)
+    fleet = ray_fleet(config, model, ServerConfig(ray_address=address).fleet_options)
+    try:
+        await fleet.start()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        await fleet.close()
+    return ""
 
 
 def _share(model: Path) -> dict[str, Any]:
