@@ -215,7 +215,7 @@ def test_a_file_of_options_counts_less_than_the_command_line(tmp_path: Path) -> 
     [
         ("prot: 1", "unknown option --prot. Did you mean --port?"),
         ("port: x", "--port: must be a whole number"),
-        ("node-rank: 2", "--node-rank 2: one machine computes"),
+        ("node-rank: 2", "--node-rank 2: all ranks are on one machine"),
         ("- port", "must hold options, one in a line"),
         ("port: [", "is not YAML"),
         ("config: other.yaml", "a file of options names no other"),
@@ -301,7 +301,7 @@ def test_keywords_of_llm() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [
-        ("nnodes", 2, "nnodes=2: one machine computes"),
+        ("nnodes", 2, "nnodes=2: all ranks are on one machine"),
         ("quantization", "awq", "quantization must be one of gguf"),
         ("rope_scaling", {"a": 1}, "rope_scaling: write --hf-overrides with the key rope_scaling"),
         ("logits_processors", [print], "logits_processors: no code is loaded"),
@@ -320,7 +320,7 @@ def test_keywords_of_llm_that_are_refused(keyword: str, value: object, message: 
 def test_llm_takes_the_keywords_of_vllm(tmp_path: Path) -> None:
     from rootgraft import LLM
 
-    with pytest.raises(ConfigError, match="nnodes=2: one machine computes"):
+    with pytest.raises(ConfigError, match="nnodes=2: all ranks are on one machine"):
         LLM(str(tmp_path), nnodes=2)
     with pytest.raises(ConfigError, match="Did you mean gpu_memory_utilization"):
         LLM(str(tmp_path), gpu_memory_utilisation=0.5)
