@@ -1,5 +1,6 @@
 """What KV on disk gains and costs: a restart, a working set larger than the pool, and prompts that never come again.
 
+    export PYTHONPATH=tests
     python -m benchmarks.kv_tiers [--model M] [--prompts 5] [--documents 8] [--tokens 1000] [--rounds 3] [--out FILE]
     python -m benchmarks.kv_tiers --parts "hit rates" --documents 64 --tokens 2000 --rounds 10
     python -m benchmarks.kv_tiers --parts distinct --distinct 60
