@@ -105,7 +105,7 @@ __all__ = [
     "xielu",
 ]
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "gelu"]
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

@@ -90,6 +90,8 @@ def norm_heads(x: Tensor, weight: Tensor | None, params: RopeParams) -> Tensor:
             return rms_norm(x.flatten(1), weight, params.eps, params.offset).view_as(x)
         case "centred":
             return layer_norm(x, weight, None, params.eps, params.offset)
+        case "biased":
+            return layer_norm(x, weight[0], weight[1], params.eps, params.offset)
 
 
 def norm_apart(qkv: Tensor, params: RopeParams) -> tuple[Tensor, RopeParams]:
@@ -201,10 +203,14 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
-    """SiLU, GELU by tanh, or the square of ReLU: "silu", "gelu_tanh" or "relu2"."""
+    """SiLU, GELU by tanh, the square of ReLU, or GELU: "silu", "gelu_tanh", "relu2" or "gelu"."""
     if kind == "relu2":
         return functional.relu(x).square()
-    return functional.silu(x) if kind == "silu" else functional.gelu(x, approximate="tanh")
+    return (
+        functional.silu(x)
+        if kind == "silu"
+        else functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    )
 
 
 def xielu(x: Tensor, factors: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ _XIELU: Final = Struct("7q")
 _TAKE_COLUMNS: Final = Struct("13q")
 _SIGMOID_GATE: Final = Struct("9q")
 
-KINDS: Final = ("silu", "gelu_tanh", "relu2")
+KINDS: Final = ("silu", "gelu_tanh", "relu2", "gelu")
 """Activations, in the order of the C++ enumeration."""
 
 

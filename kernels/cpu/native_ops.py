@@ -42,7 +42,12 @@ _ATTENTION: Final = Struct("22q2d")
 _LARGEST: Final = Struct("6q")
 _COPY_PAGES: Final = Struct("12q")
 
-_HEAD_NORMS: Final[tuple[HeadNorm, ...]] = ("head", "projection", "centred")  # in the order of the C++ enumeration
+_HEAD_NORMS: Final[tuple[HeadNorm, ...]] = (
+    "head",
+    "projection",
+    "centred",
+    "biased",
+)  # in the order of the C++ enumeration
 _NO_WINDOW: Final = 1 << 40  # Number of keys: more than any context has.
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
@@ -365,6 +370,7 @@ def _check_norms(params: RopeParams, head_dim: int) -> None:
         raise ValueError("all heads together are normed before the rotation")
     for norm, heads in ((params.q_norm, params.num_heads), (params.k_norm, params.num_kv_heads)):
         shapes = {"head": (head_dim,), "projection": (heads * head_dim,), "centred": (heads, head_dim)}
+        shapes["biased"] = (2, head_dim)
         shape = shapes[params.norm]
         if norm is not None and (norm.shape != shape or norm.dtype not in _TYPES or not norm.is_contiguous()):
             raise ValueError(

@@ -12,12 +12,13 @@ from torch import Tensor
 from .kv_forms import StaticScales
 from .staging import to_device
 
-HeadNorm = Literal["head", "projection", "centred"]
+HeadNorm = Literal["head", "projection", "centred", "biased"]
 """Norm of q and k.
 
 head: RMS norm of each head, by one weight [D].
 projection: RMS norm of all heads together, by a weight [H * D].
 centred: layer norm of each head, by a weight of its own, [H, D].
+biased: layer norm of each head, by one weight and one bias, [2, D].
 """
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .launch import NARROW_TYPES, Launch, cdiv, is_narrow, meta
 
 BLOCK = 1024  # columns of a program
-KINDS = ("silu", "gelu_tanh", "relu2")
+KINDS = ("silu", "gelu_tanh", "relu2", "gelu")
 
 
 @triton.jit
@@ -33,6 +33,8 @@ def activated(gate, KIND: tl.constexpr):
     elif KIND == "relu2":
         active = tl.maximum(gate, 0.0)
         active = active * active
+    elif KIND == "gelu":
+        active = 0.5 * gate * (1.0 + tl.erf(0.7071067811865476 * gate))
     else:
         active = 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
     return active

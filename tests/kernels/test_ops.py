@@ -212,7 +212,7 @@ def test_layer_norms_and_scaled_sums(tokens, width, offset, biased, factor, dtyp
 @given(
     tokens=st.integers(0, 9),
     width=st.integers(1, 100),
-    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2", "gelu"]),
     spread=st.sampled_from([1.0, 30.0, 1000.0]),
     dtype=TYPES,
     seed=SEEDS,
@@ -245,7 +245,7 @@ def test_xielu(tokens, width, spread, dtype, seed):
     tokens=st.integers(0, 80),
     in_features=st.one_of(st.integers(1, 150), st.sampled_from([32, 64, 96, 576])),  # those that AMX takes
     width=st.one_of(st.integers(1, 150), st.sampled_from([16, 48, 64, 112])),  # those that are made in one op
-    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2", "gelu"]),
     bias=st.booleans(),
     dtype=TYPES,
     seed=SEEDS,
@@ -278,7 +278,9 @@ def test_gated_linear_shows_a_nan():
     norms=st.sampled_from([(False, False), (True, True), (True, False), (False, True)]),
     dtype=TYPES,
     norm_dtype=st.sampled_from([torch.bfloat16, torch.float32]),
-    kind=st.sampled_from([("head", False), ("head", True), ("projection", False), ("centred", False)]),
+    kind=st.sampled_from(
+        [*(("head", last) for last in (False, True)), *((n, False) for n in ("projection", "centred", "biased"))]
+    ),
     interleaved=st.booleans(),
     scaled=st.booleans(),
     v_norm=st.booleans(),
@@ -296,8 +298,8 @@ def test_rope_store_kv(
     positions = torch.randint(0, 50, (tokens,), generator=generator)
     loc = torch.randperm(20 * page_size, generator=generator)[:tokens]
     table = None if rotary is None else randn(seed + 2, 50, int(head_dim * rotary) // 2 * 2)
-    counts = {"head": (1, 1), "projection": (heads, kv_heads), "centred": (heads, kv_heads)}[kind[0]]
-    shapes = [(count, head_dim) if kind[0] == "centred" else (count * head_dim,) for count in counts]
+    counts = {"head": (1, 1), "projection": (heads, kv_heads), "centred": (heads, kv_heads), "biased": (2, 2)}[kind[0]]
+    shapes = [(count, head_dim) if kind[0] in ("centred", "biased") else (count * head_dim,) for count in counts]
     q_norm, k_norm = (
         randn(seed + 3, *shape, dtype=norm_dtype) if norm else None for norm, shape in zip(norms, shapes, strict=True)
     )

@@ -163,7 +163,7 @@ def activated(x, table, slots, kind="silu", segments=None):
     width=st.sampled_from([16, 64, 80, 192]),
     slots=st.lists(st.integers(-1, 3), min_size=1, max_size=50).filter(lambda slots: max(slots) >= 0),
     dtype=st.sampled_from(TYPES),
-    kind=st.sampled_from(["silu", "gelu_tanh", "relu2"]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "relu2", "gelu"]),
     data=st.data(),
 )
 def test_the_second_half_within_an_activation(width, slots, dtype, kind, data):

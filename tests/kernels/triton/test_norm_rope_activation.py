@@ -59,6 +59,7 @@ def test_layer_norm(dtype, tokens, width, offset, biased):
         ("head", False, True, 32),
         ("projection", False, False, 64),
         ("centred", False, True, 64),
+        ("biased", False, False, 32),
     ],
 )
 def test_rope_store_kv_of_other_families(dtype, norm, is_last, interleaved, rotary):
@@ -71,6 +72,7 @@ def test_rope_store_kv_of_other_families(dtype, norm, is_last, interleaved, rota
         "head": lambda _: (dim,),
         "projection": lambda count: (count * dim,),
         "centred": lambda count: (count, dim),
+        "biased": lambda _: (2, dim),
     }
     norms = (torch.randn(*shapes[norm](count)).to(dtype) for count in (heads, kv_heads))
     params = RopeParams(heads, kv_heads, torch.randn(10, rotary), *norms, 1e-6, 0.0, norm, is_last, interleaved)

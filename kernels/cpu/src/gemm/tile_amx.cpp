@@ -204,6 +204,7 @@ void multiply_gated_amx(const Product& product, const AmxRows& rows, AmxReuse re
 MULTIPLY_GATED(Silu);
 MULTIPLY_GATED(GeluTanh);
 MULTIPLY_GATED(Relu2);
+MULTIPLY_GATED(Gelu);
 
 GatedRows gated_rows(int64_t kind) {
   return {with_activation(kind, [](auto act) { return &store_gated_rows<decltype(act)>; })};

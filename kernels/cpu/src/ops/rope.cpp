@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t kSmall = 1 << 13;  // number of elements below which one thread is faster
 constexpr int64_t kAhead = 4;  // number of tokens between prefetch and use
 
-// Norms of q and k: of each head with one weight; of all heads together; or layer norm of each head with its own
-// weight.
-enum HeadNorm : int64_t { kHead = 0, kProjection = 1, kCentred = 2 };
+// Norms of q and k: of each head with one weight; of all heads together; layer norm of each head with its own weight; or
+// layer norm of each head with one weight and one bias for all.
+enum HeadNorm : int64_t { kHead = 0, kProjection = 1, kCentred = 2, kBiased = 3 };
 
 // Arguments of the call, packed by Python: fields of 8 bytes in this order.
 struct RopeStore {
@@ -21,7 +21,7 @@ struct RopeStore {
   const float* cos_sin;         // [max_position][rotary_dim] or null
   const int64_t* cells;         // [tokens]
   void *k_cache, *v_cache;      // [num_pages][kv_heads][page_size][head_dim], or the layout of int8_kv.h
-  const void *q_norm, *k_norm;  // [head_dim] for kHead, [heads][head_dim] for other norms, or null
+  const void *q_norm, *k_norm;  // [head_dim] for kHead, [2][head_dim] for kBiased, [heads][head_dim] for others, or null
   void* q_out;                  // [tokens][heads][head_dim]
   int64_t tokens, heads, kv_heads, head_dim, rotary_dim, max_position, num_pages, page_size;
   int64_t is_bf16, norm_is_bf16, threads, kv_is_int8;
@@ -56,9 +56,11 @@ INLINE float projection_scale(const RopeStore& op, const typename E::Value* from
 template <class From, class W>
 INLINE void norm_head(const RopeStore& op, const typename From::Value* from, const void* norm, int64_t index,
                       float scale, float* head) {
-  const auto* weight = static_cast<const typename W::Value*>(norm) + (op.norm == kHead ? 0 : index * op.head_dim);
-  if (op.norm == kCentred) {
-    centre_and_scale<From, W, Fp32>(from, weight, nullptr, (float)op.offset, (float)op.eps, head, op.head_dim);
+  const bool is_own = op.norm == kProjection || op.norm == kCentred;
+  const auto* weight = static_cast<const typename W::Value*>(norm) + (is_own ? index * op.head_dim : 0);
+  if (op.norm == kCentred || op.norm == kBiased) {
+    const auto* bias = op.norm == kBiased ? weight + op.head_dim : nullptr;
+    centre_and_scale<From, W, Fp32>(from, weight, bias, (float)op.offset, (float)op.eps, head, op.head_dim);
     return;
   }
   if (op.norm == kHead) scale = inverse_rms(op, sum_of_squares<From>(from, op.head_dim), op.head_dim);
