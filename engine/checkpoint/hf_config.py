@@ -14,6 +14,7 @@ from ..errors import ModelError, UnknownArchitecture, quoted, shortened
 from .config_fields import Fields
 from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
+from .families.norm_layout import PRE, LayerNorms
 from .model_config import (
     Activation,
     LatentConfig,
@@ -27,7 +28,7 @@ from .model_config import (
 from .quantization_config import Quantization, read_quantization
 from .read_heads import full_head_dim, read_heads, read_layer_inputs
 from .read_mixture import read_mixtures
-from .read_recurrent import own_keys, read_blocks
+from .read_recurrent import own_keys, read_blocks, read_shared_blocks
 from .rope_config import read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
@@ -49,6 +50,7 @@ _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
     "relu2": "relu2",
     "xielu": "xielu",
 }
@@ -117,7 +119,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         norm_bias=family.norm_bias,
         norm_eps=fields.positive(family.eps_key),
         norm_offset=family.norm_offset,
-        norms=family.norms,
+        norms=_norms(fields, family),
         parallel_block=family.parallel_block,
         qk_norm=family.qk_norm if family.qk_norm_flag is None or fields.flag(family.qk_norm_flag) else None,
         head_norms=family.head_norms,
@@ -158,6 +160,12 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         generates=classes is None,
         num_classes=classes or 0,
     )
+
+
+def _norms(fields: Fields, family: Family) -> LayerNorms:
+    """Return the names of a layer's norms; of a parallel block with a norm for each of its parts, both."""
+    key = family.two_norms_key
+    return PRE if key is not None and fields.integer(key, high=2, default=1) == 2 else family.norms
 
 
 def _mlp_size(fields: Fields, family: Family) -> int:
@@ -287,6 +295,8 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
         return fields.positive("attention_multiplier", default=1.0)
     if family.unit_scale:
         return 1.0
+    if family.blocks == "shared":
+        return float((head_dim / 2) ** -0.5)
     scalar = fields.positive("query_pre_attn_scalar") if family.query_scalar else head_dim
     return float(scalar**-0.5)
 
@@ -450,7 +460,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     mixtures = read_mixtures(fields, family.mixture, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
     blocks = read_blocks(fields, family, count)
-    shared = _shared_indices(fields, family, count)
+    shared, before = _shared_indices(fields, family, count), read_shared_blocks(fields, family, blocks)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
@@ -463,9 +473,10 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             has_attention=block.attends,
             has_mlp=block.has_mlp,
             shares_index=is_shared,
+            shared_block=in_front,
         )
-        for kind, has_rope, mixture, block, own, is_shared in zip(
-            kinds, rotary, mixtures, blocks, heads, shared, strict=True
+        for kind, has_rope, mixture, block, own, is_shared, in_front in zip(
+            kinds, rotary, mixtures, blocks, heads, shared, before, strict=True
         )
     )
 

@@ -18,7 +18,7 @@ from .families.norm_layout import HeadNorm, LayerNorms, QueryGating
 from .families.recurrent import RecurrentLayer
 from .quantization_config import Quantization
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "gelu"]
 Norm = Literal["rms", "layer"]
 
 
@@ -230,6 +230,25 @@ class KvShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """Attention and MLP in front of a layer's state space, with weights that several layers share (Zamba 2).
+
+    What is added to the results of its projections by a product of two narrow matrices is the layer's own.
+
+    Attributes:
+        source: index of the first of these layers, under whose name checkpoints store the weights.
+        number: position of the layer among all layers with such a block, by which its own matrices are named.
+        rank: width between the narrow matrices.
+        adapts_attention: whether the projections of queries, keys and values have such matrices, as gate and up do.
+    """
+
+    source: int
+    number: int
+    rank: int
+    adapts_attention: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """Parameters of one layer.
 
@@ -247,6 +266,8 @@ class LayerConfig:
         mlp_size: intermediate size of the MLP, if it differs from the model's; else None.
         has_mlp: whether the layer has an MLP or a mixture; if not, it is a mixer alone (Nemotron-H).
         shares_index: whether the layer attends to the tokens chosen by the last earlier layer with an index (GLM-5.2).
+        shared_block: attention and MLP in front of ``recurrent``, whose input is their sum with the residual stream;
+            None for none.
     """
 
     window: int | None
@@ -262,6 +283,7 @@ class LayerConfig:
     has_attention: bool = True
     has_mlp: bool = True
     shares_index: bool = False
+    shared_block: SharedBlock | None = None
 
 
 class ModelShape(Protocol):
@@ -311,7 +333,7 @@ class ModelConfig:
         norm: kind of the norms: RMS norms, or layer norms.
         norm_bias: whether norms have a bias (layer norms only).
         norm_offset: number that is added to the weight of every norm (Gemma stores weights less 1).
-        norms: names of a layer's norms. In a parallel block ``before_mlp`` equals ``before_attention``.
+        norms: names of a layer's norms. In a parallel block ``before_mlp`` mostly equals ``before_attention``.
         parallel_block: whether attention and MLP have the same input (Cohere).
         qk_norm: kind of the norm of query and key heads, None for none.
         head_norms: names of these norms; None for norms without weights, in layers with a rotary embedding (Llama 4).
@@ -434,6 +456,11 @@ class ModelConfig:
     def shares_index(self) -> bool:
         """Whether any layer attends to tokens that an index of an earlier layer has chosen."""
         return any(layer.shares_index for layer in self.layers)
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether any layer has attention and an MLP whose weights other layers have too."""
+        return any(layer.shared_block is not None for layer in self.layers)
 
     def up_to(self, length: int) -> ModelConfig:
         """Return the model for at most ``length`` tokens, without an index if it would choose all of them."""

@@ -40,7 +40,7 @@ GGUF_OF_WHOLE: Final = {
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
 }
 """Architectures in GGUF files of multimodal classes, where it is not that of their language model."""
-_GGUF_AS: Final = {"mistral": "llama", "glm4_moe_lite": "deepseek2"}
+_GGUF_AS: Final = {"mistral": "llama", "glm4_moe_lite": "deepseek2", "gemma4_unified_text": "gemma4"}
 """Families that llama.cpp writes as another one, which computes the same."""
 # The entry that publishers of quantised forms write in config.json, by the name of the form.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {

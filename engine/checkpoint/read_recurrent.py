@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import inf
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from .families.recurrent import (
     SelectionNorms,
     ShortConvLayer,
 )
+from .model_config import SharedBlock
 from .read_mixture import is_dense
 from .rope_config import DEFAULT_THETA
 
@@ -28,6 +30,7 @@ _KINDS = {
     "conv": RECURRENT,
     "mamba": RECURRENT,
     "linear_attention": RECURRENT,
+    "hybrid": ATTENTION,  # and a recurrent state behind it
     "mlp": MLP,
     "moe": MIXTURE,
 }
@@ -59,6 +62,9 @@ MAX_PERIOD = 2048
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 _LARGEST_FLOAT32 = 3.4028234e38
 _MOST_TAPS = 8
+# Of 54 layers, those behind a shared block where a file lists none, as in the published 2.7B.
+_ZAMBA_LAYERS = ["hybrid" if index in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for index in range(54)]
+_ZAMBA_EPS = 1e-5  # of the norm behind the state space, whatever that of the others is
 _MOST_HEADS = 1 << 16
 
 
@@ -96,6 +102,11 @@ def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...
         case "single":
             kinds = _kinds(fields, (*_NAMES[family.recurrent], MLP, MIXTURE), count)
             return tuple(_single(kind, layer) for kind in kinds)
+        case "shared":
+            assert isinstance(layer, Mamba2Layer)
+            behind = replace(layer, norm_eps=_ZAMBA_EPS)
+            kinds = _kinds(fields, ("mamba", "linear_attention", "hybrid"), count)
+            return tuple(Blocks(kind == ATTENTION, behind, has_mlp=False, takes_mixture=False) for kind in kinds)
     kinds = _kinds(fields, _NAMES[family.recurrent], count)
     return tuple(Blocks(True) if kind == ATTENTION else Blocks(False, layer) for kind in kinds)
 
@@ -105,6 +116,29 @@ def _own_fields(fields: Fields, family: Family) -> Fields:
     if family.blocks == "parallel":
         return fields
     return Fields({key: value for key, value in fields.values.items() if key not in _OF_PARALLEL}, fields.where)
+
+
+def read_shared_blocks(fields: Fields, family: Family, blocks: tuple[Blocks, ...]) -> tuple[SharedBlock | None, ...]:
+    """Return for each layer the block of attention and MLP in front of its state space, None for a layer without one.
+
+    The first ``num_mem_blocks`` layers with a block have weights of their own, and later ones repeat them in turn.
+
+    Raises:
+        ModelError: a value is invalid.
+    """
+    if family.blocks != "shared":
+        return (None,) * len(blocks)
+    count = fields.integer("num_mem_blocks", high=MAX_PERIOD)
+    rank, adapts = fields.integer("adapter_rank", high=_MOST_HEADS), fields.flag("use_shared_attention_adapter")
+    heads = fields.integer("num_attention_heads")
+    if adapts and fields.integer("num_key_value_heads", default=heads) != heads:
+        raise fields.wrong("num_key_value_heads", f"num_attention_heads {heads} with use_shared_attention_adapter")
+    places = [index for index, block in enumerate(blocks) if block.attends]
+    found = {
+        index: SharedBlock(source=places[number % count], number=number, rank=rank, adapts_attention=adapts)
+        for number, index in enumerate(places)
+    }
+    return tuple(found.get(index) for index in range(len(blocks)))
 
 
 def _single(kind: str, layer: RecurrentLayer) -> Blocks:
@@ -239,6 +273,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
     fields = Fields({**family.defaults, **config}, where)
     if "rotary_dim" in family.defaults:
         return {**config, **_phi_keys(fields)}
+    if "new_decoder_architecture" in family.defaults:
+        return {**config, **_falcon_keys(fields)}
     if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
         rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
         return {**config, "partial_rotary_factor": rotated}
@@ -250,6 +286,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, **_kimi_keys(fields)}
     if family.blocks == "single":
         return {**config, **_pattern_keys(fields)}
+    if family.blocks == "shared":
+        return {**config, **_zamba_keys(fields)}
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):
         return {**config, "intermediate_size": fields.integer("shared_intermediate_size")}
     return config
@@ -266,6 +304,35 @@ def _pattern_keys(fields: Fields) -> dict[str, Any]:
     if not isinstance(kinds, list) or not kinds:
         raise fields.wrong("layers_block_type", "a list of at least one layer")
     return {"layers_block_type": kinds, "num_hidden_layers": len(kinds)}
+
+
+def _falcon_keys(fields: Fields) -> dict[str, Any]:
+    """Return the number of KV heads and of norms, which follow from the form of the decoder, and the MLP's size."""
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    is_new = fields.flag("new_decoder_architecture")
+    single = fields.flag("multi_query") and not is_new
+    norms = fields.integer("num_ln_in_parallel_attn", high=2, default=2 if is_new else 1)
+    return {
+        "num_key_value_heads": 1 if single else fields.integer("num_kv_heads", default=heads),
+        "num_ln_in_parallel_attn": norms if is_new else 1,
+        "intermediate_size": fields.integer("mlp_size", default=4 * hidden),
+    }
+
+
+def _zamba_keys(fields: Fields) -> dict[str, Any]:
+    """Return the kinds of layers, the dimensions of a head, whose input is twice as wide, and the size of the MLP."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if 2 * hidden % heads:
+        raise fields.wrong("num_attention_heads", f"a divisor of 2 * hidden_size = {2 * hidden}")
+    if fields.values.get("head_dim") not in (None, 2 * hidden // heads):
+        raise fields.wrong("attention_head_dim", f"2 * hidden_size / num_attention_heads = {2 * hidden // heads}")
+    kinds = fields.values.get("layers_block_type") or fields.values.get("layer_types")
+    return {
+        "layers_block_type": kinds or _ZAMBA_LAYERS,
+        "head_dim": 2 * hidden // heads,
+        "intermediate_size": fields.integer("intermediate_size", default=4 * hidden),
+        "position_embedding_type": "rope" if fields.flag("use_mem_rope") else "nope",
+    }
 
 
 def _phi_keys(fields: Fields) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Multimodal:
     @property
     def inner_configs(self) -> tuple[str, ...]:
         """Keys of the configs of the language model and of the towers."""
-        return (TEXT, VISION, AUDIO) if "audio_tower" in self.towers else (TEXT, VISION)
+        return (TEXT, VISION, AUDIO) if "embed_audio" in self.towers else (TEXT, VISION)
 
 
 _LLAVA = ("vision_tower", "multi_modal_projector")
@@ -64,6 +64,11 @@ MULTIMODAL = (
         family=replace(BY_NAME["gemma4"], architecture="Gemma4ForConditionalGeneration"),
         text_types=("gemma4_text",),
         towers=("vision_tower", "audio_tower", "embed_vision", "embed_audio"),
+    ),
+    Multimodal(  # without towers: patches and frames are projected to embeddings
+        family=replace(BY_NAME["gemma4_unified_text"], architecture="Gemma4UnifiedForConditionalGeneration"),
+        text_types=("gemma4_unified_text",),
+        towers=("vision_embedder", "embed_vision", "embed_audio"),
     ),
     Multimodal(
         family=replace(BY_NAME["mistral"], architecture="Mistral3ForConditionalGeneration"),

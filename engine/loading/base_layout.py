@@ -29,7 +29,7 @@ from ..models.latent_attention import LatentAttention
 from .load_model import load_model, open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD as HEAD_WEIGHT
-from .tensor_names import norm_shapes, stored_names, unused_modules
+from .tensor_names import norm_shapes, shared_name, stored_names, unused_modules
 from .weight_readers import WeightSource
 
 
@@ -38,7 +38,13 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
     # Random weights depend on their device; all others are read to the CPU.
     device = model.device if dummy else torch.device("cpu")
     held = held_weights(model) if model.device.type == "cuda" else {}
-    weights = _Weights(lambda: open_source(checkpoint, model.config, dummy), model.dtype, device, held)
+    weights = _Weights(
+        lambda: open_source(checkpoint, model.config, dummy),
+        model.dtype,
+        device,
+        held,
+        lambda name: shared_name(name, model.config),
+    )
     return BaseLayout(
         projections=_projections(model) + tuple(_absorbed(model)) + tuple(_expert_shapes(model)),
         dtype=model.dtype,
@@ -174,9 +180,11 @@ class _Weights:
         dtype: torch.dtype,
         device: torch.device,
         held: Mapping[str, Tensor],
+        stored_as: Callable[[str], str],
     ) -> None:
         self._open = open_checkpoint
         self._held = held
+        self._stored_as = stored_as
         self._dtype = dtype
         self._device = device
         self._source: WeightSource | None = None
@@ -198,6 +206,7 @@ class _Weights:
         return self._read(f"{module}.bias")
 
     def _read(self, name: str) -> Tensor | None:
+        name = self._stored_as(name)
         with self._lock:
             if self._source is None:
                 self._source = self._open()

@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 from ...kernels import memory
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.ops import AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
+from ...kernels.ops import AnyLinear, AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
 from ..errors import ModelError
 from ..models.decoder import DecoderModel
@@ -35,7 +35,7 @@ from ..models.rope import cos_sin_table, query_scale_table
 from .load_experts import load_experts
 from .load_latent import load_latent
 from .load_progress import LoadProgress
-from .load_recurrent import load_recurrent, side_by_side
+from .load_recurrent import behind_shared_block, load_recurrent, side_by_side
 from .shards import Shard
 from .tensor_names import (
     BEFORE_EXPERTS,
@@ -60,6 +60,7 @@ from .tensor_names import (
     head_norm_shapes,
     output_modules,
     qkv_modules,
+    shared_name,
     up_modules,
 )
 from .weight_forms import WeightReader
@@ -71,6 +72,7 @@ class LayerLoader:
     Attributes:
         ranks: ranks that the model is split over; None for a single rank.
         kv_scales: static scales of keys and values, by layer.
+        shared: products of a model with shared blocks, by the names of their stored weights.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class LayerLoader:
         self.kv_scales: Mapping[int, StaticScales] = {}
         self.tables: dict[Rope, Tensor] = {}
         self.query_scales: dict[QueryScaling, Tensor] = {}
+        self.shared: dict[tuple[str, ...], AnyLinear] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self, progress: LoadProgress) -> DecoderModel:
@@ -94,7 +97,7 @@ class LayerLoader:
         embedding, head = self.embedding_and_head()
         progress.read(None)
         before = config.norms.before_attention
-        norms = [self.norm(before and f"model.layers.{index}.{before}") for index in range(config.num_layers)]
+        norms = [self.norm(before and self.norm_before(index, before)) for index in range(config.num_layers)]
         norms.append(self.last_norm())
         behind = [self.scaled(index, norm) for index, norm in enumerate(norms[1:])]
         scale = config.embedding_scale
@@ -115,6 +118,10 @@ class LayerLoader:
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
 
+    def norm_before(self, index: int, name: str) -> str | None:
+        """Return the norm in front of a layer; None in front of a shared block, which has one of its own."""
+        return f"model.layers.{index}.{name}" if self.config.layers[index].shared_block is None else None
+
     def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
         for index in range(self.config.num_layers):
             yield self.layer(index, norms[index], behind[index])
@@ -129,12 +136,13 @@ class LayerLoader:
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
         norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
         is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
+        has_two = not is_parallel or norms.before_mlp != norms.before_attention
         return DecoderLayer(
             attention=self.mixer(index, prefix),
             mlp=self.mlp(index, prefix) if has_mlp else None,
             post_attention=self.norm(f"{prefix}.{norms.after_attention}") if norms.after_attention else None,
             post_mlp=self.norm(f"{prefix}.{norms.after_mlp}") if norms.after_mlp else None,
-            mlp_norm=own_norm if is_parallel else self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}"),
+            mlp_norm=self.norm(norms.before_mlp and f"{prefix}.{norms.before_mlp}") if has_two else own_norm,
             next_norm=next_norm,
             is_parallel=is_parallel,
             beside=self.beside_mlp(index, prefix),
@@ -221,6 +229,9 @@ class LayerLoader:
         if attention is None:
             return state
         assert isinstance(attention, Attention)
+        if layer.shared_block is not None:
+            mlp = self.mlp(index, prefix)
+            return behind_shared_block(config, index, attention, mlp, state, self.norm, self.projection)
         return side_by_side(config, index, attention, state)
 
     def attention(self, index: int, prefix: str) -> Attention | LatentAttention:
@@ -312,10 +323,13 @@ class LayerLoader:
             ones = torch.ones(config.head_dim, dtype=self.weights.dtype, device=self.weights.device)
             return ones, ones
         stored = head_norm_shapes(config, index)
-        q_norm, k_norm = (
-            self.weights.tensor(f"{prefix}.{name}.weight") if name in stored else None for name in config.head_norms
-        )
+        q_norm, k_norm = (self.head_norm(f"{prefix}.{name}") if name in stored else None for name in config.head_norms)
         return q_norm, k_norm
+
+    def head_norm(self, name: str) -> Tensor:
+        """Return the weight of a norm of heads, with its bias below it if it has one."""
+        weight = self.weights.tensor(f"{name}.weight")
+        return torch.stack((weight, self.weights.tensor(f"{name}.bias"))) if self.config.qk_norm == "biased" else weight
 
     def embedding_and_head(self) -> tuple[Tensor | QuantisedLinear | GroupedLinear, Projection]:
         """Return the embedding, plain or quantised, and the head. A tied quantised head is the embedding itself."""
@@ -342,7 +356,11 @@ class LayerLoader:
         """Read modules side by side, given by their names behind ``prefix`` and their output columns."""
         names = tuple(f"{prefix}.{module}".lstrip(".") for module in modules)
         bias_vector = self.weights.tensor(*(f"{name}.bias" for name in names)) if bias else None
-        packed = self.weights.packed(*(f"{name}.weight" for name in names), bias=bias_vector)
+        stored = tuple(shared_name(f"{name}.weight", self.config) for name in names)
+        if (packed := self.shared.get(stored)) is None:
+            packed = self.weights.packed(*stored, bias=bias_vector)
+        if self.config.shares_blocks:
+            self.shared[stored] = packed
         split = None if self.shard is None else self.shard.splits.get(names[0])
         added_over = self.ranks if split is not None and split.side == "inputs" else None
         return Projection(names, tuple(modules.values()), packed, added_over)
@@ -360,7 +378,7 @@ class LayerLoader:
         config = self.config
         if name is None:
             return NoNorm(self.weights.dtype)
-        weight = self.weights.tensor(f"{name}.weight")
+        weight = self.weights.tensor(shared_name(f"{name}.weight", config))
         if config.norm == "rms":
             return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None

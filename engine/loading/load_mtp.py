@@ -73,7 +73,9 @@ def prediction_module(config: ModelConfig) -> PredictionModule:
     """Return how a model's MTP module is stored. Raises ModelError unless it has one, of a form that is computed."""
     if (module := BY_NAME[config.family].prediction) is None:
         classes = ", ".join(sorted(each.architecture for each in BY_NAME.values() if each.prediction))
-        raise ModelError(f"MTP modules are computed of {classes}; {BY_NAME[config.family].architecture} has none.")
+        family = BY_NAME[config.family]
+        own = "those of {} are not" if "mtp" in family.ignored else "{} has none"
+        raise ModelError(f"MTP modules are computed of {classes}; {own.format(family.architecture)}.")
     if config.prediction_layers != 1:
         raise ModelError(
             f"{CONFIG}: {module.count_key}, the number of MTP modules, must be 1 to draft by one; "

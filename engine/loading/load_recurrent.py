@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,10 +24,12 @@ from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
 from ..models.kimi_delta import KimiDelta, KimiDeltaColumns
-from ..models.layers import Attention, Projection
+from ..models.layers import Attention, LayerMlp, Mlp, Projection
 from ..models.mamba import Mamba, SelectiveColumns, SelectiveNorms
 from ..models.mamba2 import Mamba2
+from ..models.norms import Norm
 from ..models.parallel_mixer import MixerColumns, ParallelMixer
+from ..models.shared_block import OwnProducts, SharedBlockMixer, SharedProjection
 from ..models.short_conv import ShortConv
 from .tensor_names import (
     DELTA_CONVS,
@@ -33,7 +38,11 @@ from .tensor_names import (
     OUTPUT_GATE,
     SELECTION,
     SELECTION_NORMS,
+    SHARED_LINEAR,
+    SHARED_MLP_NORM,
+    SHARED_NORM,
     STEPS,
+    own_modules,
     recurrent_bias,
     recurrent_block,
     recurrent_inputs,
@@ -169,11 +178,54 @@ def side_by_side(config: ModelConfig, index: int, attention: Attention, state: S
     return ParallelMixer(index, attention, state, columns)
 
 
+def behind_shared_block(
+    config: ModelConfig,
+    index: int,
+    attention: Attention,
+    mlp: LayerMlp,
+    state: StateMixer,
+    norm: Callable[[str], Norm],
+    projection: Callable[[str, dict[str, int], bool], Projection],
+) -> SharedBlockMixer:
+    """Return a layer's state space behind the shared block of this attention and MLP.
+
+    Args:
+        norm: reads the norm of a name.
+        projection: reads the modules with a prefix, by their names and rows, with biases or without.
+    """
+    assert isinstance(mlp, Mlp) and isinstance(state, Mamba2)
+    prefix, hidden, block = f"model.layers.{index}", config.hidden_size, config.layers[index].shared_block
+    assert block is not None
+    owned = {f"{prefix}.{shared}": f"{prefix}.{own}" for shared, own in own_modules(config, index).items()}
+
+    def with_own(shared: Projection) -> SharedProjection:
+        """Read what the layer adds to the results of a shared projection, if it adds anything."""
+        rows = {owned[name]: size for name, size in zip(shared.modules, shared.sizes, strict=True) if name in owned}
+        own = None
+        if rows:
+            narrow = projection("", {f"{name}.0": block.rank for name in rows}, False)
+            own = OwnProducts.of(narrow, tuple(projection("", {f"{name}.1": rows[name]}, False) for name in rows))
+        return SharedProjection(shared.modules, shared.sizes, shared.packed, own=own)
+
+    return SharedBlockMixer(
+        index=index,
+        joined=ColumnRuns.of([(0, 0, hidden), (1, 0, hidden)]),
+        joined_norm=norm(f"{prefix}.{SHARED_NORM}"),
+        attention=replace(attention, qkv=with_own(attention.qkv)),
+        mlp_norm=norm(f"{prefix}.{SHARED_MLP_NORM}"),
+        mlp=replace(mlp, gate_up=with_own(mlp.gate_up)),
+        linear=projection(prefix, {SHARED_LINEAR: hidden}, False),
+        state_norm=norm(f"{prefix}.{config.norms.before_attention}"),
+        state=state,
+    )
+
+
 def _gated_norm(weights: WeightReader, block: str, layer: Mamba2Layer, eps: float) -> GatedNormParams | ColumnRuns:
     """Return the norm and gate of a state space, or the columns of the gate beside its results."""
     if not layer.normed:
         return ColumnRuns.of([(0, 0, layer.width), (1, 0, layer.width)])
     norm = weights.tensor(f"{block}.norm.weight")
+    eps = eps if layer.norm_eps is None else layer.norm_eps
     return GatedNormParams(norm, eps, layer.num_groups, is_norm_first=layer.is_norm_first)
 
 

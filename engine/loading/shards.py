@@ -46,6 +46,7 @@ def check_split(config: ModelConfig, size: int) -> None:
     option = f"--tensor-parallel-size {size}"
     parts = {
         "norms over all query heads together": config.qk_norm == "projection",
+        "blocks that layers share": config.shares_blocks,
         "short convolutions": any(isinstance(layer.recurrent, ShortConvLayer) for layer in config.layers),
     }
     for name, is_there in parts.items():

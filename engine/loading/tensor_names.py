@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
@@ -33,6 +33,10 @@ LAYER_NORM = "post_per_layer_input_norm"
 BEHIND_MLP, BEHIND_EXPERTS = "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"
 BEFORE_EXPERTS = "pre_feedforward_layernorm_2"
 ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
+
+# Norms and the projection of a block that several layers share, in front of a state space (Zamba 2).
+SHARED_NORM, SHARED_MLP_NORM, SHARED_LINEAR = "shared_layernorm", "pre_ff_layernorm", "linear"
+_SHARED = re.compile(rf"model\.layers\.(\d+)\.((?:self_attn|mlp)\..+|{SHARED_NORM}\..+|{SHARED_MLP_NORM}\..+)")
 
 # Tensors of Mamba.
 SELECTION, STEPS = "x_proj", "dt_proj"
@@ -79,6 +83,27 @@ def qkv_modules(config: ModelConfig, index: int) -> dict[str, int]:
     return dict(zip(config.qkv_modules[:count], (q, kv, kv)[:count], strict=True))
 
 
+def shared_name(name: str, config: ModelConfig) -> str:
+    """Return the name under which checkpoints store a layer's tensor: that of the first layer which shares it."""
+    match = _SHARED.fullmatch(name) if config.shares_blocks else None
+    block = None if match is None else config.layers[int(match[1])].shared_block
+    return name if match is None or block is None else f"model.layers.{block.source}.{match[2]}"
+
+
+def own_modules(config: ModelConfig, index: int) -> dict[str, str]:
+    """Return the modules with products of a layer's own beside those of its shared block, by the shared module.
+
+    Each stands for two modules, which are called 0 and 1: the narrow product and the one from its results.
+    """
+    block = config.layers[index].shared_block
+    if block is None:
+        return {}
+    adapted = list(zip("qkv", config.qkv_modules, strict=True)) if block.adapts_attention else []
+    names = {f"self_attn.{module}": f"self_attn.linear_{part}_adapter_list.{block.number}" for part, module in adapted}
+    up = config.mlp_modules[0]
+    return names | {f"{config.mlp_block}.{up}": f"{config.mlp_block}.{up}_adapter_list.{block.number}"}
+
+
 def gate_module(config: ModelConfig) -> dict[str, int]:
     """Return the separate module for the gate of attention's results, if there is one, and its number of rows."""
     return {GATE: config.query_size} if config.gated_attention == "module" else {}
@@ -106,6 +131,7 @@ def head_norm_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
         "head": ((own.dim,),) * 2,
         "projection": tuple((count * own.dim,) for count in heads),
         "centred": tuple((count, own.dim) for count in heads),
+        "biased": ((own.dim,),) * 2,
     }
     found = dict(zip(config.head_norms, shapes[config.qk_norm], strict=True))
     if config.layers[index].kv_source is not None:
@@ -131,7 +157,9 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
             shapes |= _norm(f"{prefix}.{name}", config)
         if config.has_layer_scalars:
             shapes[f"{prefix}.{LAYER_SCALAR}"] = (1,)
-        if config.layers[index].has_attention:
+        if config.layers[index].shared_block is not None:
+            shapes |= _shared_block(config, index)
+        elif config.layers[index].has_attention:
             shapes |= _attention(f"{prefix}.self_attn", config, index)
         if (recurrent := config.layers[index].recurrent) is not None:
             shapes |= _recurrent(f"{prefix}.{recurrent_block(recurrent)}", recurrent, hidden)
@@ -149,6 +177,25 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         if config.activation == "xielu":
             shapes |= {f"{block}.{name}": (1,) for name in XIELU} | {f"{block}.{name}": () for name in XIELU_CONSTANTS}
     return shapes
+
+
+def _shared_block(config: ModelConfig, index: int) -> dict[str, Shape]:
+    """The tensors of attention and MLP in front of a layer's state space, by the names under which they are stored."""
+    prefix, hidden, block = f"model.layers.{index}", config.hidden_size, config.layers[index].shared_block
+    assert block is not None
+    attention, mlp = qkv_modules(config, index), up_modules(config, index)
+    shapes = _linears(f"{prefix}.self_attn", attention, 2 * hidden, bias=False)
+    shapes |= _linears(f"{prefix}.self_attn", output_modules(config), config.attention_size_of(index), bias=False)
+    shapes |= _linears(f"{prefix}.{config.mlp_block}", mlp, hidden, bias=False)
+    shapes |= _linears(f"{prefix}.{config.mlp_block}", down_module(config), config.intermediate_size, bias=False)
+    shapes |= {f"{prefix}.{SHARED_NORM}.weight": (2 * hidden,), f"{prefix}.{SHARED_MLP_NORM}.weight": (hidden,)}
+    for shared, own in own_modules(config, index).items():
+        owner, _, module = shared.partition(".")
+        rows, width = (attention[module], 2 * hidden) if owner == "self_attn" else (mlp[module], hidden)
+        shapes |= _linears(f"{prefix}.{own}", {"0": block.rank}, width, bias=False)
+        shapes |= _linears(f"{prefix}.{own}", {"1": rows}, block.rank, bias=False)
+    shapes = {shared_name(name, config): shape for name, shape in shapes.items()}
+    return shapes | _linears(prefix, {SHARED_LINEAR: hidden}, hidden, bias=False)
 
 
 def _layer_inputs(config: ModelConfig, sizes: PerLayerInputs) -> dict[str, Shape]:
@@ -201,6 +248,9 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     for index in (index for index in layers if config.attends[index]):
         heads = head_norm_shapes(config, index)
         shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
+        if config.layers[index].shared_block is not None:
+            shapes[f"model.layers.{index}.{SHARED_NORM}"] = (2 * config.hidden_size,)
+            shapes[f"model.layers.{index}.{SHARED_MLP_NORM}"] = (config.hidden_size,)
     return shapes
 
 
@@ -212,7 +262,8 @@ def final_norm(config: ModelConfig) -> str:
 def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]:
     """The tensors of a layer's attention."""
     norms = head_norm_shapes(config, index)
-    shapes: dict[str, Shape] = {f"{prefix}.{name}.weight": shape for name, shape in norms.items()}
+    kinds = ("weight", "bias") if config.qk_norm == "biased" else ("weight",)
+    shapes: dict[str, Shape] = {f"{prefix}.{name}.{kind}": norms[name] for name in norms for kind in kinds}
     if config.attention_sinks:
         shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
     if config.latent is None:
@@ -412,7 +463,22 @@ def _linears(prefix: str, modules: dict[str, int], in_features: int, bias: bool)
 
 def unused_modules(config: ModelConfig) -> tuple[str, ...]:
     """Return the modules of a checkpoint in which an adapter's part changes no text, see ``in_tower``."""
-    return (*config.towers, f"self_attn.{INDEXER}") if _lacks_index(config) else config.towers
+    if _lacks_index(config):
+        return (*config.towers, f"self_attn.{INDEXER}")
+    return (*config.towers, *_modules_of_others(config)) if config.shares_blocks else config.towers
+
+
+def _modules_of_others(config: ModelConfig) -> Iterator[str]:
+    """Yield, of the modules that layers with the same shared block have in common, those of the other layers.
+
+    They are named as checkpoints and adapters name them.
+    """
+    blocks = {index: layer.shared_block for index, layer in enumerate(config.layers) if layer.shared_block is not None}
+    for index, block in blocks.items():
+        for other, theirs in blocks.items():
+            if other != index and theirs.source == block.source:
+                own = (each.replace("mlp.", "feed_forward.", 1) for each in own_modules(config, other).values())
+                yield from (f"layers.{index}.shared_transformer.{module}" for module in own)
 
 
 def _lacks_index(config: ModelConfig) -> bool:
@@ -426,6 +492,8 @@ def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]
     found = frozenset(name for name in names if name.removeprefix("model.").startswith(ignored))
     if _lacks_index(config):
         found |= {name for name in names if f".{INDEXER}." in name}
+    if config.shares_blocks:
+        found |= {name for name in names if shared_name(name, config) != name}
     return found | _unused_keys(config)
 
 

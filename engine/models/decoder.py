@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ...kernels import grouped_weights
 from ...kernels.layouts.kv_forms import StaticScales
-from ...kernels.ops import GroupedLinear, Largest, Linear, largest, parts_of
+from ...kernels.ops import GroupedLinear, Largest, Linear, copy_residual, largest, parts_of
 from ...kernels.quantised_weights import QuantisedLinear, rows
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
@@ -131,6 +131,8 @@ class DecoderModel:
             inputs = replace(inputs, beside=kv.beside)
         if self.config.shares_index:
             inputs = replace(inputs, chosen=ChosenTokens())
+        if self.config.shares_blocks:
+            inputs = replace(inputs, embedded=copy_residual(residual, self.dtype))
         x = normed(self.first_norm, residual, inputs.own)
         *earlier, (last, k_last, v_last) = zip(self.layers, kv.k_layers, kv.v_layers, strict=True)
         for index, (layer, k_cache, v_cache) in enumerate(earlier):

@@ -27,8 +27,8 @@ class DecoderLayer:
         mlp: the MLP; None in a layer that is only a mixer.
         post_attention: norm of attention's output before it is added, or None.
         post_mlp: norm of the MLP's output before it is added, or None.
-        mlp_norm: the norm before the MLP; in a parallel block the norm before the layer. A layer that is only a mixer
-            or only an MLP has the norm before the layer and no other.
+        mlp_norm: the norm before the MLP; in a parallel block mostly the norm before the layer. A layer that is only a
+            mixer or only an MLP has the norm before the layer and no other.
         next_norm: the norm before the next layer, or the model's last norm.
         is_parallel: whether the MLP's input is the residual stream before attention's output is added.
         beside: a mixture of experts beside the MLP, or None.

@@ -38,6 +38,7 @@ class ForwardInputs(PagedBatch):
         lora: the adapters of this step, None for none.
         layer_inputs: [T, L * P], the inputs of the L layers for each token beside the residual stream
             (``LayerInputs``); None in a model without such inputs.
+        embedded: [T, H], the token embeddings in the model's type, in a model with shared blocks; else None.
         own: weights of adapters in place of the model's in this step, None for none.
         own_rows: the rows of adapters' own embeddings in a captured pass; None in other passes.
         kept: [S] int64, the tokens whose hidden states are needed, None for all.
@@ -55,6 +56,7 @@ class ForwardInputs(PagedBatch):
     states: StateBatch | None = None
     beside: Mapping[int, tuple[Tensor, Tensor]] | None = None
     layer_inputs: Tensor | None = None
+    embedded: Tensor | None = None
     own: OwnStep | None = None
     own_rows: StaticOwnRows | None = None
     kept: Tensor | None = None

@@ -40,7 +40,9 @@ Recurrent = Literal[
 #   single     a mixer or an MLP, as "layers_block_type" or "hybrid_override_pattern" says
 #   recurrent  a mixer with a recurrent state alone
 #   parallel   attention, a mixer with a recurrent state beside it, and an MLP
-Blocks = Literal["both", "single", "recurrent", "parallel"]
+#   shared     a mixer with a recurrent state, in some layers behind a block of attention and MLP whose weights several
+#              layers share
+Blocks = Literal["both", "single", "recurrent", "parallel", "shared"]
 
 Biases = frozenset[Literal["qkv", "output", "mlp"]]
 """Projections with a bias: of q, k and v; of attention's output; of the MLP."""
@@ -65,6 +67,8 @@ class Family:
         architecture: the class in ``config.json``.
         defaults: values of keys that ``config.json`` lacks, taken from the published code.
         windows: rule for which layers have a sliding window.
+        two_norms_key: the key of the number of norms of a parallel block, which may be 2: one of attention's input, and
+            one of the MLP's, ``post_attention_layernorm``; None for one norm.
         layer_norm: whether norms are layer norms instead of RMS norms.
         norm_bias: whether norms have a bias.
         eps_key: the key of the norms' epsilon.
@@ -138,6 +142,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     norms: LayerNorms = PRE
     parallel_block: bool = False
+    two_norms_key: str | None = None
     layer_norm: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0

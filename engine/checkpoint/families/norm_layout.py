@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-HeadNorm = Literal["head", "projection", "centred"]
+HeadNorm = Literal["head", "projection", "centred", "biased"]
 """Norm of query and key heads: see ``kernels.layouts.attention_arguments``, which has the same."""
 
 QueryGating = Literal["heads", "module"]

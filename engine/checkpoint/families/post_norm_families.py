@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .family import ATTENTION, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST, LayerNorms
@@ -44,6 +46,38 @@ _GEMMA4 = {
     "eos_token_id": 1,
 }
 
+_GEMMA4_FAMILY = Family(
+    name="gemma4",
+    models="Gemma 4 E2B, E4B, 31B, 26B-A4B",
+    architecture="Gemma4ForCausalLM",
+    windows="pattern",
+    defaults=_GEMMA4,
+    # "vision" means that only images have bidirectional attention.
+    harmless={"use_bidirectional_attention": (False, "vision")},
+    optional_biases={"attention_bias": ATTENTION},
+    norms=_GEMMA_NORMS,
+    qk_norm="head",
+    scaled_embedding=True,
+    unit_scale=True,
+    logit_soft_cap=True,
+    local_theta="rope_theta",
+    sized_layers=True,
+    layer_inputs=True,
+    layer_scalars=True,
+    v_norm=True,
+    gguf_name="gemma4",
+    mixture=MixtureFamily(
+        names=ExpertNames(block="moe", router="router.proj"),
+        count_keys=("num_experts",),
+        top_k_key="top_k_experts",
+        optional=True,
+        flag_key="enable_moe_block",
+        beside_mlp=True,
+        activation="gelu_tanh",
+    ),
+    tensor_names=((r"(?<=\d)\.(?=(?:experts|router)\.)", ".moe."),),
+)
+
 POST_NORM_FAMILIES = (
     Family(
         name="gemma2",
@@ -84,36 +118,21 @@ POST_NORM_FAMILIES = (
         gguf_name="gemma3",
         wide_layers=62,
     ),
-    Family(
-        name="gemma4",
-        models="Gemma 4 E2B, E4B, 31B, 26B-A4B",
-        architecture="Gemma4ForCausalLM",
-        windows="pattern",
-        defaults=_GEMMA4,
-        # "vision" means that only images have bidirectional attention.
-        harmless={"use_bidirectional_attention": (False, "vision")},
-        optional_biases={"attention_bias": ATTENTION},
-        norms=_GEMMA_NORMS,
-        qk_norm="head",
-        scaled_embedding=True,
-        unit_scale=True,
-        logit_soft_cap=True,
-        local_theta="rope_theta",
-        sized_layers=True,
-        layer_inputs=True,
-        layer_scalars=True,
-        v_norm=True,
-        gguf_name="gemma4",
-        mixture=MixtureFamily(
-            names=ExpertNames(block="moe", router="router.proj"),
-            count_keys=("num_experts",),
-            top_k_key="top_k_experts",
-            optional=True,
-            flag_key="enable_moe_block",
-            beside_mlp=True,
-            activation="gelu_tanh",
-        ),
-        tensor_names=((r"(?<=\d)\.(?=(?:experts|router)\.)", ".moe."),),
+    _GEMMA4_FAMILY,
+    replace(
+        _GEMMA4_FAMILY,
+        name="gemma4_unified_text",
+        models="Gemma 4 12B",
+        architecture="Gemma4UnifiedForCausalLM",
+        defaults={
+            **{key: value for key, value in _GEMMA4.items() if not key.endswith("_per_layer_input")},
+            "max_position_embeddings": 262_144,
+            "sliding_window": 1024,
+        },
+        layer_inputs=False,
+        gguf_name=None,  # its files have the architecture "gemma4"
+        mixture=None,
+        tensor_names=(),
     ),
     Family(
         name="glm4",

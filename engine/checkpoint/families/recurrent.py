@@ -35,6 +35,7 @@ class Mamba2Layer:
         biased: whether the projections have biases.
         normed: whether the results have a norm; if not, they are only multiplied by the gate (Falcon H1).
         is_norm_first: whether the gate multiplies the norm's result, else the norm's input.
+        norm_eps: epsilon of that norm; None for that of the model's norms.
     """
 
     num_heads: int
@@ -46,6 +47,7 @@ class Mamba2Layer:
     biased: bool
     normed: bool = True
     is_norm_first: bool = False
+    norm_eps: float | None = None
 
     @property
     def width(self) -> int:

@@ -400,6 +400,8 @@ def test_every_family_has_a_config() -> None:
             config |= {"full_attention_interval": 2}
         if family.blocks == "single":
             config |= {"layers_block_type": ["mamba", "attention", "moe"]}
+        elif family.blocks == "shared":
+            config |= {"layers_block_type": ["hybrid"] * LLAMA["num_hidden_layers"]}
         elif family.recurrent == "mamba2" and family.blocks == "both":
             config |= {"layer_types": ["attention", *["mamba"] * (LLAMA["num_hidden_layers"] - 1)]}
         if family.recurrent == "kimi_delta":
@@ -500,7 +502,7 @@ REFUSED = {
         "use_sliding_window is not set",
     ),
     "unknown layer type": (of("Qwen2", layer_types=["full_attention", "linear_attention"]), "layer_types must be"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act must be one of"),
+    "activation": ({"hidden_act": "quick_gelu"}, "hidden_act must be one of"),
     "YaRN without factor": ({"rope_scaling": {"type": "yarn"}}, "factor must be a number above 0, not None"),
     "YaRN with crossed betas": (
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},

@@ -52,6 +52,7 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
     ("name", "forms"),
     [
         ("Qwen/Qwen3-8B", "yyyy" + "y" * 9),
+        ("google/gemma-4-12B-it", "yyyy" + "y" * 9),
         ("google/gemma-4-26B-A4B", "yyyy" + "n" * 9),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "ynnn" + "y" * 9),
         ("zai-org/GLM-5.2", "yyyy" + "n" * 9),

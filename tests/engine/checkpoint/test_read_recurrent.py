@@ -91,6 +91,16 @@ FALCON = {
     "embedding_multiplier": 5.5,
     "lm_head_multiplier": 0.125,
 }
+ZAMBA = {
+    **_COMMON,
+    "architectures": ["Zamba2ForCausalLM"],
+    "num_hidden_layers": 6,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "hybrid"],
+    "n_mamba_heads": 8,
+    "num_mem_blocks": 2,
+    "adapter_rank": 16,
+    "use_mem_rope": True,
+}
 NEMOTRON = {
     **_COMMON,
     "architectures": ["NemotronHForCausalLM"],
@@ -194,9 +204,41 @@ def test_falcon_h1_as_published() -> None:
     assert isinstance(normed, Mamba2Layer) and normed.normed and normed.is_norm_first
 
 
+def test_zamba_2_as_published() -> None:
+    config = model_config({**ZAMBA, "rms_norm_eps": 1e-6})
+    assert [layer.has_attention for layer in config.layers] == [False, True, False, True, True, True]
+    mamba = Mamba2Layer(8, 16, 1, 64, 4, conv_biased=True, biased=False, norm_eps=1e-5)
+    assert all(layer.recurrent == mamba and not layer.has_mlp for layer in config.layers)
+    blocks = [layer.shared_block for layer in config.layers]
+    assert [(each.source, each.number) for each in blocks if each is not None] == [(1, 0), (3, 1), (1, 2), (3, 3)]
+    assert (config.head_dim, config.attention_scale, config.intermediate_size) == (32, 0.25, 256)
+    assert config.layers[1].rope is not None and config.layers[0].rope is None
+    assert all(layer.rope is None for layer in model_config({**ZAMBA, "use_mem_rope": False}).layers)
+    default = model_config({**ZAMBA, "num_hidden_layers": 54, "layers_block_type": None})
+    assert [index for index, has_block in enumerate(default.attends) if has_block] == [
+        6,
+        12,
+        18,
+        24,
+        30,
+        36,
+        42,
+        47,
+        51,
+    ]
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "key"),
     [
+        (ZAMBA, {"add_bias_linear": True}, "add_bias_linear"),
+        (ZAMBA, {"use_long_context": True}, "use_long_context"),
+        (ZAMBA, {"attention_head_dim": 16}, "attention_head_dim"),
+        (ZAMBA, {"num_attention_heads": 6}, "num_attention_heads"),
+        (ZAMBA, {"num_mem_blocks": 0}, "num_mem_blocks"),
+        (ZAMBA, {"use_shared_attention_adapter": True}, "num_key_value_heads"),
+        (ZAMBA, {"adapter_rank": None, "num_mem_blocks": 1 << 20}, "num_mem_blocks"),
+        (ZAMBA, {"layers_block_type": ["mamba", "attention"] * 3}, "layers_block_type"),
         (FALCON, {"mamba_d_ssm": 33}, "mamba_d_head"),
         (FALCON, {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
         (FALCON, {"mlp_multipliers": 2.0}, "mlp_multipliers"),

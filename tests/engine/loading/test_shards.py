@@ -25,10 +25,14 @@ TOKENS = [(7 * i + i * i) % VOCAB for i in range(20)]
 
 NORMS = "norms over all query heads together cannot be split over ranks"
 CONVOLUTIONS = "short convolutions cannot be split over ranks"
+SHARED = "blocks that layers share cannot be split over ranks"
+AMONG_QUERIES = "KV heads, whose rows are among those of their queries"
 INDIVISIBLE = "no size divides this model"
 REFUSED = {
     **dict.fromkeys(("olmoe", "olmo2", "olmo3", "olmo3_plain", "flex_olmo", "minimax_m2"), NORMS),
     **dict.fromkeys(("lfm2", "lfm2_biased", "lfm2_moe"), CONVOLUTIONS),
+    **dict.fromkeys(("zamba2", "zamba2_plain"), SHARED),
+    **dict.fromkeys(("falcon", "falcon_new_one_norm"), AMONG_QUERIES),
     **dict.fromkeys(("falcon_h1", "falcon_h1_normed", "granite_hybrid", "qwen3_5_biased"), INDIVISIBLE),
 }
 """Why a family is not split; the last ones are small models whose sizes have no common divisor."""

@@ -15,6 +15,7 @@ from support.engine.core_hooks import worker_of
 from support.engine.draft_engine import always_drafting
 from support.models.gguf_files import write_gguf
 from support.models.lora_models import base
+from support.models.tiny_models import save
 from support.speculation.draft_pair import Asked, DraftPair, requests, watch_proposals
 from support.speculation.mtp_models import BASES, HIDDEN, PlainModule, save_mtp, save_mtp_adapter
 from torch import Tensor
@@ -223,6 +224,9 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     message = "MTP modules are computed of BailingMoeV2.*, Qwen3_5MoeForCausalLM; LlamaForCausalLM has none"
     with pytest.raises(ModelError, match=f"^Method mtp of --speculative-config: {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20)
+    save("nemotron_h", tmp_path / "nemotron_h")
+    with pytest.raises(ModelError, match=r"; those of NemotronHForCausalLM are not\.$"):
+        load(tmp_path / "nemotron_h", MTP, num_gpu_blocks_override=20)
     message = "reads hidden states that --model-impl transformers does not give"
     with pytest.raises(ConfigError, match=f"^Method mtp of --speculative-config {message}"):
         load(tmp_path / "native_llama", MTP, num_gpu_blocks_override=20, model_impl="transformers")

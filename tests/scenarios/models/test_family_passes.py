@@ -34,11 +34,11 @@ FAMILIES = [
     *("granite_hybrid", "granite_hybrid_mixture"),
     *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
     *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),
-    *("mamba", "falcon_mamba", "jamba", "kimi_linear"),
+    *("mamba", "falcon_mamba", "jamba", "kimi_linear", "zamba2", "zamba2_plain"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
     *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
-    *("mellum", "jais2", "phi"),
+    *("mellum", "jais2", "phi", "phi_normed", "falcon", "falcon_new"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
 ]

@@ -39,6 +39,7 @@ CONFIG: dict[str, tuple[str, dict[str, Any]]] = {
     "empty architectures": ("qwen3", {"architectures": []}),
     "early capitals": ("llama", {"architectures": ["LLaMAForCausalLM"]}),
     "end tokens without a token": ("llama", {"eos_token_id": [2, -1, 1_000_000]}),
+    "GELU without its approximation": ("llama", {"hidden_act": "gelu"}),
     "begin token without a token": ("llama", {"bos_token_id": -1}),
 }
 

@@ -44,6 +44,7 @@ MODELS = (
     "falcon_h1",
     "jamba",
     "kimi_linear",
+    "zamba2",
 )
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]

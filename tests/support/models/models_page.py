@@ -96,7 +96,6 @@ IN_TRANSFORMERS = {
     "MiniMax M3": "MiniMaxM3VLForCausalLM",
     "OLMo Hybrid": "OlmoHybridForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
-    "Zamba 2": "Zamba2ForCausalLM",
 }
 ELSEWHERE = {
     "Kimi K3": "KimiK3ForConditionalGeneration",
@@ -145,6 +144,7 @@ _RECURRENT = {
 }
 
 _BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP", "parallel": "attention beside a state space"}
+_BLOCKS["shared"] = "no MLP; in some a block of attention and MLP, which others share, before the state space"
 
 
 def page() -> str:
@@ -206,6 +206,7 @@ def _layer(family: Family) -> str:
     elif family.norms.after_attention is not None:
         norms += " before and behind"
     heads = {"head": "of q and k", "projection": "of all q, all k", "centred": "of q and k, by `use_qk_norm`"}
+    heads["biased"] = "of q and k, by `qk_layernorm`"
     parts = [norms]
     if family.qk_norm is not None:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))

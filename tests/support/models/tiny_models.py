@@ -42,6 +42,8 @@ from transformers import (
     ExaoneConfig,
     ExaoneMoeConfig,
     ExaoneMoeForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     FalconMambaConfig,
@@ -54,6 +56,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     Glm4Config,
@@ -156,6 +160,8 @@ from transformers import (
     Starcoder2ForCausalLM,
     YoutuConfig,
     YoutuForCausalLM,
+    Zamba2Config,
+    Zamba2ForCausalLM,
 )
 
 VOCAB = 131
@@ -244,6 +250,18 @@ _NEMOTRON_H = {
     "chunk_size": 8,
     # The library bounds steps from below in prompts, and not behind them; neither training nor its kernels do.
     "time_step_min": 1e-30,
+}
+
+_ZAMBA2 = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "n_mamba_heads": 6,
+    "mamba_d_state": 24,
+    "chunk_size": 8,
+    "adapter_rank": 8,
+    "tie_word_embeddings": True,
+    "time_step_min": 1e-30,  # as in Nemotron-H
 }
 
 _MAMBA = {
@@ -401,6 +419,11 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "num_global_key_value_heads": 3,
             "use_bidirectional_attention": "vision",
         },
+    ),
+    "gemma4_unified": (
+        Gemma4UnifiedTextConfig,
+        Gemma4UnifiedForCausalLM,
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 2, "final_logit_softcapping": 2.0},
     ),
     "gemma4_mixture": (
         Gemma4TextConfig,
@@ -1118,6 +1141,27 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # The first two blocks have weights of their own, and the other two repeat them.
+    "zamba2": (
+        Zamba2Config,
+        Zamba2ForCausalLM,
+        {
+            **_ZAMBA2,
+            "num_hidden_layers": 6,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 6,
+            "mamba_ngroups": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "zamba2_plain": (
+        Zamba2Config,
+        Zamba2ForCausalLM,
+        {**_ZAMBA2, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
+    ),
     "granite_moe_shared": (
         GraniteMoeSharedConfig,
         GraniteMoeSharedForCausalLM,
@@ -1187,10 +1231,30 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         PhiForCausalLM,
         {"hidden_size": 96, "num_hidden_layers": 2, "layer_norm_eps": 1e-4, "rope_parameters": _INTERLEAVED},
     ),
+    "phi_normed": (
+        PhiConfig,
+        PhiForCausalLM,
+        {"hidden_size": 96, "num_hidden_layers": 2, "qk_layernorm": True, "rope_parameters": _INTERLEAVED},
+    ),
     "phi_as_code": (
         PhiConfig,
         PhiForCausalLM,
         {"hidden_size": 96, "num_key_value_heads": 6, "intermediate_size": 384},
+    ),
+    "falcon": (
+        FalconConfig,
+        FalconForCausalLM,
+        {"hidden_size": 96, "num_hidden_layers": 2, "tie_word_embeddings": True},
+    ),
+    "falcon_new": (
+        FalconConfig,
+        FalconForCausalLM,
+        {**_NATIVE, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 80, "bias": True},
+    ),
+    "falcon_new_one_norm": (
+        FalconConfig,
+        FalconForCausalLM,
+        {**_NATIVE, "new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
     ),
     "arcee": (ArceeConfig, ArceeForCausalLM, {**_NATIVE, "head_dim": 16, "attention_bias": True}),
 }
@@ -1227,7 +1291,7 @@ def tiny_model(name: str) -> PreTrainedModel:
 def adaptable(name: str) -> PreTrainedModel:
     """A copy for PEFT, which refuses ``out_proj`` by these names: a kernel for training reads its weight itself."""
     model = copy.deepcopy(tiny_model(name))
-    if model.config.model_type in ("nemotron_h", "mamba", "mamba2", "falcon_h1", "falcon_mamba", "jamba"):
+    if model.config.model_type in ("nemotron_h", "mamba", "mamba2", "falcon_h1", "falcon_mamba", "jamba", "zamba2"):
         model.config.model_type = "tiny"
     return model
 

@@ -16,6 +16,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Kimi_K25Config,
     Kimi_K25ForConditionalGeneration,
     Llama4Config,
@@ -97,6 +99,30 @@ MULTIMODAL: dict[str, Kind] = {
                 "vocab_size_per_layer_input": _TEXT["vocab_size"],
             },
             "vision_config": {**_SIGLIP, "model_type": "gemma4_vision", "head_dim": 8, "position_embedding_size": 16},
+            "image_token_id": 120,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4_unified": (
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "gemma4_unified_text",
+                "head_dim": 16,
+                "global_head_dim": 32,
+                "num_global_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "sliding_window": 5,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "final_logit_softcapping": 3.0,
+            },
+            "vision_config": {
+                "model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 1, "mm_embed_dim": 16,
+                "mm_posemb_size": 8, "output_proj_dims": 16,
+            },
+            "audio_config": {"model_type": "gemma4_unified_audio", "output_proj_dims": 16},
             "image_token_id": 120,
             "tie_word_embeddings": True,
         },
@@ -347,9 +373,11 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Rotary keys as before transformers 5, and Qwen2.5-VL's language model in the outer object."""
     text = config["text_config"]
     rope = text.pop("rope_parameters")
-    if name == "gemma4":
+    if name.startswith("gemma4"):
         text["rope_parameters"] = rope
-        text["global_head_dim"] = next(iter(text.pop("per_layer_config").values()))["head_dim"]
+        own = next(iter(text.pop("per_layer_config").values()))
+        text["global_head_dim"] = own["head_dim"]
+        text["num_global_key_value_heads"] = own.get("num_key_value_heads")
     elif name == "gemma3":
         text["rope_theta"] = rope["full_attention"]["rope_theta"]
         text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
