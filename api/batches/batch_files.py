@@ -24,6 +24,8 @@ from ..protocol.exact_json import dumps_exact, loads_exact
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions")
 MAX_CUSTOM_ID = 512
 _FIELDS = {"custom_id", "method", "url", "body"}
+# What a line of answers begins with.
+_ANSWER = b'{"id":"batch_req_'
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,13 @@ class BatchOutput:
 
     Opening the file truncates a last line cut off by a crash, so that its request is answered again.
 
+    Raises:
+        ConfigError: the file cannot be written, or has something else than answers, and is left alone.
+
     Attributes:
         done: ``custom_id`` of each answer in the file.
         failed: number of answers with a status other than 200.
+        size: bytes of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,19 +132,28 @@ class BatchOutput:
         self.failed = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._size = self._read(path)
-            os.ftruncate(self._file, self._size)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+        try:
+            self.size = self._read(path)
+            os.ftruncate(self._file, self.size)
+        except OSError as error:
+            os.close(self._file)
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+        except ConfigError:
+            os.close(self._file)
+            raise
 
     def _read(self, path: Path) -> int:
         """Count the answers in the file. Returns the size of its complete lines in bytes."""
         size = 0
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
                 try:
+                    if not line.endswith(b"\n"):
+                        if line.startswith(_ANSWER[: len(line)]):
+                            break
+                        raise ValueError("another file's last line")
                     fields = orjson.loads(line)
                     self._count(fields["custom_id"], fields["response"]["status_code"])
                 except (ValueError, KeyError, TypeError):
@@ -146,20 +161,17 @@ class BatchOutput:
                 size += len(line)
         return size
 
-    def add(self, request: BatchRequest, response: BatchResponse) -> None:
-        """Append an answer with one write to the file. ConfigError if it cannot be written, also in part."""
-        answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
-        fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": answer, "error": None}
-        line = dumps_exact(fields) + b"\n"
+    def add(self, request: BatchRequest, response: BatchResponse, line: bytes) -> None:
+        """Append an answer's ``line`` with one write to the file. ConfigError if it cannot be written, also in part."""
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
             # Half a line is no answer.
-            os.ftruncate(self._file, self._size)
+            os.ftruncate(self._file, self.size)
             raise ConfigError(f"the output cannot be written: {error.strerror}.") from error
-        self._size += len(line)
+        self.size += len(line)
         self._count(request.custom_id, response.status)
 
     def _count(self, custom_id: str, status: int) -> None:
@@ -173,6 +185,17 @@ class BatchOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._file)
+
+
+def answer_line(request: BatchRequest, response: BatchResponse) -> bytes:
+    """Return the line of an answer."""
+    answer = {"status_code": response.status, "request_id": response.request_id, "body": response.body}
+    fields = {"id": _new_id(), "custom_id": request.custom_id, "response": answer, "error": None}
+    return dumps_exact(fields) + b"\n"
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid4().hex}"
 
 
 _ERRORS = {
@@ -196,7 +219,7 @@ def unanswered_lines(source: Path, answers: Path, outcome: str) -> Iterator[byte
     code, message = _ERRORS[outcome]
     for request in read_requests(source):
         if request.custom_id not in done:
-            fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": request.custom_id, "response": None}
+            fields = {"id": _new_id(), "custom_id": request.custom_id, "response": None}
             yield orjson.dumps({**fields, "error": {"code": code, "message": message}}) + b"\n"
 
 

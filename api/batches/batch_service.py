@@ -24,15 +24,18 @@ from typing import Any, TypeVar
 
 from ...engine.errors import ConfigError
 from ...tenancy.tenant_threads import TenantThreads
+from ...tenancy.thread_calls import NoThread
 from ..access.caller import Caller
 from ..errors import HTTPError, reply_to
 from ..storage.batch_store import BatchRecord, BatchRecords
 from ..storage.file_store import FileStore, StoredFile, new_file_id
+from .answer_room import AnswerRoom
 from .batch_files import (
     BatchOutput,
     BatchRequest,
     BatchResponse,
     WrongLine,
+    answer_line,
     answer_lines,
     read_requests,
     sum_usage,
@@ -97,6 +100,7 @@ class BatchService:
             raise ConfigError(
                 f"--batch-dir: {folder} cannot be used: {error}. Try: ls -ld {shlex.quote(str(folder.parent))}"
             ) from error
+        self._room = AnswerRoom(self.files)
         self._find_caller = find_caller
         self._max_line = max_line
         self._client: InternalClient | None = None
@@ -133,7 +137,7 @@ class BatchService:
         """Create a batch and start it.
 
         Raises:
-            HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches.
+            HTTPError: 429 if the owner has ``MAX_UNFINISHED`` unfinished batches, 413 if it has no room for answers.
             OSError: the record cannot be written; there is no batch then.
         """
         owner = caller.key.tenant
@@ -142,6 +146,7 @@ class BatchService:
         if unfinished >= MAX_UNFINISHED:
             text = f"{unfinished} batches have not ended yet: wait for some, or cancel them."
             raise HTTPError(429, text, code="rate_limit_exceeded", headers={"retry-after": "60"})
+        self.files.check_room(owner, 1)
         record = self.records.new(
             owner=owner, key=caller.key.name, endpoint=endpoint, input_file_id=source.id, **fields
         )
@@ -186,7 +191,7 @@ class BatchService:
         """Return whether the batch has ended; False if the folder could not be written, as on a full disk."""
         try:
             await self._advance(record)
-        except (OSError, ConfigError) as error:
+        except (OSError, ConfigError, NoThread) as error:
             logger.error("batch %s waits for its folder: %s", record.id, error)
             return False
         except Exception:
@@ -198,6 +203,7 @@ class BatchService:
         return True
 
     async def _advance(self, record: BatchRecord) -> None:
+        record.errors = []
         source = self.files.get(record.owner, record.input_file_id)
         if source is None:
             return self._fail(record, "The input file is no longer there.", "file_not_found")
@@ -210,7 +216,7 @@ class BatchService:
             self.records.move(record, "in_progress")
         if record.status == "in_progress":
             await self._answer(record, path)
-        await self.on_thread(record.owner, partial(self._recount, record))
+        self._room.hold(record, await self.on_thread(record.owner, partial(self._recount, record)))
         await self._finalise(record, path)
         return None
 
@@ -251,9 +257,12 @@ class BatchService:
             async with self._turns.hold(record.owner):
                 opened = partial(BatchOutput, self.records.answers_path(record))
                 with await self.on_thread(record.owner, opened) as output:
+                    self._room.hold(record, output.size)
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
+                    # The next one may be behind many that are answered, and a line may be long.
+                    next_request = partial(self.on_thread, record.owner, partial(next, remaining, None))
                     keep = partial(self._write, record, output)
-                    await answer_all(post, remaining, keep, concurrency=WORKERS, fields={})
+                    await answer_all(post, next_request, keep, concurrency=WORKERS, fields={})
 
         work = asyncio.ensure_future(answer())
         try:
@@ -270,11 +279,12 @@ class BatchService:
     async def _write(
         self, record: BatchRecord, output: BatchOutput, request: BatchRequest, response: BatchResponse
     ) -> None:
-        """Write an answer; if there is no space for it, try again until there is."""
-        failed = False
+        """Write an answer; if there is no room or no space for it, try again until there is."""
+        line, failed = answer_line(request, response), False
+        await self._room.take(record, len(line))
         while True:
             try:
-                output.add(request, response)
+                output.add(request, response, line)
                 break
             except ConfigError as error:
                 if not failed:
@@ -283,10 +293,11 @@ class BatchService:
             await asyncio.sleep(_RETRY_SECONDS)
         self._count(record, output)
 
-    def _recount(self, record: BatchRecord) -> None:
-        """Count the answers in the batch's file. The file is created if the batch never had a turn."""
+    def _recount(self, record: BatchRecord) -> int:
+        """Count the answers in the batch's file and return its bytes. The file is created if the batch had no turn."""
         with BatchOutput(self.records.answers_path(record)) as output:
             self._count(record, output)
+            return output.size
 
     def _count(self, record: BatchRecord, output: BatchOutput) -> None:
         record.counts.completed, record.counts.failed = len(output.done) - output.failed, output.failed
@@ -294,15 +305,24 @@ class BatchService:
     async def _finalise(self, record: BatchRecord, path: Path) -> None:
         """Write the output and error files. After a crash this is repeated with the same file ids."""
         answers = self.records.answers_path(record)
+        for file_id in (record.output_file_id, record.error_file_id):
+            # Of a try that failed: its bytes would count beside those of the answers.
+            if (file := self.files.get(record.owner, file_id or "")) is not None:
+                self.files.delete(file)
         if record.output_file_id is None:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
         if record.status != "cancelling":
             self.records.move(record, "finalizing")
         ended_early = record.counts.total and record.outcome != "completed"
         record.counts.usage = await self.on_thread(record.owner, partial(sum_usage, answers))
-        unfinished = unanswered_lines(path, answers, record.outcome) if ended_early else ()
+        unfinished: Callable[[], Iterable[bytes]] = tuple
+        if ended_early:
+            unfinished = partial(unanswered_lines, path, answers, record.outcome)
+            await self._room.take(record, await self.on_thread(record.owner, lambda: sum(map(len, unfinished()))))
         record.output_file_id = await self._store(record, "output", answer_lines(answers, failed=False))
-        record.error_file_id = await self._store(record, "error", chain(answer_lines(answers, failed=True), unfinished))
+        failed = chain(answer_lines(answers, failed=True), unfinished())
+        record.error_file_id = await self._store(record, "error", failed)
+        self._room.hold(record, 0)
         self.records.move(record, record.outcome)
         answers.unlink(missing_ok=True)
 
@@ -321,6 +341,7 @@ class BatchService:
     def _fail(self, record: BatchRecord, message: str, code: str, line: int | None = None) -> None:
         record.errors = [{"code": code, "message": message, "line": line, "param": None}]
         record.output_file_id = record.error_file_id = None
+        self._room.hold(record, 0)
         self.records.move(record, "failed")
         self.records.answers_path(record).unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from .batch_files import BatchRequest, BatchResponse
 
 Post = Callable[[BatchRequest], Awaitable[tuple[int, Mapping[str, str], bytes]]]
 """Sends a request and returns (status, headers, body). Header lookups are in lower case."""
+Next = Callable[[], Awaitable[BatchRequest | None]]
+"""Returns the next request without an answer, None after the last."""
 Keep = Callable[[BatchRequest, BatchResponse], Awaitable[None]]
 """Writes an answer to the output."""
 
@@ -21,7 +23,7 @@ _LONGEST_PAUSE = 60.0  # seconds
 
 async def answer_all(
     post: Post,
-    requests: Iterator[BatchRequest],
+    next_request: Next,
     keep: Keep,
     *,
     concurrency: int,
@@ -30,24 +32,29 @@ async def answer_all(
     """Answer each request once and keep the answer. No request begins before an answer of its worker is kept.
 
     Args:
-        requests: requests without an answer.
+        next_request: returns each request without an answer, and is not called twice at a time.
         concurrency: most requests in flight.
         fields: defaults for fields of the bodies.
 
     Raises:
-        Exception: the first error of ``post`` or ``keep``; requests in flight are cancelled.
+        Exception: the first error of ``post``, ``next_request`` or ``keep``; requests in flight are cancelled.
     """
+    turn = asyncio.Lock()
+
+    async def work() -> None:
+        while True:
+            async with turn:
+                request = await next_request()
+            if request is None:
+                return
+            await keep(request, await _answer(post, request, fields))
+
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(_work(post, requests, keep, fields))
+                group.create_task(work())
     except* Exception as errors:
         raise _first(errors) from None
-
-
-async def _work(post: Post, requests: Iterator[BatchRequest], keep: Keep, fields: Mapping[str, Any]) -> None:
-    for request in requests:
-        await keep(request, await _answer(post, request, fields))
 
 
 async def _answer(post: Post, request: BatchRequest, fields: Mapping[str, Any]) -> BatchResponse:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, EngineDead
 from ...grammar.parent_death import end_with_parent
-from ..batches.batch_files import BatchOutput, BatchRequest, BatchResponse, read_requests
+from ..batches.batch_files import BatchOutput, BatchRequest, BatchResponse, answer_line, read_requests
 from ..batches.batch_work import answer_all
 from ..config import ServerConfig
 from .options import RemoteOptions, RunBatchOptions
@@ -37,10 +37,13 @@ def run_batch(options: RunBatchOptions, engine: EngineConfig) -> int:
     """
     if options.url is not None and engine != EngineConfig():
         raise ConfigError("--url names a server that runs already: options of an own engine cannot go with it.")
-    total = sum(1 for _ in read_requests(Path(options.input_file)))
-    with BatchOutput(Path(options.output_file)) as output:
+    source, target = Path(options.input_file), Path(options.output_file)
+    if source.exists() and target.exists() and source.samefile(target):
+        raise ConfigError(f"{target} is the input: name another file for the answers.")
+    total = sum(1 for _ in read_requests(source))
+    with BatchOutput(target) as output:
         before = len(output.done)
-        if any(request.custom_id not in output.done for request in read_requests(Path(options.input_file))):
+        if any(request.custom_id not in output.done for request in read_requests(source)):
             uvloop.run(_run(engine, options, output, total))
         print(f"{total} requests: {len(output.done) - before} answered now, {before} before; {output.failed} failed")
         return 1 if output.failed else 0
@@ -58,13 +61,16 @@ async def _run(engine: EngineConfig, options: RunBatchOptions, output: BatchOutp
             requests = read_requests(Path(options.input_file))
             remaining = (request for request in requests if request.custom_id not in output.done)
 
+            async def next_request() -> BatchRequest | None:
+                return next(remaining, None)
+
             async def keep(request: BatchRequest, response: BatchResponse) -> None:
-                output.add(request, response)
+                output.add(request, response, answer_line(request, response))
                 bar.update()
 
             work = answer_all(
                 lambda request: server.post(request.url.removeprefix("/v1/"), request.body),
-                remaining,
+                next_request,
                 keep,
                 concurrency=options.max_concurrency,
                 fields={"model": server.model},

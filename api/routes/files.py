@@ -11,11 +11,12 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-from ...engine.errors import RequestError
+from ...engine.errors import RequestError, quoted
 from ..access.caller import Caller
 from ..batches.batch_service import BatchService
 from ..errors import HTTPError
@@ -52,8 +53,7 @@ def find_file(batch_service: BatchService, caller: Caller, file_id: str) -> Stor
 async def create_file(request: Request, state: State, caller: CallerOf) -> Response:
     """Store a file of requests, sent as ``multipart/form-data`` with the fields ``file`` and ``purpose``."""
     batch_service = batch_service_of(state)
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise HTTPError(415, "A file is sent as multipart/form-data.")
+    _check_kind(request.headers.get("content-type", ""))
     upload = batch_service.files.begin_upload(caller.key.tenant)
     with refusing_without_space("this file"), closing(upload):
         if (length := request.headers.get("content-length", "")).isdecimal():
@@ -69,6 +69,15 @@ async def create_file(request: Request, state: State, caller: CallerOf) -> Respo
             return await _keep(batch_service, form, caller, upload, state.options.max_file_bytes)
         finally:
             await form.close()
+
+
+def _check_kind(kind: str) -> None:
+    """Raise HTTPError for a content type that is no form in UTF-8: by other names, codecs of any kind would be run."""
+    if not kind.lower().startswith("multipart/form-data"):
+        raise HTTPError(415, "A file is sent as multipart/form-data.")
+    charset = parse_options_header(kind)[1].get(b"charset", b"utf-8")
+    if charset.lower() not in (b"utf-8", b"utf8"):
+        raise HTTPError(415, f"A form is read as UTF-8, not as {quoted(charset.decode('latin-1'))}.")
 
 
 def _counted(receive: Receive, upload: Upload) -> Receive:
@@ -131,8 +140,15 @@ def _expiry(form: FormData) -> int | None:
 
 
 def _count_lines(file: BinaryIO) -> int:
+    """Count the lines that are not empty, in pieces: one line may be the whole file."""
     file.seek(0)
-    return sum(1 for line in file if line.strip())
+    count, is_empty = 0, True
+    while piece := file.readline(_CHUNK):
+        is_empty = is_empty and not piece.strip()
+        if piece.endswith(b"\n"):
+            count += not is_empty
+            is_empty = True
+    return count + (not is_empty)
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,11 @@ def padded(text: str, size: int) -> str:
 
 def named(custom_id: str) -> str:
     return json.dumps({**json.loads(line(0)), "custom_id": custom_id})
+
+
+def deep(levels: int) -> str:
+    """A line of so many lists and objects inside each other."""
+    return line(0)[:-2] + ', "x": ' + "[" * (levels - 2) + "9" * 20 + "]" * (levels - 2) + "}}"
 
 
 @contextmanager
@@ -181,6 +187,8 @@ def test_files_expire(live: Live, client: openai.OpenAI) -> None:
         ([line(0, stream=True)], "invalid_request", 1, "does not ask for a stream"),
         ([line(0), padded(line(1), MAX_LINE + 1)], "invalid_request", 2, f"longer than the {MAX_LINE} bytes"),
         ([named("x" * (MAX_CUSTOM_ID + 1))], "invalid_request", 1, f"at most {MAX_CUSTOM_ID} characters"),
+        ([deep(100_000)], "invalid_request", 1, "is no JSON object"),
+        ([line(0).replace('"body": {', '"body": {"x": NaN, ')], "invalid_request", 1, "is no JSON object"),
     ],
 )
 def test_an_input_that_is_no_batch(
@@ -193,8 +201,25 @@ def test_an_input_that_is_no_batch(
 
 
 def test_lines_and_ids_may_be_as_long_as_that(live: Live, client: openai.OpenAI) -> None:
-    done = ended(client, begin(client, padded(line(0), MAX_LINE), named("x" * MAX_CUSTOM_ID)))
+    deepest = [deep(levels).replace('"r0"', f'"r{levels}"') for levels in (240, 500, 900)]
+    done = ended(client, begin(client, padded(line(0), MAX_LINE), named("x" * MAX_CUSTOM_ID), *deepest))
     assert done.status == "completed" and done.request_counts.completed == 2
+    refused = [each["response"] for each in answers(client, done.error_file_id).values()]
+    assert [(each["status_code"], each["body"]["error"]["param"]) for each in refused] == [(400, "x")] * 3
+
+
+def test_no_line_is_read_on_the_event_loop(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line that has no answer may be behind fifty thousand that have one."""
+    read, threads = desk_module.read_requests, set[str]()
+
+    def noted(*arguments: Any) -> Iterator[Any]:
+        for request in read(*arguments):
+            threads.add(threading.current_thread().name)
+            yield request
+
+    monkeypatch.setattr(desk_module, "read_requests", noted)
+    assert ended(client, begin(client, *map(line, range(20)))).request_counts.completed == 20
+    assert threads and all(name.startswith("batch-files") for name in threads), threads
 
 
 def test_files_of_clients_are_the_owners_alone(live: Live, client: openai.OpenAI) -> None:
@@ -415,6 +440,7 @@ def test_what_is_no_batch(client: openai.OpenAI) -> None:
         ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, 400, "other"),
         ({"data": {"purpose": "batch"}, "files": {"file": b""}}, 400, "file"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"\n\n"}}, 400, "file"),
+        ({"data": {"purpose": "batch"}, "files": {"file": b"\n" * 2040 + b" "}}, 400, "file"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"x" * 2049}}, 400, "file"),
         ({"data": {"purpose": "batch"}, "files": {"file": b"x\n" * 6}}, 400, "file"),
         ({"data": {"purpose": "fine-tune"}, "files": {"file": b"x"}}, 400, "purpose"),
@@ -429,6 +455,8 @@ def test_what_is_no_batch(client: openai.OpenAI) -> None:
         ({"content": b"x" * 70000, "headers": {"content-type": "multipart/form-data; boundary=b"}}, 413, None),
         ({"content": b"--b\r\nnonsense", "headers": {"content-type": "multipart/form-data; boundary=b"}}, 400, "file"),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, None),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; charset=undefined"}}, 415, None),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; charset=utf-7; boundary=b"}}, 415, None),
     ],
 )  # fmt: skip
 def test_uploads_that_are_refused(

@@ -210,6 +210,12 @@ def test_files_that_are_none(live: Live, tmp_path: Path, capsys: pytest.CaptureF
     assert run(live, given, out) == 1
     assert "line 1: is no answer; the file is left alone" in capsys.readouterr().err
     assert out.read_text() == "not an answer of ours\n"
+    for content in (line(0), "x", '{"id": "batch_req_1"'):
+        out.write_text(content)
+        assert run(live, given, out) == 1 and out.read_text() == content, "it is no answer that was cut off"
+    given.write_text(line(0))
+    assert run(live, given, given) == 1 and given.read_text() == line(0)
+    assert "is the input" in capsys.readouterr().err
     assert main(["run-batch", "-i", str(given)]) == 2
     assert run(live, given, out, "--dtype", "float32") == 1
     assert "options of an own engine cannot go with it" in capsys.readouterr().err

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rootgraft.api.errors import HTTPError
-from rootgraft.api.storage.file_store import FORM_BYTES, MOST_UPLOADS, FileStore, Upload
+from rootgraft.api.storage.file_store import FORM_BYTES, MOST_UPLOADS, FileStore, StoredFile, Upload
 
 MB = 1 << 20
 
@@ -60,3 +63,35 @@ def test_uploads_count_with_the_files_that_are_kept(tmp_path: Path) -> None:
         upload.settle(4 * MB + 1)
     upload.close()
     assert store.uploads.total == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 5), st.booleans()), max_size=40))
+def test_sums_are_those_of_the_files(steps: list[tuple[str, int, int, bool]]) -> None:
+    """Room is asked for with each piece, so sums are kept: they are those of the files that are there, and in use."""
+    now, in_use = [0.0], set[str]()
+    with TemporaryDirectory() as folder:
+        store = FileStore(Path(folder), 10**9, 10 * MB, lambda file: file.id in in_use, lambda: now[0])
+        made: list[StoredFile] = []
+        for owner, size, seconds, flag in steps:
+            if flag or not made:
+                file = store.new(
+                    owner, "x", "batch", size, seconds or None, made[-1].id if made and size == 9 else None
+                )
+                store.add(file)
+                made = [each for each in made if each.id != file.id] + [file]
+                in_use ^= {file.id} if size % 2 else set()
+            elif size < 5:
+                store.delete(made.pop(size % len(made)))
+            else:
+                now[0] += seconds
+                in_use -= {made[0].id}
+            made = [each for each in made if each.expires_at > now[0] or each.id in in_use]
+            assert sorted(file.id for name in "ab" for file in store.of(name)) == sorted(each.id for each in made)
+            assert store.num_bytes == sum(each.bytes for each in made)
+            for name in "ab":
+                own = sum(each.bytes for each in made if each.owner == name)
+                room = 10**9 // 2 - own
+                store.check_room(name, room)
+                with pytest.raises(HTTPError):
+                    store.check_room(name, room + 1)
