@@ -42,4 +42,32 @@ def dumps_exact(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        pass
+    try:
+        return _dumps(value)
+    except RecursionError:
+        return _dumps_deep(value)
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _dumps_deep(value: Any) -> bytes:
+    """Write JSON without recursion: the writers stop at a depth that ``loads_exact`` still reads."""
+    written: list[bytes] = []
+    # What is left to write, the next at the end; bytes are written as they are.
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, bytes):
+            written.append(item)
+        elif isinstance(item, dict):
+            members = [part for name, each in item.items() for part in (b",", _dumps(name), b":", each)]
+            left += [b"}", *reversed(members[1:]), b"{"]
+        elif isinstance(item, list | tuple):
+            items = [part for each in item for part in (b",", each)]
+            left += [b"]", *reversed(items[1:]), b"["]
+        else:
+            written.append(_dumps(item))
+    return b"".join(written)

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import orjson
 from starlette.types import Receive, Send
 
 from ..errors import ErrorReply
-from ..protocol.exact_json import loads_exact, may_be_inexact
+from ..protocol.exact_json import loads_exact
 
 _SLOW = (1008, "Messages are not read.")
 
@@ -87,9 +86,9 @@ class SocketChannel:
 def _parsed(data: bytes) -> dict[str, Any] | BadMessage:
     """Parse a message as strictly as a request's body."""
     try:
-        value = orjson.loads(data)
+        value = loads_exact(data)
     except ValueError as error:
         return BadMessage(f"The message is not valid JSON: {error}.", code="invalid_json")
     if not isinstance(value, dict):
         return BadMessage("The message must be a JSON object.", code="invalid_type")
-    return loads_exact(data) if may_be_inexact(data) else value
+    return value

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rootgraft.api.protocol.exact_json import loads_exact
+from rootgraft.api.protocol.exact_json import dumps_exact, loads_exact
 
 LONG = b"12345678901234567890123"
 
@@ -23,3 +27,19 @@ def test_nesting_ends_in_a_value_or_in_the_error_of_bad_json(inner: bytes, depth
         assert depth > 900
     else:
         assert isinstance(value, list) and depth < 1025
+
+
+INNER = st.one_of(st.just([]), st.just({}), st.integers(0, 2**70), st.text('aé"\\'), st.none(), st.booleans())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(INNER, max_size=4), st.text('k"', max_size=3))
+def test_what_is_read_at_any_depth_is_written(inner: list[Any], name: str) -> None:
+    """The writers of JSON go less deep than its readers."""
+    for depth in (1, 250, 400, 800):
+        value: Any = inner
+        for level in range(depth):
+            value = {name: value, "b": level} if level % 2 else [level, value, []]
+        written = dumps_exact(value)
+        assert depth > 400 or loads_exact(written) == value
+        assert dumps_exact(loads_exact(written)) == written
