@@ -8,18 +8,15 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from ...lora.request import LoRARequest
-from ..checkpoint.config_overrides import resolve_served_model
 from ..errors import EngineDead, RequestError, UnknownModel
 from ..serving.request import TextRequest
-from ..text.tokenizer import Tokenizer
 from ..types import Priority
 from .answer_stream import AnswerStream
 from .inputs import PromptType
-from .offline_engine import read_config
+from .offline_model import OfflineModel
 from .process_engine import ProcessEngine
 from .request_inputs import CallOptions, Input, RequestMaker
 from .request_output import OutputBuilder, RequestOutput
@@ -61,19 +58,14 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        config = read_config(model, options)
-        files = resolve_served_model(config)
-        self.tokenizer = Tokenizer.load(
-            files.path,
-            tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
-            chat_template=config.chat_template,
-        )
-        self._requests = RequestMaker.of(config, files.path)
-        self._engine = ProcessEngine(config, files.path, self.tokenizer)
+        found = OfflineModel.find(model, options)
+        self.tokenizer = found.tokenizer
+        self._requests = RequestMaker.of(found.config, found.path)
+        self._engine = ProcessEngine(found.config, found.path, self.tokenizer)
         self._end = weakref.finalize(self, self._engine.close)
         self._streams: dict[str, AnswerStream] = {}
         self._lora_names: dict[int, str] = {}
-        self.model_config = AsyncModelConfig(config.model or files.name, self._engine.max_model_len)
+        self.model_config = AsyncModelConfig(found.name, self._engine.max_model_len)
 
     @classmethod
     def from_engine_args(cls, engine_args: object, *_: Any, **__: Any) -> Self:

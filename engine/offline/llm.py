@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypeVar
 
 from ...grammar.spec import GrammarSpec
 from ...lora.request import LoRARequest
-from ..checkpoint.config_overrides import resolve_served_model
 from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from .beam_search import BeamSearchOutput, BeamSearchSequence, outputs_of, search_beams
@@ -26,8 +25,9 @@ from .offline_decisions import (
     score_labels,
     score_prompts,
 )
-from .offline_engine import OfflineEngine, read_config
+from .offline_engine import OfflineEngine
 from .offline_metrics import Metric, OfflineMetrics
+from .offline_model import OfflineModel
 from .pair_outputs import Pair, PairTools, ScoringOutput, score_pairs, text_pairs
 from .pooled_output import (
     ClassificationOutput,
@@ -74,19 +74,14 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        config = read_config(model, options)
-        files = resolve_served_model(config)
-        self.tokenizer = Tokenizer.load(
-            files.path,
-            tokenizer_path=Path(config.tokenizer) if config.tokenizer is not None else None,
-            chat_template=config.chat_template,
-        )
-        self._engine = OfflineEngine(config, files.path, self.tokenizer)
-        drafts = config.speculative
+        found = OfflineModel.find(model, options)
+        self.tokenizer = found.tokenizer
+        self._engine = OfflineEngine(found.config, found.path, self.tokenizer)
+        drafts = found.config.speculative
         num_drafts = 0 if drafts.method == "off" else drafts.num_speculative_tokens
-        self._metrics = OfflineMetrics(config.model or files.name, self._engine.max_model_len, num_drafts)
+        self._metrics = OfflineMetrics(found.name, self._engine.max_model_len, num_drafts)
         self._engine.on_observations = self._metrics.take
-        self._requests = RequestMaker.of(config, files.path, self._metrics)
+        self._requests = RequestMaker.of(found.config, found.path, self._metrics)
         self._faces: dict[Tokenizer, TokenizerFace] = {}
 
     @classmethod

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..adapter_sources.adapter_fetcher import AdapterFetcher
 from ..adapter_sources.named_sources import fetch_named, named_source
@@ -17,7 +16,6 @@ from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError, RequestError
 from ..messages import Abort, AdapterChanged, ForgetTokens, LoadAdapter, Reply, Submit, TokenTexts, UnloadAdapter
-from ..peer_options import engine_keywords
 from ..serving.adapter_tokenizers import AdapterTokenizers, ServedTokenizer
 from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
@@ -35,16 +33,6 @@ from .saved_session import SavedSession, pack_head, read_head
 T = TypeVar("T")
 
 _NO_SEQUENCE = -1  # an id that no sequence has
-
-logger = logging.getLogger("rootgraft.llm")
-
-
-def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
-    """Return the engine's options from the keywords of ``LLM``, some of which are vLLM's. Raises ConfigError."""
-    options, notes = engine_keywords({"model": model} | keywords)
-    for note in notes:
-        logger.info("%s", note)
-    return EngineConfig(**options)
 
 
 class OfflineEngine:

@@ -16,7 +16,7 @@ import rootgraft.engine.offline.llm_engine
 from rootgraft import LLM
 from rootgraft.engine.errors import EngineError
 from rootgraft.engine.offline import llm as llm_module
-from rootgraft.engine.offline.offline_engine import read_config
+from rootgraft.engine.offline.offline_model import read_config
 
 SCRIPTS = sorted(Path(__file__).with_name("vllm_scripts").glob("*.txt"))
 REFUSED = "# refused: "
