@@ -13,11 +13,19 @@ from typing import BinaryIO
 
 from ...radix.namespace import Namespace, Path
 from ..whole_file import open_private
-from .block_codec import PREAMBLE_BYTES, BlockCodec, Buffer, NotABlock, block_size
+from .block_codec import (
+    ALIGNMENT,
+    MOST_HEADER_BYTES,
+    PREAMBLE_BYTES,
+    SEAL_BYTES,
+    BlockCodec,
+    Buffer,
+    NotABlock,
+    block_size,
+)
 from .block_keys import BlockId
 
 _UNFINISHED = ".part"
-_MOST_BLOCK_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,10 @@ def read_blocks(source: BinaryIO, codec: BlockCodec, base: str, tenant: str) -> 
     blocks: list[BlockId] = []
     payloads: list[Buffer] = []
     state: Buffer | None = None
-    for data in _blocks(source):
+    # A file says how long its blocks are, and memory is taken for no more than one of ours has.
+    most = max(codec.scheme.page_bytes, codec.scheme.state_bytes)
+    most += PREAMBLE_BYTES + MOST_HEADER_BYTES + ALIGNMENT + SEAL_BYTES
+    for data in _blocks(source, most):
         try:
             block, payload = codec.read(data, tenant)
         except NotABlock:
@@ -119,14 +130,14 @@ def read_blocks(source: BinaryIO, codec: BlockCodec, base: str, tenant: str) -> 
     return StoredPrefix(path, tokens, payloads, state) if keys == [block.key for block in blocks] else None
 
 
-def _blocks(source: BinaryIO) -> Iterator[memoryview]:
-    """Yield the bytes of each block up to the first that is cut."""
+def _blocks(source: BinaryIO, most: int) -> Iterator[memoryview]:
+    """Yield the bytes of each block up to the first that is cut, or has more than ``most`` bytes."""
     while len(preamble := source.read(PREAMBLE_BYTES)) == PREAMBLE_BYTES:
         try:
             size = block_size(preamble)
         except NotABlock:
             return
-        if size > _MOST_BLOCK_BYTES:
+        if size > most:
             return
         rest = source.read(size - PREAMBLE_BYTES)
         yield memoryview(preamble + rest)

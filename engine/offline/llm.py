@@ -618,7 +618,7 @@ class LLM:
         if saved is None:
             return None
         [given] = self._engine.adapters.inputs(prompt_token_ids=[saved.request.tokens], adapter=saved.request.adapter)
-        request = given.adapter.model.limits.check(saved.request)
+        request = given.adapter.model.limits.check(replace(saved.request, generated=saved.generated))
         return self._engine.begin(given, request, self._requests.builder(given, request), on_delta, saved.generated)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -15,6 +15,7 @@ from ...grammar.spec import GrammarKind, GrammarSpec
 from ..kv_cache.session_files import pack_head, read_head
 from ..messages import Submit, decode, encode
 from ..serving.request import TextRequest
+from .type_check import is_of_type
 
 __all__ = ["SavedSession", "pack_head", "read_head"]
 
@@ -56,13 +57,25 @@ class SavedSession:
 
     @classmethod
     def decode(cls, data: bytes) -> SavedSession | None:
-        """Return the session from the bytes of ``encode``; None for bytes of another version."""
+        """Return the session from the bytes of ``encode``; None for bytes of another version, or of no session.
+
+        Whoever made the file may have made all of it up: values of other types are no session. What is out of bounds is
+        for ``RequestLimits``.
+        """
+        try:
+            saved = cls._decoded(data)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+        return saved if is_of_type(saved, cls) else None
+
+    @classmethod
+    def _decoded(cls, data: bytes) -> SavedSession:
+        """Decode. Raises one of the errors of wrong data."""
         length = int.from_bytes(data[:4], "little")
         fields = json.loads(data[4 : 4 + length])
-        if fields["version"] != VERSION:
-            return None
         [submit] = decode(data[4 + length :])
-        assert isinstance(submit, Submit)
+        if fields["version"] != VERSION or not isinstance(submit, Submit):
+            raise ValueError("no session of this version")
         request = TextRequest(
             submit.tokens,
             submit.params,

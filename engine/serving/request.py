@@ -173,7 +173,10 @@ class RequestLimits:
             raise RequestError(
                 "allowed_token_ids contradicts the form of the answer: give one of the two.", param="allowed_token_ids"
             )
-        self._check_prompt(request.tokens)
+        if not request.tokens:
+            raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
+        self._check_ids("prompt", request.tokens)
+        self._check_ids("generated", request.generated)
         _check_scored(params, num_prompt)
         return request if params is request.params else replace(request, params=params)
 
@@ -201,12 +204,10 @@ class RequestLimits:
         problem = f"'{field}' must be at most {room}, not {max_tokens}: this model's {length}, of which {taken}."
         raise RequestError(problem, param=field)
 
-    def _check_prompt(self, tokens: array[int]) -> None:
-        if not tokens:
-            raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
+    def _check_ids(self, field: str, tokens: array[int]) -> None:
         ids = np.frombuffer(tokens, np.intc)
-        for extreme in (np.minimum, np.maximum):
-            self._check_token("prompt", int(extreme.reduce(ids)))
+        for extreme in (np.minimum, np.maximum) if tokens else ():
+            self._check_token(field, int(extreme.reduce(ids)))
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """Check the token ids in the parameters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -283,5 +284,29 @@ def test_a_head_and_its_names_have_lengths() -> None:
         spare = MOST_KEPT_HEAD - len(json.dumps({**fields, "more": ""}).encode())
         assert load(more="x" * spare) >= WHOLE
         assert load(more="x" * (spare + 1)) == 0
+
+    with_engine(run)
+
+
+def test_a_block_that_says_it_is_huge_takes_no_memory() -> None:
+    data = exported()
+    blocks = blocks_of(data)
+    head = data[: len(data) - len(blocks)]
+    header_bytes, payload_bytes = check_preamble(memoryview(blocks), sealed=False)
+    asked: list[int] = []
+
+    class Source(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            asked.append(size or 0)
+            return super().read(size)
+
+    def run(engine: Engine) -> None:
+        transfer = engine.core.prefix_transfer()
+        for header, payload in ((header_bytes, (1 << 32) - 1), ((1 << 32) - 1, payload_bytes)):
+            claim = block_preamble(0, header, payload, bytes(12))
+            assert taken(engine, head + claim + blocks[PREAMBLE_BYTES:]) == 0
+            assert transfer.read(Source(claim + blocks[PREAMBLE_BYTES:]), "team") == (None, array("i"))
+        assert max(asked) == PREAMBLE_BYTES
+        assert transfer.read(Source(blocks), "team")[0] is not None and max(asked) > PREAMBLE_BYTES
 
     with_engine(run)

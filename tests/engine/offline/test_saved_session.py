@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from support.engine.core_hooks import core_of
 from support.engine.tiny_llm import open_llm, write_adapter, write_model
 
 from rootgraft import LLM, SamplingParams
-from rootgraft.engine.errors import RequestError
+from rootgraft.engine.errors import EngineError, RequestError
+from rootgraft.engine.kv_cache.block_codec import PREAMBLE_BYTES, SEAL_BYTES, block_checksum, block_size, check_preamble
+from rootgraft.engine.kv_cache.session_files import pack_head, read_head
 from rootgraft.engine.offline.running_request import RunningRequest
 from rootgraft.engine.serving.output_processor import TextDelta
 from rootgraft.grammar.spec import GrammarSpec
@@ -130,6 +135,111 @@ def test_what_cannot_be_paused(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
     ended(llm, running)
     with pytest.raises(RequestError, match="has ended"):
         llm.save_session(running, file)
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 3, 2**31, 2**63, -(2**63), 1e308, float("nan"), "", "x" * 300, b"", b"zz", b"\xff" * 8, [], {}),
+    *([[]], [None], [-1], [2**40], ["x"], ["x", 3], ["json_schema", b"{"], ["", "", False, -1, "", -1], {"a": []}),
+)
+"""Values that no session of ours has at some field."""
+
+
+def parts_of(file: Path) -> tuple[dict[str, Any], list[Any], bytes]:
+    """Return a session's fields, the row of its ``Submit``, and what follows its head."""
+    found = read_head(file)
+    assert found is not None
+    head, offset = found
+    length = int.from_bytes(head[:4], "little")
+    [row] = msgpack.unpackb(head[4 + length :])
+    return json.loads(head[4 : 4 + length]), row, file.read_bytes()[offset:]
+
+
+def session_file(fields: Any, row: list[Any], blocks: bytes) -> bytes:
+    text = json.dumps(fields).encode()
+    return pack_head(len(text).to_bytes(4, "little") + text + msgpack.packb([row])) + blocks
+
+
+COUNTS = [pytest.param(40, marks=pytest.mark.sample), pytest.param(1200, marks=pytest.mark.heavy)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_files_that_are_almost_right_start_nothing_wrong(pair: tuple[LLM, LLM], tmp_path: Path, count: int) -> None:
+    """Heads whose checksums are right and whose fields are not: no session, a named error, or a request that ends."""
+    here, there = pair
+    file, rng = tmp_path / "session", random.Random(49)
+    options: dict[str, Any] = {"params": SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)}
+    whole = ended(here, here.begin(PROMPT, **options))
+    paused(here, file, 3, stop=["zq", "qz"], **options)
+    fields, row, blocks = parts_of(file)
+    names = [name for name in fields if name not in ("base", "adapter_digest", "version")]
+    for number in range(count):
+        odd, changed = dict(fields), [*row]
+        if number % 2:
+            odd[rng.choice(names)] = rng.choice([value for value in ODD if "b'" not in repr(value)])
+        else:
+            at = rng.randrange(1, len(row))
+            if isinstance(row[at], list) and row[at] and rng.random() < 0.7:
+                changed[at] = [*row[at]]
+                changed[at][rng.randrange(len(row[at]))] = rng.choice(ODD)
+            else:
+                changed[at] = rng.choice(ODD)
+        file.write_bytes(session_file(odd, changed, blocks))
+        try:
+            if (running := there.load_session(file)) is not None:
+                ended(there, running)
+        except EngineError:
+            pass
+        core_of(there).check()
+    assert ended(there, there.begin(PROMPT, **options)) == whole
+    for damaged in (b"", b"\x00" * 3, b"\xff" * 9, (2).to_bytes(4, "little") + b"[]", b"\x90" * 100, b"[" * 100_000):
+        file.write_bytes(pack_head(damaged) + blocks)
+        assert there.load_session(file) is None
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_by_name(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
+    here, there = pair
+    file = tmp_path / "session"
+    paused(here, file, 3, params=SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))
+    fields, row, blocks = parts_of(file)
+    generated = next(at for at in range(len(row) - 1, 1, -1) if isinstance(row[at], bytes))
+    assert len(array("i", row[generated])) >= 3
+    for token in (-1, 1 << 30):
+        changed = [*row]
+        changed[generated] = array("i", [5, token, 5]).tobytes()
+        file.write_bytes(session_file(fields, changed, blocks))
+        with pytest.raises(RequestError, match="generated must be a token id from 0"):
+            there.load_session(file)
+
+
+def test_kv_of_no_numbers_stops_nothing(pair: tuple[LLM, LLM], tmp_path: Path) -> None:
+    """A file says what its KV is. Where that is not a number, its own request ends, and others go on."""
+    here, there = pair
+    file = tmp_path / "session"
+    options: dict[str, Any] = {"params": SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)}
+    other = [*PROMPT[::-1]]
+    whole = ended(here, here.begin(other, **options))
+    paused(here, file, 3, **options)
+    fields, row, blocks = parts_of(file)
+    made = b""
+    while blocks:
+        size = block_size(blocks[:PREAMBLE_BYTES])
+        block, blocks = blocks[:size], blocks[size:]
+        header_bytes, payload_bytes = check_preamble(memoryview(block), sealed=False)
+        start = PREAMBLE_BYTES + header_bytes
+        assert len(block) == start + payload_bytes + SEAL_BYTES
+        body = block[:start] + b"\xff" * payload_bytes
+        made += body + block_checksum(body)
+    file.write_bytes(session_file(fields, row, made))
+    there.reset_prefix_cache()
+    running = there.load_session(file)
+    beside = there.begin(other, **options)
+    assert running is not None
+    while not (running.is_done and beside.is_done):
+        there.step()
+    [answer] = beside.output().outputs
+    assert (list(answer.token_ids), answer.text, answer.finish_reason) == whole
+    core_of(there).check()
+    there.reset_prefix_cache()
 
 
 def test_a_prefetch_reads_what_an_earlier_engine_has_written(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
