@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 from ..errors import ConfigError
 from ..whole_file import replacing
@@ -17,6 +19,16 @@ from .block_files import SUFFIX, BlockFiles, SlotInUse, found_files, open_block,
 
 _MEMBER = re.compile(r"([0-9a-f]{16})/([0-9a-f]{48})\.kv")
 _MOST_FILE_BYTES = 1 << 30
+# Kinds of members that have no content, whatever size they say.
+_EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
+# Kinds of members that only say more about the next one.
+_REMARKS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 @dataclass(slots=True)
@@ -99,12 +111,12 @@ class KvFolder:
     def export(self, file: Path) -> int:
         """Write all files into one (tar), which appears as a whole. Returns their number. Raises OSError."""
         seen: set[str] = set()
-        with replacing(file, 0o600) as whole, tarfile.open(fileobj=whole, mode="w") as out:
+        with replacing(file, 0o600) as whole, _new_archive(whole) as out:
             for path in self._files():
                 name = f"{path.parent.name}/{path.name}"
                 if _MEMBER.fullmatch(name) and name not in seen:
                     seen.add(name)
-                    out.add(path, name, recursive=False)
+                    out.add(path, name, recursive=False, filter=_without_owner)
         return len(seen)
 
     def import_file(self, file: Path, most_bytes: int) -> tuple[int, int]:
@@ -117,7 +129,7 @@ class KvFolder:
             of KV files.
 
         Raises:
-            ConfigError: it is not such an archive.
+            ConfigError: it is not such an archive, or it is cut.
         """
         slot = self._slots[0] if self._slots else BlockFiles(self._folder)
         if not self._slots:
@@ -125,23 +137,58 @@ class KvFolder:
         _, num_bytes = self.size()
         taken = left = 0
         try:
-            with tarfile.open(file, "r:") as members:
-                for member in members:
-                    found = _MEMBER.fullmatch(member.name)
-                    source = members.extractfile(member) if found and member.isfile() else None
-                    if source is None or not found or num_bytes + member.size > most_bytes:
+            with file.open("rb") as archive:
+                for member in _members(archive):
+                    found = _MEMBER.fullmatch(member.name) if member.isfile() else None
+                    if not found or member.size > min(_MOST_FILE_BYTES, most_bytes - num_bytes):
                         left += 1
                         continue
-                    if member.size > _MOST_FILE_BYTES:
-                        left += 1
-                        continue
-                    slot.write(found[1], bytes.fromhex(found[2]), [source.read()])
+                    slot.write(found[1], bytes.fromhex(found[2]), [archive.read(member.size)])
                     num_bytes += member.size
                     taken += 1
         except tarfile.TarError as error:
-            raise ConfigError(f"{file} is no file of `rootgraft cache export`: {error}.") from error
+            raise ConfigError(
+                f"{file} is no file of `rootgraft cache export`, or a part of one: {error}; {taken} files were taken."
+            ) from error
         return taken, left
 
     def _files(self) -> Iterator[Path]:
         for slot in self._slots:
             yield from (path for path in found_files(slot.folder) if path.suffix == SUFFIX)
+
+
+def _new_archive(file: IO[bytes]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = int(member.mtime)
+    return member
+
+
+def _members(archive: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yield each member of a tar archive, with the archive at its content.
+
+    The library's own loop follows whatever an archive says: into recursion, beyond the file, or backwards for ever.
+
+    Raises:
+        tarfile.TarError: it is no archive, or it is cut.
+    """
+    size = os.fstat(archive.fileno()).st_size
+    while True:
+        header = archive.read(tarfile.BLOCKSIZE)
+        if not header and archive.tell():
+            return
+        try:
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.EOFHeaderError:
+            return
+        at = archive.tell()
+        num_bytes = 0 if member.type in _EMPTY else member.size
+        if not 0 <= num_bytes <= size - at:
+            raise tarfile.ReadError(f"{member.name[:80]!r} goes beyond its end")
+        if member.type not in _REMARKS:
+            yield member
+        archive.seek(at + math.ceil(num_bytes / tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)

@@ -92,6 +92,43 @@ def test_an_import_keeps_the_bound_and_takes_no_other_name(tmp_path: Path, capsy
     assert [path.name for path in tmp_path.rglob("*.kv")] == ["0" * 48 + ".kv"]
 
 
+ENDLESS = b"\xff" + b"\xff" * 10 + b"\xf0"  # minus some bytes, as a tar file writes numbers of any size
+
+
+@pytest.mark.parametrize("kind", ["backwards", "beyond", "cut", "huge", "nested", "nothing"])
+def test_an_archive_of_another_kind_is_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "one")
+    file, other = tmp_path / "kv.tar", str(tmp_path / "other")
+    say(capsys, "export", str(file), "--kv-disk", str(tmp_path / "one"))
+    content = file.read_bytes()
+    first = tarfile.TarInfo.frombuf(content[:512], "utf-8", "strict")
+    second = content[512 + -(-first.size // 512) * 512 :]
+
+    def says(size: bytes, type_flag: bytes = b"0") -> bytes:
+        """The first header with another size, and its right checksum."""
+        header = content[:124] + size + content[136:148] + b" " * 8 + type_flag + content[157:512]
+        return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+
+    remark = says(b"00000000000\0", b"x")
+    file.write_bytes(
+        {
+            "backwards": says(ENDLESS) + second,
+            "beyond": says(b"77777777777\0") + second,
+            "cut": content[: 512 + first.size // 2],
+            "huge": says(b"\x80" + b"\xff" * 11) + second,
+            "nested": remark * 5000 + content,
+            "nothing": b"",
+        }[kind]
+    )
+    code = main(["cache", "import", str(file), "--kv-disk", other])
+    out, err = capsys.readouterr()
+    if kind == "nested":
+        assert code == 0 and out.startswith("5 pages")
+        return
+    assert code == 1 and "is no file of `rootgraft cache export`" in err and len(err.splitlines()) == 1
+    assert not list((tmp_path / "other").rglob("*.kv")) and not out
+
+
 def test_a_folder_in_use_and_what_is_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path)
     files = BlockFiles(tmp_path)
