@@ -282,7 +282,8 @@ def _bitsandbytes(fields: Fields) -> tuple[_Rule, ...]:
         return _everywhere(Scheme("bnb_4bit", 4))
     if fields.values.get("load_in_8bit") or fields.values.get("_load_in_8bit"):
         return _everywhere(Scheme("bnb_int8", rounds_inputs=True))
-    raise ModelError(f"{fields.where}: neither load_in_4bit nor load_in_8bit is true.")
+    # Of a model that was merged in 16 bits: nothing is quantised.
+    return ()
 
 
 def _mxfp4(fields: Fields) -> tuple[_Rule, ...]:

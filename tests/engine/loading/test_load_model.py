@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.models.paged_run import run_whole
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rootgraft.engine.checkpoint.read_config import read_model_config
+from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.errors import ModelError
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.tensor_names import expected_shapes
+from rootgraft.engine.loading.weight_forms import choose_weight_form
 from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
@@ -112,6 +115,29 @@ def test_stored_in_another_type(folder: Path, source_model: LlamaForCausalLM, dt
 def test_computed_frequencies_in_old_checkpoints_are_ignored(folder: Path) -> None:
     rewrite(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)})
     load(folder)
+
+
+NF4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, **NF4},
+        {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True},
+        {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    ],
+    ids=["nf4", "int8", "neither", "gptq"],
+)
+def test_a_merge_in_16_bits_may_keep_what_its_base_said(folder: Path, section: dict[str, Any]) -> None:
+    """Which matrices are quantised, their tensors tell: here none is."""
+    tokens = list(range(9))
+    plain = run_whole(load(folder), tokens)
+    form = choose_weight_form(EngineConfig(), CPU, torch.bfloat16, folder)
+    change_config(folder, quantization_config=section)
+    assert torch.equal(run_whole(load(folder), tokens), plain)
+    assert choose_weight_form(EngineConfig(), CPU, torch.bfloat16, folder) == form
 
 
 def test_tied_head(folder: Path, source_model: LlamaForCausalLM) -> None:
