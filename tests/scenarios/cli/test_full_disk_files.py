@@ -27,6 +27,7 @@ from rootgraft.engine.kv_cache.block_files import BlockFiles
 from rootgraft.engine.kv_cache.block_keys import BlockScheme
 from rootgraft.engine.kv_cache.kv_folder import KvFolder
 from rootgraft.engine.kv_cache.kv_stores import DiskStore
+from rootgraft.engine.kv_cache.prefix_files import write_prefix
 from rootgraft.engine.serving.calibration_folder import CalibrationFile, write_calibration
 from rootgraft.engine.whole_file import write_whole
 from rootgraft.radix import namespace
@@ -58,10 +59,20 @@ def draw(path: Path, size: int) -> None:
     write_chart(path, [], None, "x" * size)
 
 
+def save_prefix(path: Path, size: int) -> None:
+    scheme = BlockScheme("fake", 4, 512)
+    data, keys = array("i", range(max(4, size // 128))).tobytes(), list[bytes]()
+    origin = namespace.Path(Namespace("base"))
+    pages = len(data) // 16
+    scheme.extend(keys, origin, data, pages)
+    write_prefix(path, BlockCodec(scheme), scheme.blocks(keys, origin, data, 0, pages), lambda index: bytes(512))
+
+
 WRITERS: dict[str, Callable[[Path, int], None]] = {
     "chat.json": save_chat,
     "team.json": calibrate,
     "chart.svg": draw,
+    "prefix": save_prefix,
     "any": lambda path, size: write_whole(path, bytes(size)),
 }
 
