@@ -181,10 +181,9 @@ def _members(archive: BinaryIO) -> Iterator[tarfile.TarInfo]:
         header = archive.read(tarfile.BLOCKSIZE)
         if not header and archive.tell():
             return
-        try:
-            member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.EOFHeaderError:
+        if len(header) == tarfile.BLOCKSIZE and not any(header):  # An archive ends with blocks of zeros.
             return
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         at = archive.tell()
         num_bytes = 0 if member.type in _EMPTY else member.size
         if not 0 <= num_bytes <= size - at:
