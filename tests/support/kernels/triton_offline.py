@@ -7,8 +7,6 @@ Run as a program, by a process whose environment has no ``TRITON_INTERPRET``; wr
     python tests/support/kernels/triton_offline.py --for 90        for this architecture alone, sm_90 (or several)
     python tests/support/kernels/triton_offline.py --only lora     of the modules whose name begins so
     python tests/support/kernels/triton_offline.py --latent        of these, latent attention in bfloat16
-    python tests/support/kernels/triton_offline.py --turn 7        each variant for the architecture whose turn it is
-    python tests/support/kernels/triton_offline.py --golden        what the golden file has, for every architecture
     python tests/support/kernels/triton_offline.py --write-golden  also enter the results in triton_golden.json
 
 Triton keeps what it compiled by source and options, so only what has changed takes time.
@@ -24,7 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +79,6 @@ def first_of_each(variants: Iterator[tuple[str, Launch]]) -> Iterator[tuple[str,
             yield name, launch
 
 
-def in_turn(known: Mapping[str, Mapping[str, Need]], turn: int) -> dict[str, set[str]]:
-    """Return the names of the variants by architecture whose turn it is.
-
-    Every variant is in each turn, for one architecture. Twelve turns in a row have all that the golden file has.
-
-    Args:
-        known: what the golden file has, by architecture and name.
-        turn: any number.
-    """
-    chosen: dict[str, set[str]] = {arch: set() for arch in known}
-    for place, name in enumerate(sorted({name for names in known.values() for name in names})):
-        having = [arch for arch, names in known.items() if name in names]
-        chosen[having[(place + turn) % len(having)]].add(name)
-    return chosen
-
-
 def needs(compiled: Any, folder: Path) -> Need:
     """What a compiled kernel takes of the device."""
     (file := folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
@@ -109,7 +91,7 @@ def needs(compiled: Any, folder: Path) -> Need:
 
 
 def compile_all(
-    choose: Callable[[int], Iterable[tuple[str, Launch]]], architectures: tuple[int, ...]
+    choose: Callable[[], Iterable[tuple[str, Launch]]], architectures: tuple[int, ...]
 ) -> dict[str, dict[str, Need]]:
     """The needs of every variant, by architecture and name; tiles are chosen by the shared memory of each."""
     result: dict[str, dict[str, Need]] = {}
@@ -117,7 +99,7 @@ def compile_all(
         for architecture in architectures:
             triton.runtime.driver.set_active(OfflineDriver(architecture))
             launch_module.OFFLINE_SHARED = SHARED_LIMIT[architecture]
-            variants = list(choose(architecture))
+            variants = list(choose())
             assert len({name for name, _ in variants}) == len(variants), "names of variants are unique"
             result[f"sm_{architecture}"] = {name: needs(launch.compile(), Path(folder)) for name, launch in variants}
     return result
@@ -143,20 +125,11 @@ def main() -> None:
     parser.add_argument("--for", dest="architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--only", default="")
     parser.add_argument("--latent", action="store_true")
-    parser.add_argument("--turn", type=int)
-    parser.add_argument("--golden", action="store_true")
     parser.add_argument("--write-golden", action="store_true")
     options = parser.parse_args()
 
-    known: dict[str, dict[str, Need]] = json.loads(GOLDEN.read_text())["needs"]
-    wanted: Mapping[str, Collection[str]] | None = known if options.golden else None
-    if options.turn is not None:
-        wanted = in_turn(known, options.turn)
-
-    def choose(architecture: int) -> Iterator[tuple[str, Launch]]:
+    def choose() -> Iterator[tuple[str, Launch]]:
         variants = (each for each in all_variants(options.only) if "bf16-latent" in each[0] or not options.latent)
-        if wanted is not None:
-            return (each for each in variants if each[0] in wanted[f"sm_{architecture}"])
         return first_of_each(variants) if options.few else variants
 
     result = compile_all(choose, tuple(options.architectures))
