@@ -191,10 +191,11 @@ class FileStore:
             later = (file.expires_at for file in self._files.values() if file.expires_at > now)
             self._next_expiry = min(later, default=math.inf)
         if self._overdue:
+            # A file of the same id may have taken the place of one that is overdue.
+            self._overdue = [file for file in self._overdue if self._files.get(file.id) is file]
             for file in self._overdue:
                 if not self._is_read(file):
                     self.delete(file)
-            self._overdue = [file for file in self._overdue if file.id in self._files]
 
     def _load(self) -> None:
         """Load the index and delete partly written files."""

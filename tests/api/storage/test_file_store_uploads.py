@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rootgraft.api.errors import HTTPError
@@ -66,9 +66,13 @@ def test_uploads_count_with_the_files_that_are_kept(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example([("a", 2, 5, True), ("a", 1, 1, True), ("a", 5, 2, False), ("a", 9, 5, True)])
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 5), st.booleans()), max_size=40))
 def test_sums_are_those_of_the_files(steps: list[tuple[str, int, int, bool]]) -> None:
-    """Room is asked for with each piece, so sums are kept: they are those of the files that are there, and in use."""
+    """Room is asked for with each piece, so sums are kept: they are those of the files that are there, and in use.
+
+    In the example a file takes the place of one of its id that is past its expiry and was in use.
+    """
     now, in_use = [0.0], set[str]()
     with TemporaryDirectory() as folder:
         store = FileStore(Path(folder), 10**9, 10 * MB, lambda file: file.id in in_use, lambda: now[0])
