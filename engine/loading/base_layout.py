@@ -83,11 +83,11 @@ def planned_layout(
     dummy: bool,
     max_positions: int | None = None,
 ) -> BaseLayout:
-    """Return the layout that a model will have, by its configuration alone: no weight is read, nothing is computed.
+    """Return the layout of a model from its configuration alone, without reading weights or computing anything.
 
     Args:
         max_positions: as in ``load_model``.
-        device: device on which adapters are put; None for a layout on which none are put.
+        device: device of the adapters; None for a layout that is used without adapters.
 
     Raises:
         ModelError: the model is not supported.

@@ -25,13 +25,13 @@ _GPU_CHUNK = 1 << 23  # the same on a GPU, where each chunk takes some launches
 
 
 def dequantise(data: npt.NDArray[np.uint8], type_name: str, out: Tensor, factor: float | None = None) -> None:
-    """Write the elements of ``data``, blocks of type ``type_name``, to ``out``, on its device and in its type.
+    """Dequantise blocks of type ``type_name`` into ``out``, on the device of ``out`` and in its dtype.
 
     Args:
         data: the raw bytes of a tensor, in whole blocks.
         factor: factor of a matrix in NVFP4, None for 1.
-        out: contiguous, with as many elements as ``data`` encodes. At most 2^20 elements are held in fp32 at a time, on
-            a GPU 2^23, for which the host waits once at the end.
+        out: contiguous, with as many elements as ``data`` encodes. At most 2^20 elements are held in fp32 at a time on
+            a CPU, 2^23 on a GPU. The host waits for a GPU once, at the end, to check that all elements are finite.
 
     Raises:
         ValueError: an element is not finite.

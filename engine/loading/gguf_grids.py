@@ -1,8 +1,8 @@
 """Grids of GGUF's IQ types: groups of four or eight values, which the index in a block selects.
 
-A point is a number whose digits, the first the lowest, say which of the type's few levels each value has. The points
-of a grid rise with their index, so their differences are kept: 16 bits each, deflated, in base 85. Which points a grid
-has is part of the format (ggml-common.h), and follows from no rule.
+A point of a grid is one such group, written as a number. Its digits, from the lowest on, are the indices of the values'
+levels; a type has few levels. The points of a grid are in ascending order, so this module stores their differences: 16
+bits each, deflated, in base 85. The points are defined by the format (ggml-common.h) and cannot be computed.
 """
 
 from __future__ import annotations

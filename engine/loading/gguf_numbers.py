@@ -22,12 +22,14 @@ _SIZES: Final = {name: (block, size) for name, block, size in TENSOR_TYPES.value
 
 
 def gguf_numbers(type_name: str, rows: Tensor, width: int) -> StoredNumbers | None:
-    """Return a matrix in blocks, [N, bytes of a row] uint8, with the same numbers.
+    """Convert a matrix in GGUF blocks to numbers and scales of groups, which represent exactly the same weights.
 
-    None for types without a form, and for scales that are not finite, which are refused when the matrix is widened.
+    Returns None for a type that GPU kernels cannot read, and for a matrix with scales that are not finite. Such a
+    matrix is dequantised instead, which raises an error for these scales.
 
     Args:
-        width: values of a row.
+        rows: the blocks, [N, bytes of a row] uint8.
+        width: number of values in a row.
     """
     if type_name not in GROUPED_TYPES:
         return None

@@ -17,7 +17,7 @@ Order = Callable[[Tensor], None]
 
 
 def row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
-    """Return the name parts of tensors whose rows are permuted in GGUF files, with what undoes it.
+    """Return the reordering of each tensor whose rows are permuted in GGUF files, by a part of its name.
 
     Args:
         joined: whether the matrices of delta nets are stored in two tensors.

@@ -1,12 +1,13 @@
-"""GGUF's types of ternary and grid values in the blocks of K-quants, for kernels of a CPU: the same numbers.
+"""Repack GGUF's ternary and grid types into blocks of K-quants, which CPU kernels read, without changing the weights.
 
     TQ1_0, TQ2_0     d (q - 1)                   Q2_K   with steps of 1                       2.6 bits of each number
     IQ1_S, IQ3_S     (d / m) (2 s + 1) v         Q5_K   q = v + 16, the minimum 16 (d / m)    5.5
     IQ1_M, IQ3_XXS   (d / m) (2 s + 1) v         Q6_K   q = v + 32                            6.6
     IQ2_XXS to _S    d (2 s + 1) t[q]            IQ2    Q3_K of indices into six values       3.6
 
-v is an integer, m a power of two. They are larger than in the file, but a half to a sixth of widened ones. Values of
-IQ2's types have too many digits for any blocks of GGUF.
+v is an integer, m a power of two. The last column is bits per weight. Repacked blocks are larger than those in the
+file, but take only a sixth to a half of the memory of dequantised weights. The values of IQ2's types have too many
+digits for any of GGUF's blocks, so their blocks, ``IQ2``, hold indices into a table in the layout of Q3_K.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _MOST_MINIMUM: Final = 65504 / 16  # factor whose 16-fold is within half precisi
 
 @dataclass(frozen=True, slots=True)
 class _Repacking:
-    """How a type becomes another one.
+    """The conversion of a type's blocks to another type.
 
     Attributes:
-        kept_as: the type of blocks.
-        divisor: m above.
-        pack: numbers v (of IQ2 indices) [..., 256], scales [..., groups] or None, and factors [...] -> bytes of blocks.
+        kept_as: type of the repacked blocks.
+        divisor: m in the table above.
+        pack: packs v [..., 256] (for IQ2 types, indices into the table), scales [..., groups] or None, and factors
+            [...] into the bytes of blocks.
     """
 
     kept_as: BlockType

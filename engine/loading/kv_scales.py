@@ -25,15 +25,16 @@ _KINDS: Final = "kv"
 def read_kv_scales(
     stored: Mapping[str, View], config: ModelConfig, form: KvScaleForm | None
 ) -> dict[int, StaticScales]:
-    """Return the scales of the layers that have some, of all KV heads of the whole model.
+    """Return the scales of all KV heads, by layer index, for the layers whose scales the checkpoint has.
 
     Args:
         stored: tensors whose names end in ``tensor_names.KV_SCALES``.
-        form: the numbers that they are made for; None for some that are not used here.
+        form: number format that the scales are for; None if it is one that is not used here, so that no scale is read.
 
     Raises:
-        ModelError: a layer has scales of its keys or values alone, or two of them, or one that is not finite and
-            above 0, or is neither one number nor one for each KV head.
+        ModelError: a layer has scales only of its keys or only of its values, or several tensors of scales for either;
+            or a tensor of scales has values that are not finite and above 0, or is neither one number nor one for each
+            KV head.
     """
     found: dict[int, dict[str, tuple[str, View]]] = {}
     for name, view in stored.items():

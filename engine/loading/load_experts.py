@@ -34,8 +34,8 @@ def load_experts(
     """Return the mixture whose tensors begin with ``prefix``. Router and the shared expert's gate stay plain.
 
     Args:
-        ranks: ranks that each have the inner columns of ``mixture`` of each expert, and add their results up; None
-            where one rank has all.
+        ranks: tensor-parallel ranks, whose results are added up. Each holds a part of the intermediate size of every
+            expert, which ``mixture`` describes. None for a single rank.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.

@@ -33,7 +33,8 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 def is_draft_head(path: Path) -> bool:
     """Return whether a folder holds an EAGLE-3 head. Raises ModelError if its ``config.json`` is malformed.
 
-    Early heads are named like a Llama, and are recognised by the size of their own vocabulary.
+    Early heads have the architecture name of a Llama; such a head is recognised by the field for the size of its own
+    vocabulary.
     """
     if not (path / CONFIG).is_file():
         return False
@@ -47,7 +48,8 @@ def load_head(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHe
     """Load the EAGLE-3 head of a model.
 
     Args:
-        model: the model whose hidden states the head reads; also provides the embedding, if the checkpoint has none.
+        model: the model whose hidden states the head reads. It also provides the embedding if the head's folder has
+            none.
         weights: the form of matrices in memory.
 
     Raises:
@@ -136,8 +138,9 @@ def _read_config(fields: Fields) -> ModelConfig:
 def _read_layers(fields: Fields, model: DecoderModel) -> tuple[int, ...]:
     """Return the layers of the model whose input the head reads.
 
-    Published heads number them in two ways, by outputs or by inputs: the first of their three layers is 1 or 2. By
-    default they are the inputs of the third, the middle one and the third from the end.
+    Published heads list three layers, in one of two conventions: a number is either the layer whose output is read, or
+    the layer whose input is read. The first number tells them apart: 1 for outputs, 2 for inputs. By default the head
+    reads the inputs of the third layer, of the middle layer and of the third layer from the end.
     """
     nested, last = fields.mapping("eagle_config").get(_LAYER_IDS), model.config.num_layers - 1
     ids = nested if nested is not None else fields.values.get(_LAYER_IDS)

@@ -52,10 +52,10 @@ def load_latent(
         table: cosines and sines of the rotary embedding; None for a layer without one (Kimi Linear).
         interleaved: whether the rotary embedding pairs neighbouring dimensions.
         query_scale: factors of queries by position, or None.
-        shares_index: whether the layer attends to the tokens that the index of an earlier layer has chosen, in a model
-            with an index.
-        ranks: ranks that each have the heads of ``config``, and add their results up; None where one rank has all
-            heads.
+        shares_index: whether the layer attends to the tokens that the index of an earlier layer has chosen. Used only
+            in a model with an index.
+        ranks: tensor-parallel ranks, whose results are added up; each has as many heads as ``config`` says. None for a
+            single rank.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights.

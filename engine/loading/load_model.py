@@ -54,10 +54,11 @@ def load_model(
         max_positions: longest sequence; the model's own maximum by default.
         dummy: use random weights in the model's shape; only its config is read.
         weights: the form of matrices in memory.
-        available: bytes of memory for them, see ``fitting_form``; None to load them whatever they need.
-        shard: this rank's part, where several compute the model; ``weights`` keeps no integers of rows then, whose
-            scales would be those of a part.
-        stage: this rank's layers, where several have some each.
+        available: bytes of memory available for the weights, see ``fitting_form``; None to load them without a check.
+        shard: this rank's part of a model that is split over tensor-parallel ranks; None without a split. With a shard,
+            ``weights`` must not be a form that quantises rows to integers, because the scales would be those of a part
+            of each row.
+        stage: this rank's layers of a model that is split over pipeline-parallel ranks; None without a split.
 
     Raises:
         ModelError: the model is not supported, or its files are malformed.

@@ -25,11 +25,12 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
 
     Args:
         folder: the model's folder.
-        model: the model whose hidden states the module reads; also provides embedding and head if the module has none.
+        model: the model whose hidden states the module reads. It also provides embedding and head if the module has
+            none.
         weights: the form of matrices in memory.
 
     Raises:
-        ModelError: there is no such module, there are several, or the files are malformed.
+        ModelError: the checkpoint has no MTP module or has several, or its files are malformed.
     """
     module = prediction_module(model.config)
     index, size = model.config.num_layers, model.config.hidden_size

@@ -21,7 +21,7 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 class LoadProgress:
-    """Shows how much of a model has been read, where standard error is a terminal; elsewhere nothing.
+    """Shows how much of a model has been read, if standard error is a terminal; otherwise shows nothing.
 
     Args:
         sizes: bytes of each tensor.

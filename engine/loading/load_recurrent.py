@@ -62,11 +62,12 @@ def load_recurrent(
     scales: ParallelScales | None = None,
     ranks: Ranks | None = None,
 ) -> StateMixer:
-    """Return the recurrent layer whose tensors begin with ``prefix``; ``eps`` is of the model's norms.
+    """Return the recurrent layer whose tensors begin with ``prefix``.
 
     Args:
-        ranks: ranks that each have the heads or channels of ``layer``, and add their results up; None where one rank
-            has all.
+        eps: epsilon of the model's norms.
+        ranks: tensor-parallel ranks, whose results are added up; each has the heads or channels that ``layer``
+            describes. None for a single rank.
 
     Raises:
         ModelError: a weight does not fit the form of quantised weights, or a state is too large for the kernels.
@@ -238,10 +239,11 @@ def _scaled(layer: Mamba2Layer, scales: ParallelScales) -> ColumnRuns:
 
 
 def grouped_runs(layer: DeltaLayer) -> tuple[ColumnRuns, ColumnRuns]:
-    """Return where q, k, v and the gate, and rates and steps are in the two projections of Qwen3-Next.
+    """Return the columns of each part in the two projections of Qwen3-Next.
 
-    The first has queries, keys, values and gates of one key head after the other, the second rates and steps of the
-    value heads of each.
+    The columns of both projections are grouped by key head. For each key head, the first projection has its q, its k,
+    and v and gate of its value heads; the second has rates and steps of its value heads. The results select all q, then
+    all k, all v and all gates; and all rates, then all steps.
     """
     each, heads = layer.num_heads // layer.num_key_heads, range(layer.num_key_heads)
     sizes = (layer.key_dim, layer.key_dim, each * layer.head_dim, each * layer.head_dim)

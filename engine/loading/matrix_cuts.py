@@ -1,7 +1,8 @@
 """Cuts of quantised matrices: selects rows or columns of a checkpoint's matrix without changing its numbers.
 
-Rows are cut anywhere. Columns are cut between blocks; a group of inputs with one scale that is cut becomes several
-groups with that scale, of a size that divides it and the cuts.
+Rows may be cut anywhere, columns only between blocks. If a cut is within a group of inputs that share a scale, all
+groups of the matrix are split into smaller ones, each with a copy of the scale. The smaller size divides both the old
+size and the positions of all cuts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Run = tuple[int, int]
 
 
 class RowPieces:
-    """The rows of a matrix in pieces, each of which is read when it is asked for.
+    """The rows of a matrix in pieces, each of which is read when it is requested.
 
     Args:
-        read: returns the rows [n, ...] from a first row to before a last one.
+        read: returns rows [n, ...] for two arguments: the first row and the end, which is excluded.
         count: number of all rows.
-        step: number of rows of a piece.
+        step: largest number of rows in a piece.
     """
 
     def __init__(self, read: Callable[[int, int], Tensor], count: int, step: int) -> None:
@@ -78,10 +79,11 @@ class MatrixCut(NamedTuple):
 
 
 def cut_blocks(pieces: Iterable[Tensor], cut: MatrixCut, block: tuple[int, int]) -> Iterator[Tensor]:
-    """Yield the kept part of a matrix in blocks, as one piece [n, bytes] uint8; the cut is between blocks.
+    """Yield the kept part of a matrix in blocks, as one piece [n, bytes] uint8.
 
     Args:
-        pieces: rows [n, bytes of a row].
+        pieces: rows of the whole matrix, [n, bytes of a row].
+        cut: the part to keep; its boundaries are between blocks.
         block: number of values and number of bytes of a block.
     """
     values, size = block

@@ -1,8 +1,9 @@
-"""Measured choice between two forms of blocks with the same bits: as stored, or widened to the model's type.
+"""Measured choice between two forms of quantised blocks with equal results: as stored, or widened to the model's type.
 
-Stored blocks take a quarter or half of the bytes to read, but must be widened in every product; some machines hide this
-work, others do not. If memory has room, both forms are kept, and a measurement determines up to how many rows the
-blocks are faster. If not, both are measured with the numbers of rows that steps have, and the faster one is kept.
+Stored blocks have a quarter or half of the bytes of widened weights, but must be widened in every product. On some
+machines the widening takes no extra time, because it overlaps with reading memory; on others it does. If there is
+enough memory, both forms are kept, and a measurement determines up to how many rows the stored blocks are used.
+Otherwise both are measured with the numbers of rows that steps have, and the faster one is kept.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
     """Return the type of a checkpoint's blocks, among types with a kernel; None if it has no such blocks.
 
     Args:
-        matrices: type, values of a row, and bytes of each.
+        matrices: for each matrix its type, the number of values in a row, and its bytes.
     """
     sizes: Counter[tuple[str, int]] = Counter()
     for kind, row, num_bytes in matrices:
@@ -123,7 +124,9 @@ def blocks_of(matrices: Iterable[tuple[str, int, int]]) -> StoredBlocks | None:
 
 @cache
 def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
-    """Measure both forms of a weight in turn, each five times; the least time counts. Once in a process.
+    """Measure the speed of stored blocks relative to widened weights. The result is cached for the process.
+
+    The two forms are timed alternately, five times each, and the least time of each is used.
 
     Args:
         dtype: type of activations.
@@ -133,12 +136,13 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
 
 @cache
 def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
-    """Measure the most rows for which blocks beside their widened form are to be used, see ``most_rows``.
+    """Measure up to how many rows blocks are to be used if their widened form is kept too, see ``most_rows``.
 
-    Once in a process for each format: the lesser of two times each, in turn.
+    The two forms are timed alternately, twice each, and the lesser time of each is used. The result is cached for the
+    process.
 
     Args:
-        form: form of the blocks, not arranged.
+        form: format of the blocks, without a rearrangement for the kernels.
         dtype: type of activations.
     """
     plain = quantised_weights.with_widened(_random_blocks(_TYPES[form], _FEW_WIDTH, _FEW_SIZE), dtype, few_rows=0)
@@ -153,14 +157,16 @@ def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
 
 @cache
 def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
-    """Measure whether blocks are clearly faster with activations of 8 bits than in their two other forms together.
+    """Measure whether blocks are clearly faster with activations of 8 bits than without, blocks or widened.
 
-    In the geometric mean of ``DYNAMIC_ROWS``, each against the faster one of blocks and of the widened form. Once in a
-    process for each format. A form that is hardly faster is not chosen: it rounds more, and if the choice varied
-    between starts, answers would change.
+    For each number of rows in ``DYNAMIC_ROWS``, activations of 8 bits are compared with the faster one of the two other
+    forms: stored blocks and widened weights. The geometric mean of these ratios decides. Activations of 8 bits are not
+    chosen if they are only slightly faster: they round more, and if the choice varied between starts of the server,
+    answers would vary too. The result is cached for the process.
 
     Args:
-        form: format of the blocks, not arranged; ``pack_blocks`` takes it with ``dynamic``.
+        form: format of the blocks, without a rearrangement for the kernels; ``pack_blocks`` must accept it with
+            ``dynamic``.
         dtype: type of activations.
     """
     raw = random_bytes(_TYPES[form], _FEW_WIDTH, _FEW_SIZE)
@@ -179,9 +185,13 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
 
 
 def most_rows(speeds: Sequence[float]) -> int:
-    """Return the number of ``FEW_ROWS`` up to which blocks are faster as a whole, 0 for none.
+    """Return the number of rows, among ``FEW_ROWS``, up to which blocks are to be used; 0 if they are never faster.
 
-    The product of the speeds up to this number decides, so that one disturbed measurement has little weight.
+    It is the number at which the product of all speeds so far is largest. So one disturbed measurement has little
+    weight.
+
+    Args:
+        speeds: speed of blocks relative to widened weights, for each number in ``FEW_ROWS``.
     """
     products = list(accumulate(speeds, operator.mul))
     best = max(products)
@@ -225,10 +235,11 @@ def _least_times(x: Tensor, layers: tuple[QuantisedLinear, ...], rounds: int) ->
 
 
 def least_times(measures: Sequence[Callable[[], float]], rounds: int) -> tuple[float, ...]:
-    """Return the least time of each measure, taken in turn: so many rounds, and more up to ``MOST_ROUNDS``.
+    """Return the least time of each measure. A round calls each measure once.
 
-    A time counts if a second one confirms it. Other programs lengthen times by varying amounts, so on a busy machine
-    the lesser of two times is not reliable.
+    After the given number of rounds, up to ``MOST_ROUNDS`` are made until each least time is confirmed by a second one
+    that is nearly as short. On a busy machine other programs lengthen times by varying amounts, so a single short time
+    is not reliable.
     """
     times = [[measure() for measure in measures] for _ in range(rounds)]
     while len(times) < MOST_ROUNDS and not all(map(_is_confirmed, zip(*times, strict=True))):

@@ -73,7 +73,7 @@ def own_config(model_impl: str, checkpoint: Path | GgufFile) -> ModelConfig | No
     """Return the configuration of a model that our decoder computes; None for one of the transformers library.
 
     Raises:
-        ModelError: neither has the model, or its configuration is malformed.
+        ModelError: neither our decoder nor the library has the model, or the model's configuration is malformed.
     """
     if model_impl == "transformers":
         return None

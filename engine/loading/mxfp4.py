@@ -1,7 +1,8 @@
 """Decode MXFP4, the block format of gpt-oss' published experts (OCP Microscaling Formats 1.0).
 
-A block is 32 values along the inputs, of four bits each, E2M1: a sign, two bits of exponent, one of mantissa. A byte
-has two, the first in its low half. A block's scale is a power of two, whose exponent is stored plus 127.
+A block has 32 values along the inputs, each of four bits in E2M1: a sign, two bits of exponent, one of mantissa. A byte
+holds two values, the first one in its low half. The scale of a block is a power of two; its exponent plus 127 is stored
+in a byte.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _half_scales(exponents: Tensor) -> Tensor:
 
 
 def stored_meaning(exponents: Tensor) -> StoredNumbers:
-    """Return the description of a matrix in MXFP4 for kernels of a GPU, without its numbers.
+    """Describe a matrix in MXFP4 for GPU kernels: its scales and number format, without the numbers themselves.
 
     Args:
         exponents: [N, K / 32] uint8, for which ``are_numbers`` is true.

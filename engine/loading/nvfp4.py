@@ -1,6 +1,7 @@
 """NVFP4: numbers of E2M1, a scale in E4M3 for each sixteen inputs, and one more in fp32, the factor, for the matrix.
 
-A GGUF file has blocks of 64 numbers, four scales and 32 bytes, and the factor of ``NAME.weight`` in ``NAME.scale``.
+A block in a GGUF file has 64 numbers: four scales, then 32 bytes with two numbers each. The factor of the matrix
+``NAME.weight`` is in the tensor ``NAME.scale``.
 """
 
 from __future__ import annotations
@@ -64,10 +65,12 @@ def kept_bytes(num_values: int) -> int:
 
 
 def kept_rows(codes: Tensor, scales: Tensor, factor: float) -> Tensor:
-    """Rows in blocks of ``KEPT_AS``: [n, K] and [n, K / 16] uint8 -> [n, bytes].
+    """Return rows in blocks of type ``KEPT_AS``, [n, bytes] uint8.
 
     Args:
-        scales: bits of E4M3.
+        codes: [n, K] uint8, the bits of a number in E2M1 in each byte.
+        scales: [n, K / 16] uint8, bits of E4M3.
+        factor: factor of the matrix.
     """
     values, _ = BLOCK_SIZES[KEPT_AS]
     supers = codes.shape[1] // values
@@ -78,10 +81,10 @@ def kept_rows(codes: Tensor, scales: Tensor, factor: float) -> Tensor:
 
 
 def kept_block_rows(rows: Tensor, factor: float) -> Tensor:
-    """Return rows in blocks of ``KEPT_AS``, [n, bytes], for rows in blocks of a GGUF file, [n, K / 64 * 36] uint8.
+    """Convert rows in blocks of a GGUF file, [n, K / 64 * 36] uint8, to rows in blocks of ``KEPT_AS``, [n, bytes].
 
     Raises:
-        ValueError: a scale is no number.
+        ValueError: a scale is not a number.
     """
     blocks = rows.view(len(rows), -1, BLOCK_BYTES)
     scales = block_scales(blocks).flatten(1)
@@ -91,7 +94,7 @@ def kept_block_rows(rows: Tensor, factor: float) -> Tensor:
 
 
 def stored_meaning(scales: Tensor, factor: float) -> StoredNumbers:
-    """Return the description of a matrix for kernels of a GPU, without its numbers.
+    """Describe a matrix in NVFP4 for GPU kernels: its scales and number format, without the numbers themselves.
 
     Args:
         scales: [N, K / 16] uint8, bits of E4M3.

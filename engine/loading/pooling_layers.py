@@ -47,7 +47,7 @@ def load_dense(module: DenseModule, device: torch.device) -> DenseLayer:
     """Load a Dense module.
 
     Raises:
-        ModelError: its weights are missing or of another shape, or its activation is not computed.
+        ModelError: the module's weights are missing or have another shape, or its activation is not supported.
     """
     activation = _ACTIVATIONS.get(module.activation)
     if activation is None:

@@ -1,10 +1,10 @@
 """Decode the quantised matrices of folders in Hugging Face format: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes.
 
-A weight w [N, K] of a module is stored as several tensors beside each other, its *parts*, named here by what follows
+A weight w [N, K] of a module is stored as several tensors, its *parts*. A part is named here by the suffix that follows
 the module's name. With q the stored integer, z a zero point, s a scale, and g the group of an input:
 
     gptq           w[n, k] = s[g(k), n] (q[k, n] - z[g(k), n])     qweight, qzeros, scales, g_idx
-    awq            the same with other orders of the eight integers in a word
+    awq            like gptq, with another order of the eight integers in a word
     packed, int8   w[n, k] = s[n, g(k)] (q[n, k] - z[n, g(k)])     weight_packed or weight, weight_scale
     float8         w[n, k] = s q[n, k], s of the matrix, a row, or a block
     nvfp4          w[n, k] = q[n, k] s[n, k / 16] / s, q in E2M1, scales in E4M3, one more for the matrix
@@ -12,8 +12,8 @@ the module's name. With q the stored integer, z a zero point, s a scale, and g t
     bnb_4bit       w = table[q] s[block], blocks of the flat matrix; scales may be quantised once more
     bnb_int8       w[n, k] = q[n, k] s[n] / 127
 
-NumberForm are exact in fp32 but for the last rounding of a product. Rows are decoded some at a time: in fp32 a matrix
-takes up to sixteen times what it takes in the file.
+Decoding is exact in fp32 except for the last rounding of a product. Rows are decoded in pieces, because a matrix takes
+up to sixteen times as much memory in fp32 as in the file.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class QuantisedTensor:
 
     Args:
         name: name of the weight, for errors.
-        parts: the stored tensors by what follows the module's name.
+        parts: the stored tensors by the suffix after the module's name.
 
     Raises:
         ModelError: a part is missing, or its shape or type does not fit the scheme.
@@ -193,9 +193,9 @@ class QuantisedTensor:
 
     @property
     def byte_scales(self) -> int:
-        """Number of scales of a row of 8-bit numbers that native kernels of a CPU use; 0 for another form.
+        """Number of scales in a row of 8-bit numbers that native CPU kernels use; 0 if the matrix has another form.
 
-        It is 1, or for FP8 in blocks the number of the row's blocks.
+        It is 1, or for FP8 in blocks the number of blocks in a row.
         """
         scheme, (_, width) = self._scheme, self.shape
         is_integer = scheme.layout in ("int8", "packed", "bnb_int8") and scheme.bits == 8 and scheme.symmetric
@@ -226,10 +226,12 @@ class QuantisedTensor:
 
     @cached_property
     def block_type(self) -> BlockType | None:
-        """The type of blocks that have the same numbers, None where none have: by scales, zero points and groups.
+        """The type of GGUF blocks that can hold exactly the same weights, None if there is no such type.
+
+        This depends on scales, zero points and groups, which are read.
 
         Raises:
-            ModelError: no matrix can have such a scale, zero point or index.
+            ModelError: a scale, zero point or index of a group has an impossible value.
         """
         scheme, width = self._scheme, self.shape[1]
         is_integer = scheme.layout in _INTEGERS and scheme.bits in (4, 8)
@@ -305,9 +307,9 @@ class Integers:
         )
 
     def block_type(self, width: int) -> BlockType | None:
-        """Return the type of blocks of 32 inputs with the same numbers, None without such a type.
+        """Return the type of blocks of 32 inputs that hold exactly the same weights, None if there is no such type.
 
-        There is none for groups out of order or of another size, and for scales with more digits than half precision.
+        No type has groups that are out of order or of another size, or scales with more digits than half precision.
         """
         groups = self.scales.shape[1]
         is_in_order = self.group_of is None and width % BLOCK == 0 and (width // groups) % BLOCK == 0
@@ -463,7 +465,7 @@ class _Checked:
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     """Unpack integers that follow each other from a word's lowest bit on: [n, W] int32 -> [n, count] uint8.
 
-    An integer may cross a word's boundary, like integers of three bits.
+    An integer may cross the boundary of two words, as integers of three bits do.
     """
     bytes_ = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -522,10 +524,10 @@ def _open_gptq(parts: _Checked) -> Opened:
 
 
 def _gptq_zeros(parts: _Checked, bits: int, columns: int) -> Tensor:
-    """Return the zero points [G, N]. The first version of the format stores each less one.
+    """Return the zero points [G, N]. The first version of the format stores each zero point minus one.
 
-    GPTQModel subtracts from whole words where these hold whole integers, so that a zero point of 0 borrows from its
-    neighbour, and from single integers else.
+    If a word holds a whole number of integers, GPTQModel subtracts from the word, so a zero point of 0 borrows from the
+    next integer, and adding to the word undoes this. Otherwise (three bits) it subtracts from each integer on its own.
     """
     words = parts.tensor("qzeros")
     if parts.scheme.layout == "gptq_v2":

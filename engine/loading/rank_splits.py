@@ -1,7 +1,7 @@
 """Splits of a model over tensor-parallel ranks: the runs of rows or columns of each tensor that a rank holds.
 
-Query heads, KV heads, the inner dimension of MLPs and experts, heads or channels of recurrent layers, and the head's
-vocabulary are split evenly. A module that is not named here is whole on each rank.
+Query heads, KV heads, the intermediate size of MLPs and experts, heads or channels of recurrent layers, and the LM
+head's vocabulary are split evenly. Every rank holds the whole of any module that is not named here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shards: the part of a model on each tensor-parallel rank, and the tensors of a checkpoint as the rank reads them.
 
-Output projections are split by their inputs, and their results are added up. Embedding and norms are whole on each
-rank. ``rank_splits`` defines which tensors are split, and how.
+Output projections are split by their inputs, and the ranks' results are added up. Every rank holds the whole embedding
+and all norms. ``rank_splits`` defines which tensors are split, and how.
 """
 
 from __future__ import annotations
@@ -174,10 +174,11 @@ def _recurrent(layer: RecurrentLayer | None, size: int) -> RecurrentLayer | None
 
 
 class ShardSource:
-    """The tensors of a checkpoint as one rank has them. One tensor at most is read beside them.
+    """The part of a checkpoint's tensors that one rank holds. At most one whole tensor is in memory beside them.
 
-    A quantised matrix stays in its blocks or numbers unless a cut of its columns is within a block: then it is read in
-    the model's type. The head of a model that ties it to its embedding is a tensor of its own.
+    A quantised matrix stays in its blocks or numbers unless a cut of its columns is within a block; then it is
+    dequantised to the model's type. If the model ties the head to the embedding, the rank's part of the head is a
+    separate tensor, because the embedding is not split.
 
     Args:
         source: the whole checkpoint, whose shapes have been checked.

@@ -25,8 +25,8 @@ class StageLoader(LayerLoader):
     """Builds the layers of a stage. Embedding, last norm and head on another rank are represented by their shapes.
 
     Args:
-        config: configuration of the stage; of a shard of the stage where several ranks have the same layers.
-        shard: shard of the whole model; None where one rank has each layer.
+        config: configuration of the stage. If tensor-parallel ranks split the layers, that of this rank's shard of it.
+        shard: this rank's shard of the whole model; None if the layers of the stage are not split.
     """
 
     def __init__(

@@ -23,10 +23,11 @@ LAYERS = "model.layers."
 
 
 def check_stages(config: ModelConfig, size: int) -> None:
-    """Check that each of a number of ranks can have layers of a model.
+    """Check that the layers of a model can be distributed over a number of pipeline-parallel ranks.
 
     Raises:
-        ConfigError: there are fewer layers than ranks, or layers read more of earlier layers than the residual stream.
+        ConfigError: there are fewer layers than ranks, or a layer reads more from earlier layers than the residual
+            stream.
     """
     option = f"--pipeline-parallel-size {size}"
     if size > config.num_layers:
@@ -92,7 +93,7 @@ def stage_layers(num_layers: int, stage: int, count: int) -> range:
 class StageSource:
     """The tensors of a checkpoint under the names that they have in a model of one stage's layers.
 
-    Of an embedding or a head that another stage has there are no rows.
+    An embedding or a head that another stage has is a tensor of zero rows here.
 
     Args:
         source: the whole checkpoint, whose shapes have been checked.

@@ -71,9 +71,9 @@ def stored_names(config: ModelConfig) -> tuple[tuple[str, str], ...]:
 
 
 def qkv_modules(config: ModelConfig, index: int) -> dict[str, int]:
-    """Return the modules of a layer's q, k and v, in this order, and the rows of each.
+    """Return the number of rows of each of a layer's modules for q, k and v, by module name, in this order.
 
-    A layer that reads the K and V of another one has q alone, one whose values are its keys q and k.
+    A layer that reads the K and V of another layer has only q. A layer that uses its keys as values has only q and k.
     """
     layer, heads = config.layers[index], config.heads_of(index)
     q, kv = config.query_size_of(index), heads.heads * heads.dim
@@ -427,9 +427,10 @@ def expert_modules(prefix: str, mixture: Mixture, expert: int) -> tuple[str, ...
 
 
 def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
-    """Return the modules of each expert, by the name of the tensor that holds them all in transformers 5.
+    """Return the modules of each expert, by the name of the stacked tensor in which transformers 5 stores all experts.
 
-    Families whose files have separate matrices for each expert are published in that form too (Qwen 3.5).
+    Some models are published with stacked tensors although their family has separate matrices for each expert (Qwen
+    3.5).
     """
     found: dict[str, list[tuple[str, ...]]] = {}
     for index, layer in enumerate(config.layers):
@@ -518,7 +519,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
     """Raise ``ModelError`` naming tensors that are missing, unexpected or of another shape than expected.
 
     Args:
-        optional: further tensors that a checkpoint may have.
+        optional: names of further tensors that a checkpoint may have.
     """
     if missing := expected.keys() - found.keys():
         raise ModelError(f"The checkpoint lacks {_listed(missing)}.")
@@ -582,9 +583,9 @@ def from_gguf(name: str, config: ModelConfig) -> str:
 
 
 def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
-    """Return the Hugging Face name of the matrix whose rows for keys a GGUF tensor stores; None for another tensor.
+    """Return the Hugging Face name of latent attention's ``kv_b_proj`` for a GGUF tensor with part of it, else None.
 
-    The same for the values' rows, which are in a tensor named ``attn_v_b`` instead of ``attn_k_b``.
+    GGUF stores this matrix in two tensors: ``attn_k_b`` has its rows for keys, ``attn_v_b`` its rows for values.
     """
     match = _GGUF_LAYER.fullmatch(name)
     if config.latent is None or match is None or match[2] not in GGUF_KV_UP or match[3] != "weight":
@@ -593,9 +594,9 @@ def latent_from_gguf(name: str, config: ModelConfig) -> str | None:
 
 
 def delta_from_gguf(name: str, config: ModelConfig) -> str | None:
-    """Return the Hugging Face name of the matrix whose rows for q, k and v a GGUF tensor stores; None for another.
+    """Return the Hugging Face name of the ``in_proj_qkvz`` whose q, k and v a GGUF tensor has; None for another tensor.
 
-    The rows of its gates are in a tensor named ``attn_gate`` instead of ``attn_qkv``.
+    GGUF stores this matrix in two tensors: ``attn_qkv``, and ``attn_gate`` for the rows of its gates.
     """
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] != GGUF_DELTA_PARTS[0] or int(match[1]) >= config.num_layers:
@@ -620,9 +621,9 @@ def experts_from_gguf(name: str, config: ModelConfig) -> list[str]:
 
 
 def fused_from_gguf(name: str, config: ModelConfig) -> list[tuple[str, int, int]] | None:
-    """Return the parts of a GGUF tensor that holds q, k and v of a model whose checkpoints have them apart.
+    """Return the parts of a GGUF tensor that joins q, k and v, which are separate in the model's checkpoints.
 
-    Each is a Hugging Face name, its first row and the row behind its last. None for another tensor.
+    A part is its Hugging Face name, its first row, and its end row, which is excluded. None for any other tensor.
     """
     match = _GGUF_LAYER.fullmatch(name)
     if match is None or match[2] != "attn_qkv" or len(config.qkv_modules) == 1:

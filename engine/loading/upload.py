@@ -1,6 +1,6 @@
 """Copies of weights to a device, through two buffers of pinned memory: one is filled while the device reads the other.
 
-A copy from the pages of a file would go through the driver, which copies them once more and has the host wait.
+For a copy directly from the pages of a mapped file, the driver would copy them once more and make the host wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PIECE = 32 << 20  # bytes of a buffer
 
 
 class PinnedBuffers:
-    """Two buffers of host memory that a GPU reads by itself, in turns. For one thread.
+    """Two buffers of pinned host memory, which are filled in turn while the GPU reads the other one. For one thread.
 
     Args:
         device: a CUDA device.
@@ -27,10 +27,10 @@ class PinnedBuffers:
         self._read = [torch.cuda.Event() for _ in range(2)]
 
     def fill(self, target: Tensor, source: Tensor) -> None:
-        """Copy numbers of the host into a contiguous tensor of the device, of the same shape, in its type.
+        """Copy a tensor of the host into a contiguous one of the device, of the same shape, converting it to its dtype.
 
-        Returns once all are in a buffer or on the device, so that ``source`` may change. Later work on the device's
-        current stream finds them.
+        When this returns, ``source`` may change: all its numbers are in a buffer or on the device. Work that is
+        launched later on the device's current stream sees the copied numbers.
         """
         into, numbers = target.view(-1), source.reshape(-1)
         step = self._num_bytes // target.element_size()

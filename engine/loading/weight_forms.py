@@ -85,17 +85,18 @@ def choose_weight_form(
     measure: Callable[[StoredBlocks, torch.dtype], FormSpeeds] = measure_forms,
     available: int | None = None,
 ) -> WeightForm:
-    """Return the form that the options name, or the fastest one with the same bits of a checkpoint's blocks.
+    """Return the form in which weights are kept: the form that the options name, or by default the fastest one.
 
-    A GGUF file has blocks, and so have folders of GPTQ, AWQ and compressed-tensors with integers of four or eight bits.
+    By default only forms are considered that keep the weights of quantised blocks exactly. GGUF files have such blocks,
+    and so have folders in GPTQ, AWQ and compressed-tensors formats with integers of four or eight bits.
 
     Args:
         checkpoint: the checkpoint that will be loaded.
-        measure: the speeds of both forms of blocks.
+        measure: returns the speeds of both forms of blocks.
         available: bytes of memory, half of which both forms together may use; None if there is enough.
 
     Raises:
-        ConfigError: no kernel computes the form.
+        ConfigError: there are no kernels for the form that the options name.
     """
     has_form = has_kernels(device, dtype)
     if config.quantization == WIDENED:
@@ -135,10 +136,10 @@ def _is_quantised(checkpoint: Path | GgufFile | None) -> bool:
 
 
 def _takes_dynamic(block_type: BlockType, dtype: torch.dtype) -> bool:
-    """Whether a GGUF file's blocks are multiplied with activations of 8 bits, which is llama.cpp's own arithmetic.
+    """Return whether a GGUF file's blocks are multiplied with activations of 8 bits, as llama.cpp does.
 
-    On CPUs with products of bfloat16 the other forms are nearly as fast, and have more digits. Elsewhere activations of
-    8 bits are two to three times as fast, and as near to the file as what people compare its answers with.
+    On CPUs with bfloat16 dot products the other forms are nearly as fast and more precise. On other CPUs activations of
+    8 bits are two to three times as fast, and their answers are as precise as those of llama.cpp.
     """
     kernels = ops.native_kernels()
     if kernels is None or kernels.library.multiplies_bf16 or block_type not in _DYNAMIC:
@@ -284,7 +285,7 @@ class WeightReader:
     def packed(self, *names: str, bias: Tensor | None = None) -> AnyLinear:
         """Return the named matrices, concatenated by rows, for ``kernels.ops.linear``. Raises ModelError.
 
-        On a CPU, matrices that are kept in different forms become separate products.
+        On a CPU, matrices that are kept in different forms are multiplied separately.
         """
         alike = [list(run) for _, run in groupby(names, self._kept_as)]
         if len(alike) == 1:
@@ -360,10 +361,11 @@ class WeightReader:
         return pack_grouped(parts, self.device, self.dtype, bias)
 
     def grouped_part(self, name: str, index: int, turns: int, bias: Tensor | None) -> GroupedLinear | None:
-        """Return one matrix of a stack in its stored form; None where ``grouped`` forms are not kept.
+        """Return one matrix of a stack for GPU kernels that read it as stored; None if its form is another one.
 
         Args:
-            turns: modules whose rows alternate in the matrix; they are sorted by module.
+            turns: number of modules whose rows alternate in the stored matrix. In the result the rows are sorted by
+                module.
         """
         found = self._source.numbers(name, index) if self._form == "grouped" else None
         if found is None:

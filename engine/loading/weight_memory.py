@@ -35,16 +35,16 @@ def fitting_form(
     device: torch.device,
     available: int,
 ) -> WeightForm:
-    """Return the form of weights in memory: ``form``, or blocks as they are stored where widened ones do not fit.
+    """Return the form of weights in memory: ``form``, or blocks as they are stored if widened ones do not fit.
 
-    Both have the same bits, so that the faster one, which ``form`` is, may be left for the smaller.
+    Both give the same results, so stored blocks, the smaller form, can replace ``form``, which is faster.
 
     Args:
         available: bytes of memory.
 
     Raises:
-        ConfigError: no form with these bits fits, before a weight is read; it says what they need, and which
-            ``--quantization`` needs less.
+        ConfigError: no form with the same results fits. It is raised before any weight is read, and names the memory
+            that is needed and a ``--quantization`` that needs less.
     """
     needed = weight_bytes(source, config, dtype, form)
     if needed <= available:
@@ -89,8 +89,8 @@ def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, 
         return sum(found.values())
     embedding = expected_shapes(config)[EMBEDDING]
     head = source.shapes.get(HEAD, embedding)
-    # Rows of a plain head that is tied to the embedding are looked up in a copy that is not packed, and a rank has a
-    # part of the head beside the whole embedding.
+    # A plain head that is tied to the embedding is counted twice, because the embedding looks up rows in a copy that is
+    # not packed. A rank with a part of the head holds this part in addition to the whole embedding.
     is_plain = found[EMBEDDING] == math.prod(embedding) * dtype.itemsize
     beside = held_bytes(HEAD if head != embedding else EMBEDDING, head, source, dtype, form, is_product=True)
     return sum(found.values()) + (beside if is_plain or head != embedding else 0)
@@ -99,8 +99,8 @@ def weight_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, 
 def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, form: WeightForm) -> float:
     """Return the least bytes of weights that a step of one token reads.
 
-    These are the bytes of all tensors except the embedding, of which one row is read, and the experts to which the
-    token is not sent. If a weight is kept in two forms, the smaller one is read.
+    All tensors count except the experts to which the token is not routed, and the embedding, of which only one row is
+    read. If a weight is kept in two forms, the smaller one counts.
     """
     form = "stored" if form == "stored_both" else form
     found, total = tensor_bytes(source, config, dtype, form), weight_bytes(source, config, dtype, form)
@@ -119,7 +119,7 @@ def token_bytes(source: WeightSource, config: ModelConfig, dtype: torch.dtype, f
 def held_bytes(
     name: str, shape: Shape, source: WeightSource, dtype: torch.dtype, form: WeightForm, *, is_product: bool
 ) -> int:
-    """Return the bytes of a tensor in a form; a matrix of products is assumed to have rows in whole panels.
+    """Return the bytes of a tensor in a form. The rows of a packed matrix are assumed to fill whole panels.
 
     For ``stored_both`` this is the largest size: a measurement may show that one of the two forms suffices.
 

@@ -1,7 +1,7 @@
 """Weight sources: safetensors folders, GGUF files and random weights, read tensor by tensor.
 
-A source knows the shapes of all tensors before one is read, and writes each into the caller's memory, in its type and
-on its device: a checkpoint is never in memory as a whole beside the model.
+A source knows the shapes of all tensors before it reads any. It writes each tensor into memory that the caller
+provides, in the dtype and on the device of that memory, so a whole checkpoint is never in memory beside the model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WeightSource(Protocol):
         """Write a tensor, or a part of it along its first dimension, into ``out``, of its shape and contiguous."""
 
     def blocks(self, name: str) -> tuple[str, Iterable[Tensor]] | None:
-        """Return block type and rows, in pieces, of a matrix [N, K]; None if no blocks have its numbers.
+        """Return block type and rows, in pieces, of a matrix [N, K]; None if no block type can hold its exact numbers.
 
         Pieces are [n, bytes of a row] uint8, with n a multiple of ``PANEL_ROWS`` except for the last piece. Each piece
         is read from the file when it is requested.
@@ -87,9 +87,9 @@ class WeightSource(Protocol):
         """Return the block type of a tensor and its bytes, without reading its numbers; None if it has no blocks."""
 
     def numbers(self, name: str, part: int | None = None) -> StoredNumbers | None:
-        """Return a matrix [N, K], or one of a stack, as it is stored; None if kernels of a GPU cannot read it so.
+        """Return a matrix [N, K], or matrix ``part`` of a stack, as stored; None if GPU kernels cannot read this form.
 
-        A part of a stack of [K, N] is given transposed.
+        If the stack stores [K, N], the matrix is transposed to [N, K].
         """
 
     def storage(self, name: str) -> str:
@@ -123,17 +123,17 @@ def _of_unit_columns(matrix: Tensor) -> Tensor:
 class SafetensorsFolder:
     """A folder with ``model.safetensors``, or with an index and its shards.
 
-    A quantised matrix is there under the name and in the shape that it would have as a plain one.
+    A quantised matrix appears as one tensor, under the name and in the shape that it would have without quantisation.
 
     Args:
-        towers: modules beside the language model, whose tensors are left out. With any, the others' names are those
-            of the language model on its own.
+        towers: modules beside the language model, whose tensors are left out. If there are any, names are converted to
+            those that the language model has on its own.
         quantization: meaning of the parts of quantised matrices.
         names: parts of names, each with its replacement here, as in ``usual_name``.
 
     Attributes:
-        may_be_bare: whether it is a whole model, which may have been saved without a head.
-        is_bare: whether the model was saved without a head, as for embedders: names then lack the prefix ``model.``.
+        may_be_bare: whether the folder holds a whole model, which may have been saved without a head.
+        is_bare: whether the model was saved without a head, as embedders are; names then lack the prefix ``model.``.
         kv_scales: scales of cached keys and values, by name.
 
     Raises:
@@ -244,7 +244,9 @@ class SafetensorsFolder:
         return found
 
     def check_scales(self) -> None:
-        """Read the scales and zero points of quantised matrices, a few hundredths of the files.
+        """Check the scales and zero points of all quantised matrices, before memory is allocated for weights.
+
+        Scales and zero points are a few per cent of the files' bytes.
 
         Raises:
             ModelError: a scale, zero point or group index has a value that is impossible in a matrix. It is raised
@@ -468,9 +470,9 @@ class GgufWeights:
         return kind, self._rows(name)
 
     def _scales_fit(self, name: str) -> bool:
-        """Return whether blocks in memory hold the scales of a matrix exactly, and of all experts in its tensor.
+        """Return whether blocks in memory can hold the scales of a matrix, and of all experts in its tensor, exactly.
 
-        So the plan agrees with the weights that are loaded later.
+        The answer is read from the file, so a plan made before loading agrees with the weights that are loaded later.
         """
         tensor = self._tensors[name]
         return all(map(self._blocks_hold, tensor.parts or (tensor.stored,)))
@@ -490,9 +492,9 @@ class GgufWeights:
         return self._fitting[stored]
 
     def _rows(self, name: str) -> RowPieces:
-        """Return a matrix in pieces of rows. Each is copied, and its part of the file is then released from memory.
+        """Return a matrix in pieces of rows. Reading a piece copies it and then releases its part of the mapped file.
 
-        A matrix whose rows are reordered is one piece.
+        A matrix whose rows are reordered is a single piece.
         """
         rows = self._data(name).reshape(self.shapes[name][0], -1)
         if any(part in name for part in self._orders):
@@ -513,9 +515,10 @@ class GgufWeights:
         return copied
 
     def stored(self, name: str) -> tuple[str, int] | None:
-        """Return the type and bytes of a stored tensor.
+        """Return the type and bytes of the blocks in which a tensor of the file is kept in memory.
 
-        None for one that is put together from two or reordered, or has scales that no blocks in memory hold.
+        None for a tensor that is joined from two tensors, has reordered columns, or has scales that no blocks in memory
+        can hold.
         """
         if name in self._split or self._is_rebuilt(name) or not self._scales_fit(name):
             return None
@@ -574,7 +577,8 @@ class GgufWeights:
     def _is_rebuilt(self, name: str) -> bool:
         """Return whether a matrix cannot stay in blocks.
 
-        The inputs of some have another order, which may cut blocks; the parts of others have two types of blocks.
+        Some matrices have inputs in another order, and reordering them may cut blocks. Others are joined from parts
+        with different types of blocks, or from parts in NVFP4, each of which has its own factor.
         """
         if any(part in name for part in self._columns):
             return True
@@ -620,7 +624,9 @@ class GgufWeights:
 
 
 def _nvfp4_factors(file: GgufFile) -> dict[str, tuple[float, ...]]:
-    """Return the factors of the matrices in NVFP4: one for a matrix or one for each expert; 1 if the file has none.
+    """Return the factors of the file's NVFP4 tensors by name: one for a matrix, or one for each expert of a stack.
+
+    A factor that the file does not have is 1.
 
     Raises:
         ModelError: the number of factors is wrong, or a factor is not finite in fp32.
@@ -669,10 +675,10 @@ def _split_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str,
 
 
 def _joined_matrices(file: GgufFile, config: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Return the matrices whose rows are in two tensors, one behind the other, by Hugging Face names.
+    """Return the two GGUF tensors that hold the first and the last rows of a matrix, by its Hugging Face name.
 
     Raises:
-        ModelError: the second one is missing, or has other columns.
+        ModelError: the second tensor is missing, or has another number of columns.
     """
     found: dict[str, tuple[str, str]] = {}
     for stored, tensor in file.tensors.items():
@@ -692,9 +698,9 @@ def _joined_tensor(file: GgufFile, first: str, second: str) -> _StoredTensor:
 
 
 class _StoredTensor(NamedTuple):
-    """Shape of a tensor, and its position in a GGUF file.
+    """Shape of a tensor, and where a GGUF file stores it.
 
-    That is a stored tensor, one expert's part of it, some rows of it, or the rows of several tensors.
+    It may be a whole stored tensor, one expert's part of one, some rows of one, or the rows of several stored tensors.
     """
 
     shape: Shape
