@@ -16,7 +16,7 @@ class BrokenInvariant(Exception):
 
 
 def check(tree: RadixTree, leases: Sequence[Node]) -> list[int]:
-    """Check the whole tree and return all its page ids. Linear in pages. Raises BrokenInvariant.
+    """Check the whole tree and return all its page ids, in time linear in pages. Raises BrokenInvariant.
 
     Args:
         leases: the end node of each lease.

@@ -41,9 +41,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Namespaces of a page's cells: ``before`` for the first ``switch`` of them, ``namespace`` for the others.
+    """Namespaces of a page's cells: ``before`` for the first ``switch`` cells, ``namespace`` for the others.
 
-    The part of a page's key beside its tokens. Pages of a single namespace have ``switch`` 0 and no ``before``.
+    Origin and tokens together are the key of a page. Pages of a single namespace have ``switch`` 0 and no ``before``.
     """
 
     namespace: Namespace

@@ -27,7 +27,7 @@ class Node:
         pages: one page id for each ``page_size`` tokens.
         parent: parent node; None for the root and for a node that is no longer in the tree.
         children: children by the origin of their first page.
-        heads: children whose first page holds a namespace switch, by the namespace before it: any path of that
+        heads: children whose first page holds a namespace switch, by the namespace before the switch. Any path of that
             namespace can copy the cells before the switch.
         lock: number of leases that end at this node or below.
         last_use: logical time of the last lease through it; never less than a child's.
@@ -158,8 +158,8 @@ def common_tokens(left: bytes, right: bytes | bytearray) -> int:
 def common_pages(tokens: bytes, start: int, run: bytearray, most: int, page_bytes: int) -> int:
     """Return how many of the first ``most`` pages of ``run`` are in ``tokens`` from byte ``start`` on.
 
-    One memory comparison suffices if all are equal; else bisection finds the first difference and reads each byte
-    again.
+    If all pages are equal, a single memory comparison shows it. Otherwise bisection finds the first difference, which
+    reads each byte about once more.
     """
     with memoryview(run) as view:
         if tokens.startswith(view[: most * page_bytes], start):

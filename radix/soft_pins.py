@@ -1,8 +1,8 @@
 """Soft pins: paths of live sessions and paths pinned by request, which are evicted last.
 
-A pin ends at a node and counts there and at every node above it, as a lease's lock does. A pin locks no page. If no
-other page is left, pinned pages are evicted like all others, from the end of the path, and the pin shrinks to the
-rest::
+A pin ends at a node and is counted there and at every node above it, as a lease's lock is. A pin does not lock pages.
+If only pinned pages are left, they are evicted too, from the end of the path on, and the pin shrinks to the rest of the
+path::
 
     rank    0 ordinary  <  1 session  <  2 pin          the lowest rank goes first, within it the least recently used
 

@@ -7,7 +7,7 @@ A tenant that fills the tree evicts its own pages; pages of others stay as long 
     2. leaves of the tenant with the most pages, its sessions' after its ordinary ones
     3. pinned leaves of all tenants
 
-The list covers all leaves without a lease.
+These three groups contain all leaves without a lease.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class TenantShare:
         used: time at which the tenant last found or added a page.
         leaves: leaves of the tenant that are evictable and not pinned.
         entry: the tenant's entry in the order of tenants; None without such leaves.
-        least, most: numbers of pages between which the entry stays valid.
+        least, most: smallest and largest number of pages for which ``entry`` has the right position in the order of
+            tenants.
     """
 
     __slots__ = ("entry", "least", "leaves", "most", "num_pages", "tenant", "used")

@@ -138,9 +138,10 @@ class RadixTree:
             self._join(below if below and whole else node)
 
     def demote(self, node: Node) -> None:
-        """Make the end of a path the least recently used, and each node above it without other child, lease or pin.
+        """Mark the end of a path as least recently used, so that it is evicted first.
 
-        The part of a page below it counts as its end.
+        Each node above it is marked too unless it has another child, a lease or a pin. If a partly filled page (a tail)
+        is below the end of the path, the tail is marked too.
         """
         below = node.only_child()
         leaf = node = below if below and len(below.tokens) < len(below.pages) * self._page_bytes else node
@@ -166,7 +167,7 @@ class RadixTree:
     # Entering pages
 
     def extend(self, node: Node, path: Path, position: int, tokens: bytes, pages: list[int]) -> Extension:
-        """Enter whole pages below ``node``, at which a lease ends, and move the lease to their end.
+        """Insert whole pages below ``node``, at which a lease ends, and move the end of the lease to the last of them.
 
         If the tree has the same tokens already, the given pages are duplicates and are returned as freed.
 
@@ -213,7 +214,7 @@ class RadixTree:
         return child
 
     def add_tail(self, node: Node, path: Path, position: int, tokens: bytes, page: int) -> list[int]:
-        """Enter a partly filled page below ``node``. Returns the pages that are no longer needed.
+        """Insert a partly filled page below ``node``. Returns the pages that are no longer needed.
 
         Args:
             node: a node in the tree, which ``path`` reaches after ``position`` tokens.

@@ -18,8 +18,8 @@ MOST_SIBLINGS = 512
 def tree_view(tree: RadixTree, ends: Iterable[Node], most: int) -> list[Node]:
     """Return up to ``most`` nodes, each after its parent: the paths to ``ends``, then the most recently used.
 
-    A node is used whenever one below it is, so a best-first walk from the root visits nodes by last use. If a node has
-    more than ``MOST_SIBLINGS`` children, the others are left out. The root, which holds no tokens, is left out too.
+    Using a node counts as a use of every node above it, so a best-first walk from the root visits nodes by last use. At
+    most ``MOST_SIBLINGS`` children of a node are returned. The root is left out because it holds no tokens.
 
     Args:
         ends: nodes at which leases end.

@@ -1,7 +1,8 @@
-"""Current tenant: whose request this task or thread works for, as a context variable.
+"""Current tenant: the tenant for whose request this task or thread works, as a context variable.
 
-The server sets the tenant once, where it knows the key. So no call on the way to a shared bound has to pass the tenant
-on, and no call can omit it. Tasks inherit it; a thread gets it by ``contextvars.copy_context().run``.
+The server sets the tenant once, when it has checked the API key. Code that limits what a tenant may use reads it from
+here, so callers need not pass the tenant on and cannot forget to. Tasks inherit the variable; a thread gets it by
+``contextvars.copy_context().run``.
 """
 
 from __future__ import annotations

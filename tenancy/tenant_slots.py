@@ -3,7 +3,7 @@
     tenant a: 9 waiting --+
     tenant b: 1 waiting --+--> the tenant that holds the fewest, of several the one served longest ago --> slots
 
-So a tenant that asks for all of them, and never gives one back, still leaves half of them to others.
+So even if a tenant requests all slots and never releases one, half of the slots are left for others.
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ class TenantThreads:
     """Threads for calls that take long, or never end. Thread-safe.
 
     Args:
-        count: the threads.
-        most_waiting: calls that may wait, parted among tenants in the same way; 0 for no limit.
+        count: number of threads.
+        name: prefix of the threads' names.
+        most_waiting: number of calls that may wait; tenants share it by the same rule as the threads. 0 for no limit.
 
-    Attributes:
-        slots: one for each thread.
+        Attributes:
+        slots: the tenants' turns, with one slot for each thread.
     """
 
     def __init__(self, count: int, name: str, most_waiting: int = 0) -> None:
@@ -31,12 +32,12 @@ class TenantThreads:
         self._threads = ThreadPoolExecutor(count, name)
 
     def submit(self, tenant: str, call: Callable[[], T]) -> Future[T]:
-        """Make a call once the tenant has a turn. Its thread counts as the tenant's until the call ends.
+        """Make a call on a thread as soon as the tenant has a turn, and return the future of its result.
 
-        The result is a ``NoThread`` where no thread can be started for it.
+        The tenant occupies the thread until the call ends. If no thread can be started, the future raises ``NoThread``.
 
         Raises:
-            ShareFull: the tenant has as many calls waiting as it may.
+            ShareFull: the tenant already has as many waiting calls as it may have.
         """
         result: Future[T] = Future()
         turn = self.slots.ask(tenant)
@@ -45,11 +46,11 @@ class TenantThreads:
         return result
 
     async def call(self, tenant: str, call: Callable[[], T]) -> T:
-        """Return what a call does, made as by ``submit`` with the context variables of this task.
+        """Make a call as ``submit`` does, with the context variables of this task, and return its result.
 
         Raises:
-            ShareFull: the tenant has as many calls waiting as it may.
-            NoThread: no thread can be started for it.
+            ShareFull: the tenant already has as many waiting calls as it may have.
+            NoThread: no thread can be started for the call.
         """
         return await wrap_future(self.submit(tenant, partial(copy_context().run, call)))
 

@@ -11,19 +11,21 @@ T = TypeVar("T")
 
 
 class NoThread(Exception):
-    """The system starts no thread for a call, for want of memory or of processes, or the pool is shut down."""
+    """No thread can be started for a call: memory or processes are used up, or the pool is shut down."""
 
 
 def call_on(pool: ThreadPoolExecutor, call: Callable[[], T], result: Future[T] | None = None) -> Future[T]:
-    """Make a call on a thread of a pool. Returns its result, a ``NoThread`` where the pool has and starts no thread.
+    """Make a call on a thread of a pool, and return the future of its result.
 
-    ``ThreadPoolExecutor.submit`` raises then, and keeps the call all the same for a thread that comes later.
+    If the pool has no free thread and cannot start one, the future raises ``NoThread``. In this case
+    ``ThreadPoolExecutor.submit`` itself raises an error, but it keeps the call in its queue, so a thread that is
+    started later could still make it; this function prevents that.
 
     Args:
         result: the future to use; None for a new one.
     """
     made: Future[T] = Future() if result is None else result
-    # Whoever is first takes the lock: the thread that makes the call, or the failure to start one.
+    # The lock is taken once: either by the thread that makes the call, or when starting a thread has failed.
     taken = Lock()
 
     def make() -> None:

@@ -18,9 +18,9 @@ class RowTable:
     """Allocates the rows of the page table and of the sampler's state to sequences.
 
     Attributes:
-        size: number of all rows.
-        free: rows without a sequence; the last one is taken next.
-        owners: the sequence of each row that is in use.
+        size: number of rows.
+        free: indices of rows without a sequence; the last one in the list is taken next.
+        owners: the sequence of each row in use, by the row's index.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,12 +57,12 @@ class AdapterSlots(Protocol):
 
 
 class SlotRequests:
-    """Slots that waiting sequences request in one step.
+    """Device slots for adapters that waiting sequences request in one step.
 
     Args:
-        slots: slots of adapters; None if no sequence has an adapter.
-        most_waiting: number of adapters that may wait for a slot in one step. Adapters on the device may always be
-            requested.
+        slots: slots of adapters; None if the engine has no adapters.
+        most_waiting: number of adapters that may wait for a slot in one step. Adapters that are already on the device
+            may always be requested.
     """
 
     def __init__(self, slots: AdapterSlots | None, most_waiting: int) -> None:
@@ -87,7 +87,7 @@ class SlotRequests:
 def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
     """Load the adapters of the next sequences, even while these sequences wait for rows or pages.
 
-    Each adapter's place in the queue for slots counts from this call, not from the moment at which a row is free.
+    So an adapter's waiting time for a slot counts from this call, not from the moment at which a row is free.
     """
     for adapter, tenant in {sequence.spec.adapter: sequence.spec.tenant for sequence in coming}.items():
         if adapter >= 0:
@@ -148,11 +148,11 @@ def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequen
 def preemption_victims(
     cache: PrefixCache, sequence: Sequence, running: Seq[Sequence], plan: StepPlan
 ) -> list[Sequence]:
-    """Return the running sequences that may be preempted to admit a waiting one, the first to go first.
+    """Return the running sequences to preempt, in this order, until a waiting sequence can be admitted.
 
-    Batch sequences are victims of all other priority classes, the last admitted first. The list is empty if the waiting
-    sequence could not begin even after all victims were preempted: pages would be missing, or running sequences of
-    other classes, such as a long prompt, would use up the budget first.
+    Sequences of the batch class may be preempted for any other priority class, the last admitted first. The list is
+    empty if the waiting sequence could not begin even after all of them were preempted: either pages would still be
+    missing, or running sequences of other classes, such as one with a long prompt, would use up the token budget.
 
     Args:
         plan: plan of the step, in which the running sequences have their tokens.
@@ -173,10 +173,11 @@ def computed_twice(
 ) -> int:
     """Return how many tokens would be computed twice if a sequence began whose prefix another one computes.
 
-    These are whole pages that the running sequence computes, that the waiting one needs too, and that the tree lacks.
-    Sequences that arrive together mostly share all of these pages, so they are counted once for each sequence that
-    could begin in the step. The wait is bounded: the running sequence gets tokens in every step until its prompt is
-    done. A sequence does not wait for one of a later priority class, which may be preempted: the result is 0.
+    These are the tokens of whole pages that a running sequence is computing, that the waiting sequence needs too, and
+    that are not in the tree yet. Sequences that arrive together mostly share all of these pages, so the tokens are
+    counted once for each sequence that could begin in the step. A sequence that waits for such pages waits for a
+    bounded time, because the running sequence gets tokens in every step until its prompt is done. The result is 0 if
+    the running sequence is of a later priority class, because it may be preempted.
 
     Args:
         plan: plan of the step, as far as it is filled.

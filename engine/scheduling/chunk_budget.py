@@ -33,7 +33,7 @@ class PrefillAllowance:
 
     Args:
         cost: predicts the seconds of a chunk.
-        seconds: seconds for all chunks together.
+        seconds: limit on the seconds of all chunks together.
     """
 
     def __init__(self, cost: StepCostModel, seconds: float) -> None:
@@ -70,10 +70,11 @@ class PrefillAllowance:
 
 
 class ChunkBudget:
-    """Sets the ``PrefillAllowance`` of each step, and learns the cost of steps from the steps.
+    """Sets the ``PrefillAllowance`` of each step, and learns the cost of a step from finished steps.
 
     Args:
-        targets: inter-token latency in seconds by the priority class of a stream; a class without one has no limit.
+        targets: target inter-token latency in seconds, by the priority class of a stream; a class without an entry has
+            no limit.
         most: largest number of tokens of a step.
 
     Attributes:
@@ -87,7 +88,7 @@ class ChunkBudget:
         self._cost = StepCostModel()
 
     def begin(self, running: Iterable[tuple[Sequence, int, int]]) -> PrefillAllowance | None:
-        """Return the allowance of a step; None if no stream with a target is in it.
+        """Return the allowance of a step; None if the step has no stream with a target.
 
         Args:
             running: running sequences, each with the start and end of the span that it wants computed. A sequence that
@@ -109,9 +110,10 @@ class ChunkBudget:
 
     @property
     def most_twice(self) -> int:
-        """Most tokens that a step may compute twice so that no sequence waits for a prefix that another one computes.
+        """Most tokens of a prefix that a step may compute twice, so that a sequence need not wait for the other one.
 
-        These tokens take half as long as the fixed cost of a further step; they are at most an eighth of a usual chunk.
+        Computing them takes at most half as long as the fixed cost of a further step, and they are at most an eighth of
+        a usual chunk.
         """
         return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
 
@@ -151,7 +153,7 @@ class TokenLimit:
         self._steps = 0
 
     def halve(self, num_tokens: int) -> bool:
-        """Lower the limit to half of a step's tokens. For a step of one token returns False and changes nothing.
+        """Lower the limit to half of a step's tokens. If the step had one token, return False and change nothing.
 
         The limit may become lower than the number of running sequences; then the sequences admitted last skip steps.
         """
@@ -181,9 +183,9 @@ def slowdown(target: float) -> float:
 
 
 def least_seconds(own: float, usual: float, slower: float) -> float:
-    """Return the seconds of a step for prompts with which they are ``slower`` times slower than in usual chunks.
+    """Return the seconds of prompts in each step with which prompts are ``slower`` times slower than in usual chunks.
 
-    With s seconds for prompts beside ``own`` for streams a prompt takes (own + s) / s for each second of its own; in
-    usual chunks of ``usual`` seconds, (own + usual) / usual.
+    If each step has s seconds of prompts and ``own`` seconds of streams, a prompt needs (own + s) / s seconds of
+    elapsed time for each second of its own work. In usual chunks of ``usual`` seconds it needs (own + usual) / usual.
     """
     return own * usual / (slower * own + (slower - 1) * usual)

@@ -22,13 +22,13 @@ _PROBE_LENGTH = 4  # drafts of such a trial, and while the model's time is unkno
 
 
 class DraftBudget:
-    """Gives drafts to the rows of a step, and learns the cost of drafts from the steps.
+    """Gives drafts to the rows of a step, and learns the cost of drafts from finished steps.
 
     Args:
         proposer: proposes drafts.
         cache: lends the pages of drafts.
         most: largest number of drafts in one step.
-        drafter: runs a draft model; None for none.
+        drafter: runs a draft model; None without a draft model.
         clock: seconds, monotonic.
     """
 
@@ -69,10 +69,12 @@ class DraftBudget:
         plan.draft_gain = choice.gain - self._proposer.tokens_in(plan.draft_seconds, num_rows)
 
     def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
-        """Let the draft model draft for the rows in which its drafts are expected to gain more, if that pays.
+        """Let the draft model draft for the rows in which its drafts are expected to gain more than other drafts.
+
+        The draft model is not run if its expected gain is less than its cost, unless a trial of it is due.
 
         Args:
-            found: proposals of other sources by sequence id, which the draft model's drafts replace.
+            found: proposals of other sources by sequence id; the draft model's drafts replace them.
             left: largest number of drafts of all rows together.
 
         Returns:
@@ -146,8 +148,8 @@ class DraftBudget:
     def _gains_of_model(self, drawing: Seq[Sequence]) -> dict[int, float]:
         """Return, by sequence id, the tokens that drafts of the draft model would have gained in a step without drafts.
 
-        The gain is infinite if the draft model is due for a trial, as only a step that is not planned ahead can have
-        its drafts.
+        A step that is planned ahead cannot have the draft model's drafts. So the gain is infinite if the draft model is
+        due for a trial: then the next step is not planned ahead.
         """
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None:

@@ -1,8 +1,8 @@
-"""Fair queueing: virtual token counters of the service that each tenant has had, in tokens weighted by their cost.
+"""Fair queueing: a virtual token counter for each tenant, of the tokens computed for it, weighted by their cost.
 
 The tenant with the lowest counter is served next: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
-algorithm 2. A tenant that comes back after a pause is lifted to the lowest counter of the waiting ones, without credit
-for the pause. As long as two tenants both have sequences waiting, their counters differ by at most::
+algorithm 2. When a tenant comes back after a pause, its counter is raised to the lowest counter of the waiting tenants,
+so the pause gives it no credit. As long as two tenants both have sequences waiting, their counters differ by at most::
 
     U = max(INPUT_WEIGHT * longest prompt, OUTPUT_WEIGHT * tokens of all running sequences)
 

@@ -1,15 +1,16 @@
 """Scheduler: plans each step (which sequence computes how many tokens) and applies its result to the sequences.
 
-One rule: a sequence has ``num_computed`` tokens in the KV pool and wants all ``num_tokens`` there; a step gives it
-``min(want, budget)``. A decoding sequence wants one token. A new one wants its prompt less the prefix hit (chunked
-prefill). A preempted one wants the tokens that were evicted. The rule is the same for all three; only the order
-differs: single tokens go first, then prompts within the rest of the target inter-token latency (``ChunkBudget``),
-prompts of batches last, then drafts.
+One rule applies to all sequences: a sequence has ``num_computed`` tokens in the KV pool and needs all ``num_tokens``
+there; a step computes the missing tokens, as far as the budget allows. A decoding sequence misses one token. A new
+sequence misses its prompt without the prefix hit (chunked prefill). A preempted sequence misses the tokens that were
+evicted. The budget is given out in this order: single tokens; prompts, within the rest of the target inter-token
+latency (``ChunkBudget``), those of batch sequences last; drafts.
 
-Overlap scheduling: a step may be planned while the one before is in flight. Each row of the step in flight draws a
-token, so the row's next input is "the token drawn before". If its sequence turns out to have ended, the row's result in
-the next step is ignored. The next owner of the released pages writes them in a later step. Drafts, and the choice of
-sequences to preempt, wait for the tokens.
+Overlap scheduling: a step may be planned while the step before it is in flight. If a row of the step in flight draws a
+token, the row's input in the new step is a reference to that token, whose value is not known yet. If the sequence turns
+out to have ended with that token, the row's result in the new step is ignored. Its pages are released, and their next
+owner writes them only in a later step. Drafts, and the choice of sequences to preempt, need the values of the tokens
+and so are not planned ahead.
 
 Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. Victims
 are taken from the last class, the sequence admitted last first. Batch sequences are also preempted to admit a sequence
@@ -70,14 +71,14 @@ class Scheduler:
         cache: pages and tree.
         max_num_seqs: number of rows, the limit on running sequences.
         max_num_batched_tokens: limit on the tokens in one step.
-        stats: counters to write to.
+        stats: counters, which the scheduler updates.
         slots: slots of adapters; None without adapters.
         drafts: gives drafts to rows; None without drafts.
-        target_itl: inter-token latency in seconds by priority class; a class without one has no limit.
-        target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.
+        target_itl: target inter-token latency in seconds by priority class; a class without an entry has no limit.
+        target_ttft: target time to first token in seconds by priority class; a class without an entry has no deadlines.
         clock: seconds, monotonic.
 
-    Attributes:
+        Attributes:
         session_pins: soft pins of sessions and prompts.
         slow_masks: fills the masks for which steps do not wait.
     """
@@ -140,8 +141,9 @@ class Scheduler:
     def capacity(self) -> dict[str, float]:
         """Return the quantities on which a new sequence's wait depends, as gauges by name.
 
-        ``rows_usable`` is the number of rows for which there are pages. Rates of prompts are upper bounds. A prompt of
-        ``prefill_short_tokens`` overtakes longer ones: it fits into the half of a step that longer prompts leave free.
+        ``rows_usable`` is the number of rows for which there are pages. The rates of prefill are upper bounds. A prompt
+        of at most ``prefill_short_tokens`` tokens overtakes longer ones, because it fits into the half of a step that
+        longer prompts leave free.
         """
         is_short = any(lacks_pages(self._cache, each, self._running) for each in self._queue.head(1))
         return {
@@ -154,7 +156,7 @@ class Scheduler:
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is in use.
 
-        The matcher stands at the beginning of the output, even if another engine has generated tokens of it.
+        The matcher is in the state before the first output token, even if another engine has already generated tokens.
         """
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
@@ -210,7 +212,7 @@ class Scheduler:
         """Drop the steps in flight, for which the device had no memory, and return all running sequences to the queue.
 
         The sequences resume from the tokens that earlier steps have computed. Later steps have at most half as many
-        tokens. If the number cannot be halved, the largest sequence of the steps fails, so that the others can
+        tokens. If the steps had a single token, the largest sequence in them fails instead, so that the others can
         continue.
 
         Returns:
@@ -294,11 +296,11 @@ class Scheduler:
         return batch
 
     def _can_plan_ahead(self, step: StepPlan, plan: StepPlan) -> bool:
-        """Return whether the next step can be planned before the tokens of the one in flight are known.
+        """Return whether the next step is to be planned before the tokens of the step in flight are known.
 
-        It cannot if the step in flight has drafts, as the number of accepted drafts is unknown. It is not planned
-        either if drafts are likely to save more time than overlap, or if a sequence might have to be preempted: for
-        pages, for an admission, or for its rotary embedding.
+        It cannot be planned if the step in flight has drafts, because the number of accepted drafts is unknown. It is
+        not planned either if drafts are likely to save more time than overlap, or if a sequence might have to be
+        preempted: to free pages, to admit another sequence, or because its rotary embedding changes.
         """
         switches = any(each.num_tokens >= each.rope_switch for each in self._running)
         if switches or any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():

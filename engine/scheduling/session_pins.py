@@ -4,13 +4,15 @@ Pins take no memory from a running sequence. Pinned pages count as available and
 pages are evicted before the pages of its sessions; prompts pinned by request are evicted after the pages of all tenants
 (``radix.tenant_eviction``). So a sequence that fits the pool alone is always admitted.
 
-Both are bounded, so that one tenant cannot push out all that others have in the cache::
+Both kinds of pins are limited, so that one tenant cannot evict everything that others have in the cache::
 
-    sessions    4,096, with half of the pool; beyond it the tenant with the most of them loses its oldest. A call that
-                takes more alone is not pinned. Of a tenant, 256 with a quarter of the pool may be kept for longer than
-                ``SESSION_SECONDS``; a call beyond it is kept for that time
-    prompts     256 a tenant, with a quarter of the pool, and half of it for all; a longer one is cut to what is left.
-                Several beginnings of one prompt may be pinned, each for a time of its own
+    sessions    at most 4,096 in all, which hold at most half of the pool. Beyond a limit, the tenant with the most
+                sessions loses its oldest one. A call that needs more than half of the pool is not pinned. A tenant may
+                keep at most 256 sessions, with a quarter of the pool, for longer than ``SESSION_SECONDS``; further ones
+                are kept for ``SESSION_SECONDS``.
+    prompts     at most 256 for each tenant, which hold at most a quarter of the pool; prompts of all tenants hold at
+                most half of it. A longer prompt is pinned up to the limit. Several prefixes of one prompt may be
+                pinned, each for its own time.
 """
 
 from __future__ import annotations
@@ -133,7 +135,8 @@ class SessionPins:
         """Pin the cached pages of a session's last call, in place of the pages of the call before.
 
         Args:
-            seconds: seconds for which the session asks; beyond its tenant's share it has ``SESSION_SECONDS`` at most.
+            seconds: requested duration of the pin; shortened to ``SESSION_SECONDS`` if the tenant's share of longer
+                pins is used up.
         """
         name = tenant, session
         if name in self._sessions:

@@ -16,11 +16,11 @@ NICENESS, REPLAY_NICENESS = 15, 5
 
 
 class SlowMasks:
-    """Fills slow masks ahead of their step.
+    """Fills masks that take long on a thread of its own, so that steps do not wait for them.
 
     An ordinary mask is filled during the forward pass of its step, and the step waits for it. If a sequence's last mask
-    took long, its next mask begins as soon as the tokens before it are known, and the sequence skips steps until the
-    mask is ready.
+    took long, filling its next mask begins as soon as the tokens before it are known, and the sequence skips steps
+    until the mask is ready.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class SlowMasks:
             pool.submit(int)
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepPlan] = ()) -> None:
-        """Begin the next mask of a sequence if it is likely to take long.
+        """Begin to fill the next mask of a sequence if that is likely to take long.
 
         Args:
             sequence: a waiting or running sequence.

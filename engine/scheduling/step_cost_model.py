@@ -3,9 +3,9 @@
     seconds = base + a * decode tokens + b * context that they read + c * prefill tokens + d * prefill pairs
 
 An extended Kalman filter learns the logarithms of the coefficients, so that coefficients stay positive and errors are
-relative. Two things may change: the speed of the machine, which changes all coefficients together, and a single
-coefficient, in so far as steps spend time on it. So the first step scales all coefficients, and a few chunks separate
-them. A thousand decode steps later, the cost of prefill is still known as well as before.
+relative. The filter allows for two kinds of change: of the machine's speed, a factor common to all coefficients; and of
+single coefficients, as far as steps spend time on them. So the first step corrects the common factor, and a few chunks
+suffice to tell the coefficients apart. A thousand decode steps do not make the known cost of prefill less certain.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..batch import Batch
 
 # Coefficients before the first step, in seconds: those of a slow machine.
 _PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
-# Variances of logarithms: the prior's, for the factor common to all coefficients and for each coefficient; the growth
-# of both from step to step; and the variance of the time of a step.
+# Variances of logarithms. The first two are those of the common factor and of each coefficient before the first step,
+# the next two the amounts by which these variances grow in each step, the last one that of the measured time of a step.
 _COMMON, _OWN = 25.0, 1.0
 _COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
 _NOISE = 0.1**2

@@ -1,12 +1,12 @@
 """Queue of one tenant in one priority class: by arrival and prefix hit, or by the deadline of the first token.
 
-Without a target for the time to first token, the next sequence is the one of the first few that has the longest prefix
-hit; a sequence that ``MAX_OVERTAKEN`` others have overtaken is not overtaken again.
+Without a target for the time to first token, the next sequence is the one with the longest prefix hit among the first
+few of the queue. A sequence that ``MAX_OVERTAKEN`` others have overtaken is not overtaken again.
 
-With a target, the next sequence is the one that must begin first: the one with the earliest deadline less the time of
-its own prompt. A sequence that can no longer meet its target is late. It would only make others late too, so sequences
-on time go before it. To prevent starvation, each ``LATE_TURN``-th admission goes to a late sequence, and so do all
-admissions while no sequence is on time.
+With a target, the next sequence is the one that must begin first: the time of its prompt is subtracted from its
+deadline, and the earliest result counts. A sequence that can no longer meet its target is late. It would only make
+others late too, so sequences on time go before it. To prevent starvation, each ``LATE_TURN``-th admission goes to a
+late sequence, and so do all admissions while no sequence is on time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Cached = Callable[[Sequence], int] | None
 
 @dataclass(slots=True)
 class WaitingEntry:
-    """A sequence in the queue or, between its admission and its end, a record of how long it waited.
+    """A sequence in the queue. Between its admission and its end, the entry keeps how long the sequence waited.
 
     Attributes:
-        priority: the class in which it waits.
-        since: time at which it began to wait, moved back by the length of its earlier waits.
-        waited: seconds until it was last admitted.
+        priority: the priority class in which it waits.
+        since: time at which it began to wait, less the seconds of its earlier waits.
+        waited: seconds of all its waits up to its last admission.
         num_overtaken: sequences of its tenant and class that came later and were admitted before it.
         latest_start: latest time at which it can begin and meet its target; -inf without a target.
     """
@@ -123,10 +123,10 @@ class Reader:
 
 
 class _ReadAhead:
-    """Iterates over the entries of a FIFO in order; the entries popped so far may leave the FIFO meanwhile.
+    """Iterates over the entries of a FIFO in order; entries that were yielded may leave the FIFO meanwhile.
 
-    The FIFO is read only as far as entries are asked for, twice as far each time: a step looks at the first few of
-    thousands of entries.
+    A step looks only at the first few of thousands of entries, so the FIFO is read only as far as necessary: each
+    further read returns twice as many entries as the one before.
     """
 
     def __init__(self, fifo: OrderedDict[int, WaitingEntry]) -> None:

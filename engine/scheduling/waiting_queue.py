@@ -4,8 +4,8 @@
     |- tenant          the tenant with the lowest token counter (``fairness.TokenCounters``)
        |- sequence       by prefix hit, or by the deadline of its first token (``tenant_queue.TenantQueue``)
 
-A priority class comes before all later ones, so each level needs a bound against starvation. A sequence that has waited
-for ``PATIENCE``, earlier waits included, moves to the first class. Among tenants the token counters prevent starvation.
+A priority class is served before all later ones, which could starve. So a sequence that has waited for ``PATIENCE``
+seconds, earlier waits included, moves to the first class. Among tenants, the token counters prevent starvation.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class WaitingQueue:
     Args:
         cached: returns how many tokens of a sequence are in the prefix cache now; None without a cache.
         clock: seconds, monotonic.
-        target_ttft: time to first token in seconds by priority class; a class without one has no deadlines.
-        prefill_seconds: returns a lower bound of the seconds for a prompt of a number of tokens.
+        target_ttft: target time to first token in seconds by priority class; a class without an entry has no deadlines.
+        prefill_seconds: returns a lower bound of the seconds that the prefill of a number of tokens takes.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WaitingQueue:
         """Move sequences that have waited for too long to the first priority class.
 
         Returns:
-            These sequences: the caller sets their ``priority``.
+            The moved sequences. The caller must set their ``priority``, because the queue does not write sequences.
         """
         now = self._clock()
         promoted = []
