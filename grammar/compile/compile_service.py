@@ -2,9 +2,9 @@
 
 No grammar library limits its own work, and a thread cannot be stopped. So a grammar is compiled in a worker process
 with limits on processor time and memory; a worker that exceeds either is killed and replaced. If the machine gives a
-worker no processor time, or kills it when memory is short, this does not count against the grammar: the compile
-continues or is repeated, and if it fails in the end, the client may try again. Workers yield the cores to the engine,
-unless they would then get none. A tenant may use at most as many workers and places in the queue as it leaves free for
+worker no processor time, or kills it when memory is short, the grammar is not refused: the compile continues or is
+repeated, and if it fails in the end, the client may try again. Workers use only processor time that the engine leaves,
+unless the engine leaves none. A tenant may use at most as many workers and places in the queue as it leaves free for
 others. Results and errors are cached by content; beyond the limit, entries of the tenant with the most bytes are
 evicted first. Requests for a grammar that is being compiled share one future.
 """
@@ -39,8 +39,8 @@ logger = logging.getLogger("rootgraft.grammar")
 
 ERROR_BYTES = 1_024
 MAX_OBSERVATIONS = 4_096
-# Seconds after which a compile that took too much processor time may be tried again. The limit may have been exceeded
-# only because of other work on the machine, which can double the processor time of a compile.
+# Seconds after which a grammar whose compile took too much processor time may be compiled again. Other work on the
+# machine can double the processor time of a compile, so the limit may have been exceeded because of it.
 RETRY_SECONDS = 60.0
 # Number of workers that may end, one after the other, while they compile one grammar.
 MOST_TRIES = 2
@@ -65,7 +65,7 @@ class CompileStats:
         stopped: compiles ended by the time limit, by the memory limit or by a crash.
         pending: compiles waiting or in flight.
         cached: entries in the cache.
-        cached_bytes: their estimated size, with what the vocabulary's cache holds for all of them.
+        cached_bytes: estimated size of these entries and of the vocabulary's cache, which they share.
     """
 
     hits: int = 0
@@ -123,7 +123,7 @@ class CompileService:
         cache_bytes: int = 256 << 20,
         most_pending: int = 256,
     ) -> None:
-        """Start a worker that yields and one that does not; others start on demand.
+        """Start a worker that yields (see `WorkerHandle`) and one that does not; others start on demand.
 
         Args:
             workers: largest number of compiles at a time, of yielding workers, and of workers that do not yield.
@@ -156,7 +156,7 @@ class CompileService:
             tenant: tenant whose share of workers and queue the compile uses; "" if there is only one tenant.
 
         Raises:
-            CompileQueueFull: too many compiles are pending, of this tenant or in all.
+            CompileQueueFull: too many compiles are pending, for this tenant or in total.
         """
         with self._lock:
             entry = self._entries.get(spec.key)
@@ -265,7 +265,7 @@ class CompileService:
         return CompiledGrammar(GrammarArtifact.decode(body[1:]), self._vocabulary)
 
     def _compiled_by(self, workers: WorkerPool[WorkerHandle], spec: GrammarSpec) -> bytes:
-        """Return a worker's answer.
+        """Return a worker's answer to a compile.
 
         Raises:
             WorkerStarved: the worker got no processor time.
@@ -345,7 +345,7 @@ def compile_workers(vocabulary: Vocabulary, workers: int, *, yields: bool) -> Wo
 def _lower_priority() -> None:
     """Raise this thread's niceness, so that loading large grammars delays the engine's threads less.
 
-    The policy SCHED_IDLE is not used: such a thread could hold the interpreter's lock while it gets no core.
+    The policy SCHED_IDLE is not used, because such a thread could hold the interpreter's lock while it gets no core.
     """
     # On other systems than Linux the niceness applies to the whole process.
     if sys.platform == "linux":

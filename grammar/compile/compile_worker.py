@@ -1,12 +1,14 @@
 """Compile worker process: compiles one grammar at a time under limits on time and memory.
 
-Frames both ways are a 4-byte length and a body; a body's first byte is its kind. The vocabulary comes first. For each
-grammar the answer is `STARTED`, once everything that it needs is imported, then `DONE` or `REFUSED`.
+Frames in both directions are a 4-byte length and a body; the first byte of an answer's body is its kind. The first
+frame to the worker is the vocabulary, the others are grammars. The worker answers each grammar with `STARTED` when
+everything that the compile needs is imported, and then with `DONE` or `REFUSED`.
 
-The engine computes on every core, so each time slice of a compile delays a step of all streams. Workers of the class
-SCHED_IDLE avoid that (`worker_handle.WorkerHandle`). Where they would starve, niceness has to do; on Linux it belongs
-to a thread and, without privileges, can only be raised. So each grammar is compiled on a thread of its own, which
-raises its niceness once it has used the processor time of a small grammar.
+The engine computes on every core, so each time slice of a compile delays a step of all streams. Workers with the
+scheduling class SCHED_IDLE avoid this (`worker_handle.WorkerHandle`). If they get no processor time, workers with a
+higher niceness are used. On Linux niceness belongs to a thread and, without privileges, can only be raised. So each
+grammar is compiled on a thread of its own, whose niceness is raised once it has used the processor time that a small
+grammar needs.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from ..vocabulary import Vocabulary
 
 READY, STARTED, DONE, REFUSED = b"r", b"s", b"d", b"e"
 MAX_FRAME = 1 << 30
-# Niceness, relative to the engine, of the process, of loading the modules that compiles need, and of a compile after
-# ``PROMPT_SECONDS`` of processor time. The resulting weights are a third, a tenth and a 28th of the weight of the
-# engine's threads, so that each makes progress even if these threads never sleep.
+# Niceness above the engine's: of the worker process; of loading the modules that compiles need; and of a compile that
+# has used ``PROMPT_SECONDS`` of processor time. The scheduler then gives them a third, a tenth and a 28th of the weight
+# of an engine thread, so that they make progress even if the engine's threads never sleep.
 NICE, LOADING_NICE, COMPILING_NICE = 5, 10, 15
 MOST_NICE = 19
 PROMPT_SECONDS = 0.01
@@ -81,10 +83,11 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def main(is_first: bool) -> None:
-    """Serve until the input is closed.
+    """Compile the grammars that arrive on standard input until it is closed.
 
     Args:
-        is_first: gets ready at the priority that it was started with, which it lowers then.
+        is_first: whether this is the first worker, without which nothing can be compiled. It loads its modules at the
+            priority with which it was started, and lowers its priority afterwards.
     """
     end_with_parent(int(sys.argv[1]))
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer

@@ -22,8 +22,9 @@ from ..vocabulary import Vocabulary
 
 # A vocabulary of 128k tokens needs more items for a mask than the library grants by default.
 _PARSER_LIMITS = llguidance.LLParserLimits(verbose_errors=False, step_max_items=500_000)
-# After an answer has met a limit, one of its masks may take ten times the work, some 150 ms. The limit on the lexer's
-# states is unchanged, as states take memory; a lexer that is built again begins without states.
+# Limits for an answer that has exceeded one of the limits above. Its masks may take ten times the work, about 150 ms
+# each. The limit on the lexer's states is unchanged because states take memory; the lexer is built again, and begins
+# without states.
 _LARGER_LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
     step_max_items=5_000_000,

@@ -1,4 +1,4 @@
-"""The grammar compiler: from a spec to an artifact, in this process and without a limit on time or memory.
+"""Grammar compiler: converts a spec to an artifact, in this process and without a limit on time or memory.
 
 A server compiles through `compile_service`, which runs `lower` in a process that can be killed.
 """
@@ -30,8 +30,9 @@ from ..vocabulary import Vocabulary
 from . import dry_run
 from .compiled_grammar import CompiledGrammar
 
-# Native memory that llguidance takes for a grammar as it is loaded, and for each character of its source: by glibc's
-# count over 60 published schemas, to 4 %. Sources that describe few terminals take less, and answers some more.
+# Native memory that llguidance takes to load a grammar: for any grammar, and for each character of its source. Measured
+# with glibc's counters over 60 published schemas, with an error of 4 %. Sources with few terminals take less; the
+# states that answers add are not included.
 _LEAST_BYTES, _BYTES_PER_CHARACTER = 64 << 10, 60
 _WHY = "error:"
 _NOISE = re.compile(r"^at \d+\(\d+\): |\[\d\d:\d\d:\d\d\] |/\S+?:\d+: |Check failed: ")

@@ -3,9 +3,10 @@
 Masks take long if the backend's lexer has many states: with repeats of large counts, complements and intersections of
 long expressions, or many alternatives. A schema's grammar without any of these gets one short walk.
 
-All streams wait for the slowest mask of a step, search for an end and drafts included. Of 300 schemas in use the
-slowest takes 1 ms with 49,152 tokens and 5 ms with 131,072, so grammars that are much slower are refused. A busy
-machine must not cause a refusal: a walk with a slow mask is repeated, and the least time of each mask counts.
+All streams wait for the slowest mask of a step, including its search for an end of the answer and its drafts. The
+slowest mask of 300 schemas in use takes 1 ms with a vocabulary of 49,152 tokens and 5 ms with 131,072. So grammars that
+are much slower are refused. A busy machine must not cause a refusal, so a walk with a slow mask is repeated, and the
+least time of each mask counts.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ TOKENS = 32
 FEW_TOKENS = 8
 # Token budget of the last walk, small enough that it searches for an end.
 BUDGET = 200
-# Processor time of a mask and of the draft after it. No other row waits for one that takes so long (`Matcher.is_slow`),
-# and harmless searches for an end take up to 30 ms, more on a busy machine.
+# Limit on the processor time of a mask and of the draft after it. Harmless searches for an end take up to 30 ms, and
+# more on a busy machine, so the limit is well above that. Other rows of a step do not wait for a mask that takes so
+# long (`Matcher.is_slow`).
 MAX_MASK_SECONDS = 0.08
-# Number of walks in which a mask must exceed the limit to be refused. Processor time is not that of the mask alone: on
-# a busy machine it includes page faults, cold caches, and time that the host gave to other machines.
+# Number of walks in which a mask must exceed the limit for its grammar to be refused. On a busy machine the measured
+# processor time also includes page faults, cold caches, and time that the host gave to other virtual machines.
 MAX_SLOW_TIMES = 3
 # A walk ends at the first mask that has not been below the limit yet, so each such mask costs a walk.
 MAX_REPEATED_WALKS = 16
@@ -62,8 +64,8 @@ class _Walk(NamedTuple):
 
     Attributes:
         seed: seed of the random tokens.
-        tokens: the most tokens that are drawn.
-        budget: tokens within which the answer must end; None for no such limit.
+        tokens: largest number of tokens that are drawn.
+        budget: number of tokens within which the answer must end; None for no limit.
     """
 
     seed: int
@@ -91,8 +93,8 @@ def check_search(
 ) -> float:
     """Walk an answer within a budget that needs searches for an end. Returns the seconds of the slowest mask.
 
-    The shortest answer of the grammar must be known, as it is when the grammar is served: looking for it takes longer
-    than any search that follows.
+    The shortest answer of the grammar must be known, as it is when the grammar is served. Finding it takes longer than
+    any search that follows.
 
     Raises:
         DryRunError: as ``check``.
@@ -173,10 +175,13 @@ def _is_large(repeat: re.Match[str]) -> bool:
 def _walk(
     matcher: Matcher, vocabulary: Vocabulary, walk: _Walk, least: list[float], clock: Callable[[], float]
 ) -> int | None:
-    """Walk an answer up to the first mask that was never within the limit. Returns its step, None if there is none.
+    """Walk an answer up to the first mask that was over the time limit in every walk so far.
 
     Args:
-        least: the fewest seconds of each mask so far, updated.
+        least: the least seconds of each mask in all walks so far; updated.
+
+    Returns:
+        The index of this mask; None if there is none.
     """
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     rng = random.Random(walk.seed)

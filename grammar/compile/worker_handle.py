@@ -14,20 +14,20 @@ from threading import Event
 from ..vocabulary import Vocabulary
 from .compile_worker import MAX_FRAME, NICE, READY, STARTED, encode_vocabulary
 
-# Processor time in which a worker gets ready, or takes or sends a frame. No limit is by the clock, as a busy machine
-# would exceed it.
+# Limit on the processor time that a worker takes to get ready, or to read or write a frame. No limit is one of elapsed
+# time, because on a busy machine any worker could exceed it.
 START_SECONDS = 120.0
-# A worker that gets no processor time at all for so long hangs.
+# A worker that uses no processor time at all for so many seconds counts as hanging.
 STUCK_SECONDS = 120.0
-# Signals by which a process ends itself: those of memory that cannot be had, of a stack that is full, of a bug.
+# Signals by which a process ends itself: after a failed allocation, a stack overflow or a bug.
 _OWN_SIGNALS = frozenset((signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-# A worker that yields is starved if it gets less than the first in processor time within the second in seconds.
+# A worker that yields is starved if it gets less than `FEWEST_SECONDS` of processor time in `HUNGRY_SECONDS`.
 FEWEST_SECONDS, HUNGRY_SECONDS = 0.01, 0.2
-# A longer time between two looks at a worker counts as this: this process stood still meanwhile, and so may the worker
-# have, as when the container or the machine is paused.
+# Limit on the seconds that count between two checks of a worker. If more have passed, this process did not run, for
+# example because the container or the machine was paused, and perhaps the worker did not run either.
 MOST_BETWEEN_LOOKS = 1.0
-# The worker lowers its priority before it imports anything. It stays in the session of its parent: where the kernel
-# groups processes by session (autogroup), a scheduling class counts only within one.
+# The worker lowers its priority before it imports anything. It is not started in a session of its own: if the kernel
+# groups processes by session (autogroup), a scheduling class has an effect only within a session.
 _YIELD = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 _STEADY = f"import os; os.nice({NICE})"
 _SERVE = "from rootgraft.grammar.compile.compile_worker import main; main({is_first})"
@@ -51,11 +51,11 @@ class WorkerStarved(Exception):
 
 
 class WorkerProcess:
-    """One worker process, ready for jobs. It ends with the thread that has started it, whatever it is doing.
+    """One worker process, ready for jobs. It is killed when the thread that started it ends.
 
     Attributes:
         yields: whether the worker yields, see `WorkerHandle`.
-        num_jobs: jobs begun.
+        num_jobs: number of jobs begun so far.
     """
 
     yields = False
@@ -64,12 +64,12 @@ class WorkerProcess:
         """Start a worker and wait until it is ready.
 
         Args:
-            code: statements of Python that the process runs.
-            hello: body of the first frame, which it answers with `READY`.
-            ending: once it is set, waits for the worker end as if it had died.
+            code: Python statements that the process runs.
+            hello: body of the first frame, which the process answers with `READY`.
+            ending: event that ends all waits for the worker with `WorkerDied`; None for no such event.
 
         Raises:
-            WorkerDied: if it does not start.
+            WorkerDied: the worker does not start.
         """
         self._ending = ending or Event()
         self.num_jobs = 0
@@ -99,12 +99,12 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def run(self, job: bytes, seconds: float) -> bytes:
-        """Return the answer to a job, as the worker sent it.
+        """Send a job to the worker, and return the body of its answer.
 
         Raises:
-            WorkerTimeout: if the worker takes more than `seconds` of processor time after it has started the job.
-            WorkerDied: if the worker ends.
-            WorkerStarved: if it yields and makes no progress.
+            WorkerTimeout: the worker takes more than `seconds` of processor time after it has started the job.
+            WorkerDied: the worker ends.
+            WorkerStarved: the worker yields and makes no progress.
         """
         self.num_jobs += 1
         self._send(job, starves=self.yields)
@@ -208,9 +208,10 @@ class WorkerProcess:
 class WorkerHandle(WorkerProcess):
     """One worker process, ready to compile.
 
-    A worker that *yields* is of the class SCHED_IDLE: it runs on cores with nothing else to do and is preempted at
-    once. In any other class a worker delays a step of the engine by a slice of 4 ms each time that its share of a core
-    is due. Where no core is ever idle a worker that yields makes no progress: see `WorkerStarved`.
+    A worker that *yields* has the scheduling class SCHED_IDLE: it runs only on cores that are otherwise idle, and is
+    preempted at once. A worker of any other class delays a step of the engine by a time slice of 4 ms whenever the
+    scheduler gives it its share of a core. If no core is ever idle, a worker that yields makes no progress; then
+    `WorkerStarved` is raised.
     """
 
     def __init__(
@@ -219,12 +220,12 @@ class WorkerHandle(WorkerProcess):
         """Start a worker and wait until it is ready, which may take long if it yields.
 
         Args:
-            is_first: without it no grammar can be compiled: one that does not yield gets ready at the engine's
-                priority.
-            ending: once it is set, waits for the worker end as if it had died.
+            is_first: whether this is the first worker, without which nothing can be compiled. If it does not yield, it
+                gets ready at the engine's priority.
+            ending: event that ends all waits for the worker with `WorkerDied`; None for no such event.
 
-        Raises:
-            WorkerDied: if it does not start.
+            Raises:
+            WorkerDied: the worker does not start.
         """
         self.yields = yields
         priority = _YIELD if yields else "pass" if is_first else _STEADY

@@ -1,7 +1,7 @@
 """Pool of worker processes: started on demand, acquired for one job at a time, and replaced.
 
-Starting a worker takes a second or two, as it imports the libraries and loads the vocabulary. So `acquire` has another
-one started while all are busy, and returns whichever is free first.
+Starting a worker takes a second or two, because it imports the libraries and loads the vocabulary. So if all workers
+are busy, `acquire` starts another one, and returns the first worker that is ready.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WorkerPool(Generic[W]):
     """Workers of one kind; either all of them yield or none. The first one is started at once. Thread-safe.
 
     Args:
-        start: starts a worker, given whether it is the first, and the event that ends waits for it. Raises WorkerDied.
+        start: starts a worker, given whether it is the first and the event that ends waits for it. Raises WorkerDied.
         most: largest number of workers at one time.
         yields: whether the workers yield.
     """
@@ -57,8 +57,8 @@ class WorkerPool(Generic[W]):
         """Return a free worker, which must be released or discarded.
 
         Raises:
-            WorkerStarved: if workers yield, and none is ready because those that start make no progress.
-            WorkerDied: if none can be started, or the pool is closed.
+            WorkerStarved: the workers yield, and none is ready because the starting ones make no progress.
+            WorkerDied: no worker can be started, or the pool is closed.
         """
         with self._changed:
             self._waiting += 1

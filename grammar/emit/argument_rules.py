@@ -1,7 +1,8 @@
 """Argument rules: the arguments of a call in a style other than JSON, from the schema of the function's parameters.
 
-XML styles write a string without escapes up to a mark, so the terminal of such a string includes the mark: if a
-parameter accepts strings and other values, the lexer distinguishes them by the whole value.
+In XML styles a string is written without escapes and ends at a mark such as a closing tag. The mark is part of the
+string's terminal, so that for a parameter that accepts strings and other values, the lexer distinguishes them by the
+whole value.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class ArgumentGrammar(NamedTuple):
 
     Attributes:
         start: expression of the arguments.
-        rules: bodies by name, to be added to the grammar around it.
-        grammars: Lark grammars by name, of values that are JSON.
-        texts: short texts of its parts, for closing within the budget.
+        rules: bodies of rules by name, to be added to the grammar that contains the arguments.
+        grammars: Lark grammars of JSON values, by name.
+        texts: short texts of the grammar's parts, for closing within the budget.
         ends: texts that complete the arguments from the middle, or the beginning, of a parameter's value.
         entries: languages of the containers whose entries are remembered, in the order of their numbers.
         has_memory: whether a memory of the written values, not the grammar, excludes some repetitions.
@@ -151,8 +152,8 @@ class _Arguments(ABC):
         tail = f"({comma} {extra})*" if extra else '""'
         options: list[str] = [f"{extra} ({comma} {extra})*"] if extra else []
         for index, field in reversed([*enumerate(fields)]):
-            # Each parameter gets a rule for the rest, because the text would otherwise grow with the square of their
-            # number.
+            # Each parameter gets a rule for all parameters after it. Without these rules the text of the grammar would
+            # grow with the square of the number of parameters.
             name = self.rules.define(f"{self.rules.prefix}p{self._num_objects}_{index}", tail)
             options = [f"{field.rule} {name}"] if field.required else [f"{field.rule} {name}", *options]
             item = f"{comma} {field.rule} {name}"
@@ -350,7 +351,6 @@ def python_arguments(analysis: Analysis, first_entry: int | None = None) -> Pyth
     Args:
         analysis: analysis of the function's schema.
         first_entry: as in `to_lark`.
-
 
     Raises:
         GrammarError: the schema is unsatisfiable, or this style cannot express it.

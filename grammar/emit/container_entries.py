@@ -29,7 +29,7 @@ def item_language(rules: LarkRules, conj: Conj) -> EntryLanguage:
     """Return the language of the items of an array.
 
     Raises:
-        GrammarError: if they are too complex to follow.
+        GrammarError: the items are too complex for automata.
     """
     words: dict[str, None] = {}
     numbers: list[StringAutomaton] = []
@@ -51,7 +51,7 @@ def key_language(rules: LarkRules, objects: Objects, listed: Iterable[str]) -> E
     """Return the language of the unlisted keys of an object; None if each beginning of a key has infinitely many ends.
 
     Raises:
-        GrammarError: if they are too complex to follow.
+        GrammarError: the keys are too complex for automata.
     """
     found = _unlisted(rules, objects, listed)
     if found is None:

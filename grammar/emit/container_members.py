@@ -4,7 +4,7 @@ An object writes its listed properties in the order of the schema, then the othe
 
     "{" a ("," b)? "," c ("," extra)* "}"
 
-Where the number of properties or of matching items is limited, rule names include the count so far.
+If the number of properties or of matching items is limited, rule names include the count so far.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ MAX_DISTINCT = 64
 
 
 def check_distinct(rules: LarkRules, root: Conj) -> None:
-    """Check that arrays with remembered items are possible at their positions.
+    """Check that the matcher may remember the items of arrays that must be distinct.
 
-    If another array is possible at the same place, and the text distinguishes the two too late, the items of both must
-    be distinct, which is recorded as a narrowing.
+    If the schema permits another array at the same place, and the text shows only later which of the two it is, the
+    items of the other array must be distinct too. This is recorded as a narrowing.
 
     Raises:
-        GrammarError: a memory of the items could end at a place where the other array cannot.
+        GrammarError: the memory cannot tell which of two arrays an item belongs to, although only one of them may end
+            or continue there.
     """
     if rules.entries is None or not rules.entries.distinct:
         return

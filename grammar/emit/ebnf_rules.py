@@ -19,7 +19,8 @@ _NAME = re.compile(r"([\w.-]+)\s*::=")
 def check_ebnf(text: str) -> None:
     """Raise GrammarError for a rule that the root reaches and that derives no finite text.
 
-    A text that is no grammar, or has a format of later versions of the library, is left to the compiler.
+    A text that is not a valid grammar, or is in a format of later versions of the library, is not checked here: the
+    library's own compiler reports its faults.
     """
     import xgrammar
 

@@ -20,8 +20,9 @@ from ..regex.charset import json_string
 from ..regex.string_automaton import START, StringAutomaton
 from ..schema.constraints import Arrays
 
-# In the grammar a container whose entries are remembered has a second spelling, which no text can have: `ENTRIES`, its
-# number and a semicolon. A part of a text that is JSON begins with the number `JSON_PART`.
+# The grammar admits a container whose entries are remembered also in a second spelling, which never occurs in answers:
+# `ENTRIES`, the container's number and a semicolon. The matcher uses it to find out whether the container may begin.
+# The number `JSON_PART` stands for the beginning of JSON within other text.
 ENTRIES = b"\x03"
 JSON_PART = 0
 # Largest number of spellings of numbers that are tried.
@@ -39,12 +40,12 @@ class EntryLanguage:
     """The entries of one container.
 
     Attributes:
-        words: the possible words among null, true and false.
+        words: those of null, true and false that are possible entries.
         numbers: automata of the spellings of numbers.
-        strings: automata of strings; a string may match several.
-        has_containers: whether arrays or objects are possible.
-        has_limited: whether some arrays or objects have limited size, so that a container may use up all their values.
-        of_keys: whether the entries are the keys of an object, not the items of an array.
+        strings: automata of strings; a string may match several of them.
+        has_containers: whether entries may be arrays or objects.
+        has_limited: whether some of these arrays or objects have finitely many values, all of which may be used up.
+        of_keys: whether the entries are the keys of an object; otherwise they are the items of an array.
     """
 
     words: tuple[str, ...] = ()
@@ -76,13 +77,13 @@ class EntryLanguage:
 
 
 class EntryRules:
-    """The part of a grammar that a memory of containers' entries enforces.
+    """The part of a grammar that the matcher's memory of containers' entries enforces.
 
     Attributes:
-        languages: languages of the containers, in the order of their numbers.
-        distinct: the languages of the arrays among them.
+        languages: languages of the entries of the containers, in the order of the containers' numbers.
+        distinct: the languages of those containers that are arrays.
         has_open_objects: whether some object may have keys that are not listed.
-        marks_objects: whether each of these objects is marked as the beginning of JSON.
+        marks_objects: whether each object with unlisted keys is marked as the beginning of JSON.
 
     Args:
         first: number of the first container.
@@ -120,10 +121,10 @@ def number_spellings(begun: Iterable[_Spelled]) -> Iterator[str]:
     """Yield spellings of numbers, the shortest first.
 
     Args:
-        begun: automata, each with the state after a text, and that text.
+        begun: for each automaton, the state after a text, and this text: the beginning of the spellings.
     """
-    # Among texts with equally long shortest ends, the longest is extended first: bounds of many digits have few short
-    # ends, but as many beginnings as there are numbers.
+    # The text that needs the fewest characters in all is extended first, and among equals the longest text. With bounds
+    # of many digits, few texts can be completed, but there are as many beginnings as there are numbers.
     order = itertools.count()
     todo = [
         (len(text) + each.number_rests[state], -len(text), next(order), each, state, text)

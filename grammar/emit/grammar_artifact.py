@@ -20,7 +20,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarArtifact:
-    """A compiled grammar as text, safe on a pipe.
+    """A compiled grammar in a form that can be sent to another process.
 
     Attributes:
         backend: the library that reads `source`.
@@ -31,17 +31,18 @@ class GrammarArtifact:
         values: short values to end any container with; for an answer that is not JSON, short complete answers.
         detour: the longest property, value or tag that may be begun although a shorter one exists or none is needed.
         is_json: whether answers are JSON, or have JSON parts.
-        texts: texts outside of JSON of which any suffix may be needed: beginnings of tags, examples of expressions.
+        texts: texts outside of JSON, such as beginnings of tags and examples of expressions. To complete an answer, any
+            suffix of them may be needed.
         ends: texts that end a tag and all tags around it.
         narrowings: descriptions of the places where the grammar offers less than the schema permits.
         num_bytes: estimated size in memory.
-        open_ended: whether answers are free text that may end anywhere, with structured parts in it: they are never
-            closed early for the budget, and are not complete merely because they could end.
+        open_ended: whether answers are free text that may end anywhere, with structured parts in it. Such answers are
+            never ended early to stay within the budget, and do not count as complete merely because they could end.
         search_failed: whether a search for the shortest answer found none.
         is_slow: whether some masks take long to compute.
-        lead_ins: last characters of the texts outside of JSON; empty if all is JSON.
+        lead_ins: the last character of each text after which JSON may follow; empty if the whole answer is JSON.
         strings: automata of the string rules in `source`, by number.
-        options: all answers, if these are the texts of a list.
+        options: all possible answers, if the grammar is a list of texts.
         language: the automaton of all answers, if an expression defines the answers and it is not too large.
         entries: languages of the containers whose entries are remembered, by number, beginning with 1.
         has_memory: whether a memory of the written values keeps keys or items distinct.

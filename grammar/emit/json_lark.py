@@ -1,7 +1,7 @@
-"""Lark grammars in JSON strings: each terminal of a grammar in JSON's spelling of its characters.
+"""Lark grammars in JSON strings: rewrites a grammar so that its texts are escaped as in a JSON string.
 
-A text of the grammar is rewritten, character by character, as the text between the quotes of a JSON string. So a call
-with JSON arguments can contain a text of the grammar in one of its strings.
+Each character of a terminal is replaced by its spelling between the quotes of a JSON string. So a tool call with JSON
+arguments can contain a text of the grammar in one of its strings.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def ends_in_json_string(text: str, cost: Callable[[str], int], vocabulary: Vocab
 def in_json_string(text: str) -> str:
     """Return the grammar of the JSON spellings, without quotes, of all texts of a Lark grammar.
 
-    The lexer consumes as much text as a terminal matches, byte by byte, and a backslash may begin a character of the
-    terminal or of the next one. So terminals that repeat characters with escapes become rules of one character each.
+    The lexer consumes as much text as a terminal matches, byte by byte. After a backslash it does not know yet whether
+    the escaped character belongs to the terminal or to the next one. So a terminal that repeats characters with escapes
+    becomes a rule that matches one character at a time.
 
     Raises:
         GrammarError: a part of the grammar has no such form: directives other than ``%ignore`` and imports of common
@@ -65,12 +66,13 @@ def in_json_string(text: str) -> str:
 
 
 class _Piece(NamedTuple):
-    """A part of the new text.
+    """A part of the rewritten grammar.
 
     Attributes:
-        name: name of the rule or terminal that the piece defines or names; "" for other text.
-        within: the terminal whose definition it is part of; "" within rules.
-        is_rule: whether the piece is the form of an expression that cannot be a terminal.
+        text: text of the piece.
+        name: name of the rule or terminal that the piece defines or refers to; "" for other text.
+        within: name of the terminal whose definition contains the piece; "" in the definition of a rule.
+        is_rule: whether the piece is a rewritten expression that cannot be part of a terminal.
     """
 
     text: str

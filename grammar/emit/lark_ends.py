@@ -12,15 +12,16 @@ from ..regex.regex_parser import RegexError, RegexNode
 from ..rule_ends import OneOf, RulePart, RuleRef, Terminal
 from .lark_text import COMMON, LarkUnread, lark_expression, lark_literal, lark_rules
 
-# Limits for the bytes of an end and for the ends of a grammar; others are left out, because a search tries each end.
+# Limits for the bytes of an end and for the number of ends of a grammar. Further ends are left out, because a search
+# tries every end.
 MAX_END = 400
 MAX_ENDS = 120
 # Limits for the rules of a grammar, for the rounds over all rules, and for the texts whose cost is computed.
 MAX_RULES = 500
 MAX_ROUNDS = 30
 MAX_COSTS = 4_096
-# Limits for the expressions whose cheapest text is searched, and for their repeats: an automaton of many states would
-# take most of the time for a grammar.
+# Limits for the number of expressions whose cheapest text is searched, and for repeat counts in them. Beyond these
+# limits the search would take most of the time for a grammar, because its automata would have many states.
 MAX_CHEAP = 16
 MAX_COUNT = 8
 # Limit for the parts that a search visits: a longer search finds no ends.
@@ -56,8 +57,8 @@ def lark_ends(
     Args:
         text: the grammar.
         cost: returns the cost of a text in tokens; the cost of a sum is about the sum of the costs.
-        spell: gives a terminal's text the form that it has in answers.
-        cheap: returns a text of an expression that costs little; its shortest one may cost less.
+        spell: converts the text of a terminal to its form in answers.
+        cheap: returns a text of an expression that costs few tokens, not necessarily the fewest.
     """
     try:
         rules = lark_rules(text)
@@ -134,9 +135,9 @@ class _Ends:
                 return
 
     def _find_rests(self) -> None:
-        """Keep for each place where a rule is used the cheapest known text that may follow it there.
+        """Find, for each place where a rule is used, the cheapest text that may follow the rule there.
 
-        A text that follows in one place may be wrong in another. For a rule within itself the inner end is cheaper.
+        Places are kept apart because a text that may follow a rule in one place may be wrong in another place.
         """
         for _ in range(MAX_ROUNDS):
             improved = False

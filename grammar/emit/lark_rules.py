@@ -16,12 +16,11 @@ from ..schema.subschemas import Subschemas
 from .entry_languages import EntryRules
 
 MAX_WHITESPACE = 80
-# White space between the parts of a JSON text is one expression for all parts; otherwise the lexer would distinguish
-# them.
-# Every division of a forced text into tokens stays allowed: the model chooses.
+# ``no_forcing``: where the grammar admits a single text, the model may still choose any division of it into tokens.
 FREE = '%llguidance {"no_forcing": true}\n'
 WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
-# Every division of a forced text into tokens stays allowed: the model chooses.
+# White space between the parts of a JSON text is one expression for all parts. With several expressions, the lexer
+# would have to distinguish them.
 _OPTIONS = '%llguidance {"ignore_once": true, "no_forcing": true}\n'
 _HEADER = f"{_OPTIONS}%ignore /{WHITESPACE}/\n"
 _encoder = json.JSONEncoder(ensure_ascii=False)
@@ -50,16 +49,16 @@ class LarkRules:
 
     Attributes:
         bodies: rule bodies by name.
-        current: the conjunction that is being written, by which errors are located.
-        string_rules: numbers of the strings that automata follow.
-        entries: rules for entries that the memory enforces at runtime; None if there can be none.
+        current: the conjunction that is being written; errors name its location.
+        string_rules: numbers of the strings that are matched by automata.
+        entries: rules for entries that the matcher's memory enforces; None if the matcher has no memory.
         prefix: prefix of all names.
-        literal_string: writes one string.
+        literal_string: returns the expression of one given string.
 
     Args:
         analysis: analysis of the schema.
         prefix: a small letter before all names, for rules that are part of a larger grammar.
-        words: spellings of the constants null, true and false other than JSON's.
+        words: spellings of the constants null, true and false that differ from JSON's.
         literal_string: as the attribute; JSON's spelling by default.
     """
 

@@ -18,8 +18,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _MOST_NESTED = 100
-# A repeat is written out up to the first limit, each copy as a part of its own, while the grammar has fewer copies than
-# the second limit: nested repeats would double the copies with every few characters.
+# A repeat is written out as separate copies if its count is at most the first limit and the grammar has fewer copies
+# than the second limit. Without the second limit, nested repeats would double the copies with every few characters.
 _MOST_REPEATS = 20
 _MOST_COPIES = 1_000
 # Kind and text of a token, and the smallest and largest count of a repeat; -1 for no limit.
@@ -57,7 +57,7 @@ class LarkUnread(Exception):
 def check_lark(text: str) -> None:
     """Raise GrammarError for a rule that ``start`` reaches and that derives no finite text.
 
-    A grammar with parts that are not read here is left to the compiler.
+    A grammar with parts that this module cannot read is not checked here: the library's own compiler checks it.
     """
     try:
         rules = lark_rules(text)

@@ -79,7 +79,7 @@ def to_lark(
 
     Args:
         analysis: analysis of the schema.
-        vocabulary: vocabulary of the answer's tokens, for texts to end it with.
+        vocabulary: vocabulary of the answer's tokens, used to choose the texts that end an answer.
         with_string_rules: whether strings that are too large for the lexer become rules; else they are refused.
         first_rule: number of the first string rule.
         first_entry: number of the first container whose entries are remembered; None without such a memory.
@@ -88,8 +88,8 @@ def to_lark(
         types: write only values of these types.
 
     Raises:
-        GrammarError: if the schema is unsatisfiable, cannot be written as a grammar, or has a string that nothing can
-            follow.
+        GrammarError: the schema is unsatisfiable, cannot be written as a grammar, or has a string that neither the
+            lexer nor an automaton can match.
     """
     rules = LarkRules(analysis)
     root = checked_root(rules, root)
@@ -120,7 +120,7 @@ def to_lark(
 
 
 def checked_root(rules: LarkRules, root: Conj | None = None) -> Conj:
-    """Return the conjunction of the whole schema, or of a part of it, explored.
+    """Return the conjunction of the whole schema, or of a part of it, after its satisfiability was determined.
 
     Raises:
         GrammarError: no text satisfies it, or only texts that are too long.

@@ -20,8 +20,8 @@ from .lark_rules import WHITESPACE, LarkRules
 MAX_LISTED = 1_000
 # Decimal digits that a double distinguishes.
 MAX_MULTIPLE_DIGITS = 15
-# The backend tracks as many remainders as the step has without its factors 2 and 5, which the last digits determine.
-# From about 8,000 remainders on, a mask may fail.
+# For multiples of a step, the backend's lexer has a state for each remainder modulo the step without its factors 2 and
+# 5, which only the last digits determine. From about 8,000 remainders on, a mask may fail.
 MAX_REMAINDERS = 5_000
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
@@ -30,7 +30,7 @@ def number_terminal(rules: LarkRules, types: int, numbers: Numbers) -> str:
     """Return the body of the grammar rule for numbers of some types (`INTEGER`, `FRACTION` or both).
 
     Raises:
-        GrammarError: if no terminal expresses the constraints, such as values excluded from multiples.
+        GrammarError: no terminal can express the constraints, for example if values are excluded from multiples.
     """
     listed = numbers.values
     if listed is None and numbers.low is not None and numbers.low == numbers.high:

@@ -1,7 +1,7 @@
-"""Raw strings: terminals of strings and names that are written without escapes up to a mark.
+"""Raw strings: terminals of strings and names that are written without escapes and end at a mark.
 
-The mark is part of the terminal, so that the lexer distinguishes a string from other values by the whole text. If a
-mark contains special tokens, which no terminal can contain, only the text before the first of them is part of it.
+The mark is part of the terminal, so that the lexer distinguishes a string from other values by the whole text. A
+terminal cannot contain special tokens. If a mark has some, only its text before the first one is part of the terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Mark(NamedTuple):
 
     Attributes:
         regex: regular expression of the mark's text up to the first special token.
-        rest: the expression of everything after a blank; empty if nothing follows.
+        rest: a blank and the expression of the rest of the mark, from the first special token on; empty without a rest.
     """
 
     regex: str
@@ -53,9 +53,9 @@ def raw_string(strings: Strings, end: str, *, without: str, taken: str | None = 
     """Write the strings that satisfy some constraints.
 
     Args:
-        end: regular expression of the mark's part in the terminal.
+        end: regular expression of the part of the mark that belongs to the terminal.
         without: the mark, which no string may contain.
-        taken: regular expression of the texts that are read as other values.
+        taken: regular expression of the texts that represent other values, such as numbers; None for none.
     """
     if strings.values is not None:
         usable = [value for value in strings.values if without not in value]

@@ -1,8 +1,9 @@
-"""String rules: strings of a schema that our automata follow, because they would have too many states in a lexer.
+"""String rules: strings of a schema that our own automata match, because llguidance's lexer would need too many states.
 
-llguidance's lexer has one state for each pair of a place in a pattern and a length. A string rule counts the length
-beside the pattern's states (``StringAutomaton``). If such a string is possible at a position, all other strings that
-are possible there become rules too, so that at each position either only rules or only the library is used.
+llguidance's lexer has one state for each pair of a place in a pattern and a length. A string rule's automaton has
+states for places only, and counts the length separately (``StringAutomaton``). If such a string is possible at a
+position of an answer, all other strings that are possible there become rules too. So at each position strings are
+matched either only by our automata or only by the library.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from ..schema.string_language import expressions
 from ..sized_cache import sized_cache
 from .key_classes import key_classes
 
-# In the grammar a string rule has two further spellings, which no text can contain. `PROBE` and the rule's number are
-# admitted where the rule may begin. `MATCHED` and a list of numbers are admitted after its closing quote if the rule's
+# The grammar admits two texts for a string rule that never occur in answers. Where the rule may begin it admits `PROBE`
+# and the rule's number, which is how the matcher finds the possible rules. After the string's closing quote it admits
+# `MATCHED` and a list of numbers, with which the matcher names the rules that the string matches, if the rule's own
 # number is in the list.
 PROBE, MATCHED = b"\x01", b"\x02"
-# States of the lexer, estimated as repeats written out times length: a string with more becomes a rule; so do smaller
-# ones beside such a one, or if all together have more than `MAX_TOTAL`.
+# The lexer's states for a string are estimated as the product of its pattern's size, with repeats written out, and its
+# length. A string with a larger estimate than `MAX_WEIGHT` becomes a rule. Strings above `MAX_SMALL_WEIGHT` become
+# rules too if one above `MAX_WEIGHT` exists, or if the estimates of all strings add up to more than `MAX_TOTAL`.
 MAX_WEIGHT = 1_000
 MAX_SMALL_WEIGHT = 200
 MAX_TOTAL = 10_000
@@ -120,9 +123,9 @@ def string_rules(
 
 @sized_cache(1 << 20, lambda _, source: len(source))
 def is_too_large(source: str) -> bool:
-    """Return whether an automaton of a pattern alone has too many states, as after ``.*a.{20}``.
+    """Return whether the automaton of a pattern alone has too many states, as that of ``.*a.{20}`` has.
 
-    The library's lexer would create the states one by one, and would fail in the middle of an answer.
+    The library's lexer would create these states one by one during an answer, and would fail in the middle of it.
     """
     try:
         pattern = read_pattern(source)
@@ -245,7 +248,7 @@ def automaton(strings: Strings) -> StringAutomaton | None:
     """Return the automaton of a string, or None if it admits nothing.
 
     Raises:
-        AutomatonTooLarge: if it would have too many states.
+        AutomatonTooLarge: the automaton would have too many states.
     """
     if strings.values is not None and sum(map(len, strings.values)) > MAX_VALUE_CHARS:
         raise AutomatonTooLarge
@@ -265,7 +268,7 @@ def _strings_by_position(satisfiability: Satisfiability, root: Conj) -> list[dic
 def alternatives_by_position(satisfiability: Satisfiability, root: Conj) -> list[list[Alternative]] | None:
     """Return the alternatives that are possible together, for each position of a document; None if there are too many.
 
-    With ``anyOf`` several alternatives may be in progress at once, so a position has a set of conjunctions.
+    With ``anyOf`` the text so far may fit several alternatives, so a position has a set of conjunctions.
     """
     seen: set[_Position] = {frozenset((root,))}
     todo = list(seen)

@@ -1,7 +1,8 @@
 """Structural tags: free text in which a trigger opens a structured part, as in tool calls.
 
-The module translates XGrammar's format of structural tags to llguidance's dialect, so that the schemas inside get the
-same analysis as all others. Text before a trigger is matched lazily; text that no trigger follows contains none.
+The module translates XGrammar's format of structural tags to llguidance's dialect, so that the schemas in tags are
+analysed like all other schemas. Free text before a trigger ends at the first trigger. Free text at the end of an answer
+must not contain a trigger.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _BLANKS = " \t\r\n"
 def structural_tag_grammar(
     tag: dict[str, Any], vocabulary: Vocabulary, *, with_string_rules: bool = False, with_memory: bool = False
 ) -> GrammarArtifact:
-    """Translate a structural tag in the present form (``format``) or the older one (``structures``).
+    """Translate a structural tag in XGrammar's current form (``format``) or older form (``structures``).
 
     Args:
         tag: the structural tag.
@@ -114,10 +115,11 @@ class _TagTexts:
         optional: short properties of all schemas that may be begun although none is needed.
         scalars: groups of short scalars that may replace one another.
         containers: groups of short arrays and objects; if one of a group is possible, the others could be too.
-        texts: beginnings of tags and examples of expressions, with their depth in tags and the size of the whole tag.
-        ends: texts that end a tag and all tags around it.
-        wholes: short texts of the parts written so far, in order.
-        begun: texts that may begin within a part although there is a shorter text.
+        texts: beginnings of tags and examples of expressions, each with its nesting depth in tags and the size of the
+            whole tag.
+        ends: texts that end a tag and all tags that contain it.
+        wholes: short texts of the parts translated so far, in order.
+        begun: texts that may begin within a part although the part has a shorter text.
     """
 
     properties: dict[str, None] = field(default_factory=dict)

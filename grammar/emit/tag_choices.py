@@ -1,7 +1,7 @@
 """Choices of a structural tag: checks that at most one of its parts is possible wherever a JSON string begins.
 
-Only a string may follow where a string rule begins (``string_rules``). So the texts of several options must differ
-before one of them reaches a string, and free text is not allowed where JSON is.
+Where a string rule begins (``string_rules``), nothing but a string may follow. So the texts of several options must
+differ before one of them reaches a string, and free text must not be possible at the same place as JSON.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def is_unambiguous(form: Any, *, by_brackets: bool = False) -> bool:
     """Return whether string rules can be told apart from all else in a format of structural tags.
 
     Args:
-        by_brackets: whether only brackets must be distinguishable: the first bracket of JSON from brackets in other
-            text. Arguments in another style than JSON's are let pass as one text, and text without an end at the end of
-            all.
+        by_brackets: whether it suffices that the first bracket of JSON can be told apart from brackets in other text.
+            Then arguments in another style than JSON count as one text, and the format may end with text that has no
+            end mark.
     """
     try:
         _Begins(by_brackets=by_brackets).of(form, is_last=True)
@@ -51,7 +51,7 @@ class _Begins:
         """Return the texts with which a format can begin.
 
         Args:
-            is_last: whether nothing comes after it.
+            is_last: whether the format is the last part of the answer.
         """
         kind = form.get("type") if isinstance(form, dict) else None
         if kind == "json_schema":

@@ -1,10 +1,10 @@
 """JSON Schema analysis: each subschema as a union of alternatives, before any grammar is built.
 
-`Analysis.alternatives` turns a subschema, or its negation, into a union of `Alternative`s: references followed,
-``allOf`` multiplied out, ``oneOf``, ``not``, ``if`` and the dependencies turned into alternatives that exclude each
-other. Each rewriting keeps the set of permitted values or makes it smaller, never larger, so a text that the grammar
-admits validates. ``Analysis.narrowings`` lists the places where the set became smaller; if the set would become empty,
-a ``GrammarError`` is raised.
+`Analysis.alternatives` turns a subschema, or its negation, into a union of `Alternative`s. It follows references,
+multiplies ``allOf`` out, and turns ``oneOf``, ``not``, ``if`` and the dependencies into alternatives that exclude each
+other. Each rewriting keeps the set of permitted values or makes it smaller, never larger, so every text that the
+grammar admits is valid. ``Analysis.narrowings`` lists the places where the set became smaller. If the set would become
+empty, a ``GrammarError`` is raised.
 """
 
 from __future__ import annotations

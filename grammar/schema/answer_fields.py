@@ -16,9 +16,9 @@ _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 class AnswerFields:
-    """Looks up places of an answer in its schema, which has been compiled to a grammar and so is well formed.
+    """Looks up the subschemas for a place in an answer, in a schema that has been compiled and so is well formed.
 
-    A subschema that may apply or not (a branch, a condition) is treated as one that may apply.
+    A subschema that applies only to some answers (a branch of a union, a condition) is treated as if it applied.
     """
 
     def __init__(self, schema: Any) -> None:

@@ -168,10 +168,10 @@ def is_closed(objects: Objects) -> bool:
 
 
 def key_denials(analysis: Subschemas, number: int, names: Iterable[str]) -> Iterator[Alternative]:
-    """Yield alternatives in which one of ``names`` violates a node's constraints on keys that it does not list.
+    """Yield alternatives in which one of ``names`` violates a node's constraints on keys that the node does not list.
 
-    The alternatives for all possible keys would be infinitely many. If other constraints permit only ``names``, these
-    are all.
+    There are infinitely many possible keys, so only ``names`` are considered. The result is complete if other
+    constraints permit no other keys.
     """
     schema = analysis.document.nodes[number].schema
     patterns, extra = schema.get("patternProperties", {}), schema.get("additionalProperties", True)

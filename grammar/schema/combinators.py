@@ -1,6 +1,7 @@
 """Combining keywords (``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``, ``$ref``): when they hold or fail.
 
-`HOLDS` gives for each keyword the unions of alternatives that must all hold, `FAILS` one union for its failure.
+For each keyword, `HOLDS` returns the unions of alternatives that must all hold for the keyword to hold, and `FAILS`
+returns the union of alternatives in which it fails.
 """
 
 from __future__ import annotations
@@ -112,10 +113,13 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
 def _failures(
     analysis: Subschemas, number: int, other: int, kept: Alternatives
 ) -> tuple[list[Alternative], tuple[Narrowing, ...]]:
-    """Return alternatives in which a branch of ``oneOf`` fails, and the relevant failures that they leave out.
+    """Return alternatives in which a branch of ``oneOf`` fails, and narrowings for the failures that are left out.
 
     Args:
-        kept: the alternatives for which these are meant; their keys may distinguish the two branches.
+        number: number of the node with the ``oneOf``.
+        other: index of the branch that fails.
+        kept: alternatives of the branch that holds. The result is intersected with them, so the keys that they declare
+            may distinguish the two branches.
     """
     schema = _get(analysis, number, "oneOf")[other]
     found = [*analysis.branch(number, schema, "oneOf", other, negated=True)]
@@ -233,9 +237,10 @@ def _branches(analysis: Subschemas, number: int, keyword: str, *, negated: bool 
 
 
 def _union(analysis: Subschemas, number: int, keyword: str) -> tuple[list[tuple[int, Any]], int] | None:
-    """Return the branches of a union that are no literals, and the node of one ``enum`` for the literals.
+    """Return the branches of a union that are not literals, and the node of one ``enum`` that merges the literals.
 
-    Returns None if they are not merged: if there are few literals, or values of two branches matter in ``oneOf``.
+    Returns None if literals are not merged: if there are fewer than two, if the draft has no ``const``, or if a
+    ``oneOf`` has other branches too, because then a value must not be in two branches.
     """
     if keyword not in ("anyOf", "oneOf"):
         return None

@@ -1,8 +1,8 @@
 """Constraints per JSON type, and `Alternative`: one member of the union of alternatives that a schema permits.
 
-A *literal* is a subschema or its negation, a *conjunction* (`Conj`) a set of literals that must all hold. An
-alternative constrains every type separately and has no union, reference or negation of its own. Properties and items
-stay conjunctions, so that recursive schemas are finite.
+A *literal* is a subschema or its negation. A *conjunction* (`Conj`) is a set of literals that must all hold. An
+alternative constrains every type separately and contains no union, reference or negation. Its properties and items are
+conjunctions that are not analysed further, so that alternatives of recursive schemas are finite.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ALWAYS: Conj = frozenset()
 class Numbers:
     """Constraints on a number.
 
-    ``multiple`` is the least common multiple of ``divisors``. No number of ``not_divisors`` divides a value. ``values``
-    is None if they are not enumerated.
+    ``multiple`` is the least common multiple of ``divisors``. No number in ``not_divisors`` may divide the value.
+    ``values`` are the only permitted values, or None if values are not enumerated.
     """
 
     low: Decimal | None = None
@@ -212,9 +212,9 @@ class Arrays:
 
 @dataclass(frozen=True)
 class ObjectClause:
-    """Constraints of one schema on properties: by name, by pattern, and for the rest (None: none).
+    """Constraints of one schema on properties: by name, by pattern, and `rest` for all others.
 
-    A name in `properties` or matched by a pattern is not part of the rest.
+    A name that is in `properties` or matches a pattern is not subject to `rest`, which is None without a constraint.
     """
 
     properties: tuple[tuple[str, Conj], ...] = ()

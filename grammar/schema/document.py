@@ -27,12 +27,12 @@ _DRAFTS = {
 
 
 class SchemaScope(NamedTuple):
-    """The base of a subschema's references, and the draft of its keywords.
+    """The base URI of a subschema's references, and the draft of its keywords.
 
     Attributes:
         base: the base URI of references.
-        resource: the object to which ``#`` refers.
-        draft: 4, 6, 7, 2019 or 2020, from ``$schema`` of the resource, or else from the resource around it.
+        resource: the schema object to which the reference ``#`` leads.
+        draft: 4, 6, 7, 2019 or 2020: from ``$schema`` of the resource if it has one, else from the enclosing resource.
     """
 
     base: str
@@ -59,7 +59,7 @@ class SchemaNode:
     Attributes:
         schema: the object (booleans are never nodes), without the keywords that its draft ignores.
         pointer: JSON Pointer from the root of the document.
-        scope: the subschema's own scope, or the scope of the resource around it.
+        scope: the subschema's own scope if it has an id, else the scope of the enclosing resource.
     """
 
     schema: dict[str, Any]
@@ -148,7 +148,7 @@ class Document:
         """Return the node that a reference leads to, or a boolean schema.
 
         Raises:
-            GrammarError: the reference leads nowhere, or out of the document.
+            GrammarError: the target of the reference does not exist, or is outside of the document.
         """
         node = self.nodes[number]
         where = pointer_join(node.pointer, keyword)
@@ -168,10 +168,10 @@ class Document:
         return self._at_pointer(scope, pointer, fragment, keyword, where)
 
     def dynamic_target(self, number: int, reference: str, keyword: str) -> int | bool:
-        """Return the node that a dynamic reference leads to wherever it is evaluated, or a boolean schema.
+        """Return the node that a dynamic reference leads to on every path of evaluation, or a boolean schema.
 
         Raises:
-            GrammarError: the reference leads nowhere, or its target depends on the path of evaluation.
+            GrammarError: the target of the reference does not exist, or depends on the path of evaluation.
         """
         node = self.nodes[number]
         target = self.resolve(number, reference, keyword)

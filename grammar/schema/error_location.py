@@ -96,9 +96,9 @@ def _error(spec: GrammarSpec, path: Path, reason: str) -> GrammarError:
 
 
 def _path_at_depth(content: bytes, limit: int) -> Path:
-    """Return the keys and indices that lead to the first array or object inside of `limit` others, in valid JSON.
+    """Return the keys and indices that lead to the first array or object at nesting depth `limit`, in valid JSON.
 
-    The text is scanned, not parsed, as it may be too deep for the parser.
+    The text is scanned, not parsed, because it may be nested too deeply for the parser.
     """
     path: Path = []
     expects_key = False
@@ -123,7 +123,7 @@ def _path_at_depth(content: bytes, limit: int) -> Path:
 
 
 def _heaviest(spec: GrammarSpec, of_text: Callable[[str], int], of_object: int = 2) -> Path:
-    """Return the path, of at least one step, to the smallest part with half of the whole weight.
+    """Return the path, of at least one step, to the smallest part that has at least half of the document's weight.
 
     Args:
         of_text: weight of a key, or of a value that is neither array nor object.

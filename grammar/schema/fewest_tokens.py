@@ -1,8 +1,8 @@
-"""Strings of the fewest tokens: finds which string of a pattern or of a length ends an answer soonest.
+"""Strings of the fewest tokens: finds the string that takes the fewest tokens among those that a schema permits.
 
-That depends on the vocabulary: where it has a token ``ba`` and none of several ``a``, ``bababa`` takes fewer tokens
-than ``aaaaaa``, the shortest string of ``[ab]{6,8}``. The search goes breadth first over states of the string's
-automaton, one token at a time.
+The result depends on the vocabulary. For the pattern ``[ab]{6,8}``, if there is a token ``ba`` but no token of several
+``a``, the string ``bababa`` takes three tokens and ``aaaaaa`` takes six. The search is breadth first over the states of
+the string's automaton, one token at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Texts(NamedTuple):
 
     Attributes:
         texts: the texts, without the quotes of the string.
-        codes: int32 [texts, most], the texts' characters as indices into ``_Tokens.chars``; -1 after the last one.
+        codes: int32 [texts, MAX_CHARS], the texts' characters as indices into ``_Tokens.chars``; -1 after the last one.
         sizes: int32 [texts], number of characters of each text.
     """
 
@@ -42,7 +42,7 @@ class _Tokens:
     """The tokens of a vocabulary that may occur in a string: inside it, at its beginning and at its end.
 
     Attributes:
-        chars: code points, ascending.
+        chars: code points of all characters in these tokens, ascending.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -104,10 +104,10 @@ def text_of_fewest_tokens(node: RegexNode, vocabulary: Vocabulary) -> str:
 
 
 class _Search:
-    """Follows tokens through an automaton.
+    """Advances an automaton by the texts of tokens.
 
     Attributes:
-        left: number of steps that are left.
+        left: number of steps that the search may still take.
     """
 
     def __init__(self, automaton: StringAutomaton, tokens: _Tokens) -> None:

@@ -1,6 +1,6 @@
-"""JSON Schema keywords: enforced or annotation, with their drafts and the shapes of their values.
+"""JSON Schema keywords: whether each is enforced or an annotation, its drafts, and the shape of its value.
 
-Every keyword of the specification is enforced, or constrains nothing by the specification. The table in the
+Every keyword of the specification is enforced, except those that are annotations by the specification. The table in the
 documentation is generated from `KEYWORDS`.
 """
 
@@ -26,7 +26,7 @@ class Keyword:
 
     Attributes:
         treatment: how the keyword is treated.
-        note: where the implementation is narrower than the specification, or refuses a value.
+        note: in which cases the implementation admits less than the specification, or refuses the schema.
         shape: shape that the keyword's value must have, in words; ``""`` for anything.
     """
 
@@ -184,9 +184,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 def of_draft(schema: dict[str, Any], draft: int, *, negates: bool) -> dict[str, Any]:
     """Return a schema without those keywords of other drafts that its own draft ignores as unknown.
 
-    A keyword of another draft is enforced if that is sound, because validators that do not know it admit more.
-    Otherwise it is an annotation, as the draft says: if a subschema may be negated, and beside keywords whose meaning
-    has changed. References of another draft are always annotations.
+    Enforcing a keyword of another draft is sound if it only makes the answers fewer: a validator that does not know the
+    keyword admits them too. So such a keyword is enforced, except where it is not sound: if the schema may be negated,
+    or if another keyword in it has changed its meaning between the drafts. References of another draft are never
+    followed.
 
     Args:
         schema: the object that has the keywords.
@@ -211,10 +212,10 @@ def _is_of(keyword: str, draft: int) -> bool:
 
 
 def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
-    """Return the fault of a keyword of ``DRAFTED`` in the draft that the schema names, or None.
+    """Return the fault of a keyword whose meaning depends on the draft, in the draft that the schema names, or None.
 
     Many validators enforce ``dependencies`` in later drafts, in which it is an unknown keyword. Enforcing it is sound
-    only if no subschema may be negated.
+    only if the schema cannot be negated.
 
     Args:
         keyword: one of `KEYWORDS`.

@@ -12,9 +12,9 @@ from .subschemas import Subschemas
 
 
 class Satisfiability:
-    """Smallest sizes of all conjunctions that a schema can reach, as a least fixed point.
+    """Smallest sizes of the values of all conjunctions that a schema can reach, as a least fixed point.
 
-    A conjunction whose size stays infinite has no finite value: an endless recursion, or an unsatisfiable part.
+    A conjunction whose size stays infinite has no finite value: its recursion never ends, or a part is unsatisfiable.
     """
 
     def __init__(self, analysis: Subschemas) -> None:

@@ -29,9 +29,10 @@ _OF_OBJECTS = ("required", "minProperties", "maxProperties")
 def decimal(value: Any) -> Decimal:
     """Return a JSON number as the decimal with which validators compare answers.
 
-    A double of 2^53 and more is an integer, often a different one than its shortest spelling: 1e23 is less than 10^23,
-    and validators compare integers of any length with it exactly. Below 2^53 the shortest spelling is read as the same
-    double, so it can be used in its place: answers are doubles too, unless they are integers.
+    Validators read a number that is not an integer as a double, and compare integers of any length with it exactly. A
+    double of 2^53 or more is an integer, which often differs from its shortest spelling: the double 1e23 is less than
+    10^23. So its exact value is returned. For a smaller double the shortest spelling is returned, because validators
+    read it as the same double.
     """
     if isinstance(value, int) or abs(value) >= EXACT_INTEGERS:
         return Decimal(value)
@@ -50,7 +51,7 @@ def type_mask(schema: dict[str, Any]) -> int:
 
 
 def holds(node: SchemaNode) -> Alternative:
-    """Convert the scalar and counting keywords of a node to an alternative in which all of them hold.
+    """Convert the keywords of a node for scalars and for sizes to an alternative in which all of them hold.
 
     Raises:
         GrammarError: a pattern, a multiple or a minimum is not supported.

@@ -45,9 +45,10 @@ class ShortestInstance:
     Args:
         analysis: analysis of the schema.
         satisfiability: satisfiability of its parts.
-        distinct: returns the JSON of some different items of an array, or None.
+        distinct: returns the JSON texts of some different items of an array, or None.
         vocabulary: vocabulary of the answer's tokens, if it is known.
-        remembers: any number of unlisted keys counts towards ``minProperties``, and not only one.
+        remembers: whether the matcher remembers the keys of objects, so that several unlisted keys may count towards
+            ``minProperties``; without such a memory only one may.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class ShortestInstance:
         return self._texts[conj]
 
     def closing_texts(self, root: Conj) -> tuple[list[str], list[str], str]:
-        """Return short properties and values that may be needed below the root, and the longest of what may be begun.
+        """Return short texts that can complete an answer: properties, values, and the longest text that may be begun.
 
-        A property that is optional counts, and each kind of value and each listed one, not only the shortest: once it
-        is begun it must be completed.
+        The properties are required ones, and the values may be needed anywhere below the root. Once a property or value
+        has begun, it must be completed even if a shorter one would have been possible. So the third result is the
+        longest short text over all optional properties, kinds of values and listed values.
         """
         values: dict[str, None] = {}
         properties: dict[str, None] = {}
@@ -119,9 +121,9 @@ class ShortestInstance:
         return _shortest(found)
 
     def scalars(self) -> list[tuple[str, ...]]:
-        """Return groups of short scalars; where one of a group is a value, each of the others could be.
+        """Return groups of short scalars. Where one scalar of a group is valid, all others of the group are valid too.
 
-        Which of them takes the fewest tokens depends on the vocabulary, and on the marks before and after it.
+        Which scalar of a group takes the fewest tokens depends on the vocabulary and on the punctuation around it.
         """
         groups: dict[tuple[str, ...], None] = {}
         for conj in self._satisfiability.satisfiable():
@@ -140,8 +142,8 @@ class ShortestInstance:
     def containers(self) -> list[tuple[str, ...]]:
         """Return groups of short arrays and objects that may be the value of one place.
 
-        A group has the shortest container of each kind, and for objects also one with each optional member, because
-        that member's key may have begun. Which of them takes the fewest tokens depends on the vocabulary.
+        A group has the shortest container of each kind. It also has an object with each optional member, because the
+        key of this member may have begun. Which container takes the fewest tokens depends on the vocabulary.
         """
         groups: dict[tuple[str, ...], None] = {}
         left = MAX_CONTAINERS_TEXT

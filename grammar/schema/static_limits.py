@@ -54,7 +54,7 @@ def check_limits(spec: GrammarSpec, limits: Limits = DEFAULT_LIMITS) -> None:
     """Check a grammar against limits.
 
     Raises:
-        GrammarError: if one is exceeded, with keyword, limit and value.
+        GrammarError: a limit is exceeded; the error names the keyword, the limit and the value.
     """
     json_kind = spec.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG)
     if json_kind:

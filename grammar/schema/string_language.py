@@ -21,11 +21,12 @@ from ..regex.string_formats import FORMATS
 from ..sized_cache import sized_cache
 from .constraints import Strings
 
-# Places of the expressions with their repeats written out, and characters of the shortest string, beyond which
-# strings count as there.
+# Limits on the characters of all expressions with repeats written out, and on the length of the shortest string. Beyond
+# either limit no search is made: it is assumed that a string satisfies the constraints.
 MAX_PLACES = 2_000
 MAX_LEAST = 4_000
-# Strings of a pattern that are listed, and characters of the longest.
+# Limits for listing short strings of a pattern: number of strings, characters of the expressions with repeats written
+# out, length of a string, and number of characters that stand for a class of characters.
 MAX_SHORT = 32
 MAX_SHORT_PLACES = 200
 MAX_SHORT_LENGTH = 24
@@ -78,7 +79,7 @@ def has_string(
 def short_strings(strings: Strings) -> tuple[str, ...]:
     """Return some of the shortest strings that patterns admit, of up to two lengths; none if they are hard to find.
 
-    Of characters that are alike to the patterns, a few are taken.
+    If the patterns treat some characters alike, strings are listed for only a few of these.
     """
     if not strings.patterns or strings.least > MAX_SHORT_LENGTH or (automaton := automaton_of(strings)) is None:
         return ()
@@ -107,9 +108,10 @@ def _guesses(strings: Strings) -> list[str]:
 
 
 def _ends_within(automaton: StringAutomaton, least: int, most: int | None) -> bool:
-    """Return whether an automaton accepts a string of a length within bounds.
+    """Return whether an automaton accepts a string whose length is from ``least`` to ``most``; None for no upper bound.
 
-    Of the accepted strings that are long enough, the shortest repeats no state after the least length.
+    After ``least`` characters, the shortest such string visits no state twice. So the search ends after as many further
+    characters as there are states.
     """
     delta = np.array(automaton.transitions, dtype=np.int32)
     accepting = np.array(automaton.accepting, dtype=np.bool_)

@@ -1,7 +1,7 @@
 """Alternatives of every subschema and of every conjunction of subschemas, computed on demand and memoised.
 
-The algebra beneath `analysis`: products, pruning, recursion, and the record of narrowings. How one subschema's keywords
-become alternatives is left to the subclass.
+This is the algebra that `analysis` uses: products, pruning, recursion, and the record of narrowings. The subclass
+defines how the keywords of one subschema become alternatives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Subschemas(ABC):
 
     Attributes:
         document: the schema.
-        narrowings: descriptions of what was left out so far.
+        narrowings: descriptions of the places where permitted values were left out so far.
         unions: for a node and keyword, the branches that are not literals, and the node that enumerates the literals.
     """
 
@@ -74,10 +74,10 @@ class Subschemas(ABC):
         return frozenset((2 * self.document.child(parent, schema, *tokens) + negated,))
 
     def conjunction(self, conj: Conj) -> tuple[Alternative, ...]:
-        """Return the alternatives of a conjunction; none if nothing satisfies it.
+        """Return the alternatives of a conjunction; none if no value satisfies it.
 
         Raises:
-            GrammarError: if a part of it cannot be analysed.
+            GrammarError: a part of the conjunction cannot be analysed.
         """
         known = self._by_conj.get(conj)
         if known is None:
@@ -154,8 +154,8 @@ class Subschemas(ABC):
         """Return every combination of one alternative from each part that is not plainly empty.
 
         Args:
-            location: location for the error about too many alternatives: keyword and pointer, or the conjunction to
-                find them in.
+            location: place that an error about too many alternatives names: keyword and pointer, or a conjunction from
+                which they are derived.
         """
         result: list[Alternative] | None = None
         for part in sorted((list(part) for part in parts), key=len):
