@@ -13,8 +13,8 @@ from collections.abc import Sequence
 def activation_position(prompt: array[int], invocation: Sequence[int]) -> int | None:
     """Return the index of the last occurrence of ``invocation`` in ``prompt``, both token ids; None if there is none.
 
-    None means that the whole request runs on the base model. The position is that in the submitted prompt: chunks,
-    preemption and generated tokens do not change it.
+    None means that the whole request runs on the base model. The index counts from the beginning of the submitted
+    prompt; chunks, preemption and generated tokens do not change it.
     """
     wanted, width = array(prompt.typecode, invocation).tobytes(), prompt.itemsize
     data = prompt.tobytes()

@@ -2,9 +2,9 @@
 
     disk ---- background ----> host cache ---- install ----> slot
 
-The engine's thread calls every method, and none of them reads a file. Background threads read files: several for new
-adapters, of which a tenant may use at most as many as are left free for others, and one for evicted adapters, so that a
-slot does not wait for a thousand new loads. ``poll`` returns their results once per step.
+The engine's thread calls every method, and no method reads a file. Background threads read files: several threads read
+new adapters, and a tenant may use at most as many of them as it leaves free for others. One more thread reads evicted
+adapters again, so that a slot does not wait for many new loads. ``poll`` returns the results once per step.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class AdapterPool:
         max_loras: number of device slots.
         max_adapters: largest number of names, and of loads in progress.
         max_cpu_bytes: limit on the bytes of adapters in host memory.
-        patience: number of steps after which a slot is closed for a waiting adapter.
+        patience: number of steps that an adapter waits until a slot is closed to new sequences for it.
         max_own: number of slots for adapters with an embedding or a head of their own; None for all slots.
-        bank: moves adapters into slots; None for slots in the reader's layout.
+        bank: moves adapters into slots; None to create one for the reader's layout.
 
     Attributes:
         registry: names and versions; callers read, pin and unpin.
@@ -152,13 +152,13 @@ class AdapterPool:
     ) -> None:
         """Start loading the adapter in a folder under a new or used name; ``poll`` returns the result.
 
-        Until then, and after an error, the name keeps its version.
+        Until the load succeeds, the name keeps its current version.
 
         Args:
             check: check of the adapter, run on the thread that has read it.
             trusted: whether the path may lead outside the folder of adapters.
-            public: the name that counts towards the limit; "" for the name itself.
-            tenant: tenant whose share of the loads it uses.
+            public: name that counts towards the limit of names; "" for the name itself.
+            tenant: tenant whose share of the loads is used.
 
         Raises:
             AdapterError: the name is invalid.
@@ -317,7 +317,7 @@ class AdapterPool:
             self.cache.unpin(adapter.digest)
 
     def _fill_slot(self, load_id: int, version: AdapterVersion, adapter: PreparedAdapter) -> None:
-        """Copy a version from host memory to the device, and install it once it is there.
+        """Copy a version from host memory to the device, and install it in a slot when it has arrived.
 
         If the device has no room for the adapter, only this adapter fails.
         """

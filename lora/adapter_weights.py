@@ -36,7 +36,7 @@ class AdapterWeights:
 
     Attributes:
         modules: modules by the base model's name for them, in the order of names.
-        saved: whole weights in place of the base model's.
+        saved: whole weights that replace weights of the base model.
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         digest: SHA-256, in hexadecimal, of everything that affects the adapter's results: its identity.
     """
@@ -61,8 +61,8 @@ def sort_tensors(
         most_rank: limit of a module's rank.
 
     Raises:
-        AdapterError: a tensor is unknown or has another shape than the config and the base model give it, a part of a
-            pair is missing, or the adapter comes with a base weight that is not this model's.
+        AdapterError: a tensor is unknown, its shape does not fit the config and the base model, the other factor of a
+            pair is missing, or the adapter's file contains a base weight that differs from this model's.
     """
     modules, saved = _sort(tensors, config, layout, most_rank)
     return AdapterWeights(modules, saved, config.invocation_tokens, _digest(modules, saved, config.invocation_tokens))
@@ -115,7 +115,7 @@ class _Sorted:
         parts: LoRA of modules, by the base model's names.
         stacked: LoRA of all experts of a layer, by the name of the module that contains them.
         saved: whole weights, biases and rows, by the base model's names.
-        trained: the name of each module in the model that PEFT saw.
+        trained: the name of each module in the model that PEFT trained, by the base model's name.
     """
 
     parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -212,7 +212,7 @@ def _module(
     """Check the parts of a module.
 
     Args:
-        trained: the module's name in the model that PEFT saved, to which patterns refer.
+        trained: the module's name in the model that PEFT trained; patterns in the config refer to this name.
         vocab_size: number of tokens of the adapter's own embedding or head, None for the base model's.
     """
     _check_targeted(name, trained, config)

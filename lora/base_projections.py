@@ -54,7 +54,7 @@ def in_tower(name: str, towers: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlace:
-    """One expert's part in a product of experts.
+    """The place of one expert in the joint product of all experts in a layer.
 
     Attributes:
         product: key in ``LoraStep`` of the product of all experts in a layer.
@@ -71,15 +71,16 @@ class ExpertPlace:
 class AbsorbedHeads:
     """Heads of a module that is computed as two products of each head (latent attention's ``kv_b_proj``).
 
-    The module's rows are ordered by head. Queries are multiplied by a head's first rows transposed, and sums of the
-    module's inputs by the other rows.
+    The module's rows are ordered by head: first the rows for keys, then the rows for values. A head's query is
+    multiplied by its rows for keys, transposed. The head's weighted sum of the module's inputs is multiplied by its
+    rows for values.
 
     Attributes:
         count: number of heads.
-        plain: number of first rows of a head.
-        value: number of other rows of a head.
-        queries: key in ``LoraStep`` of the products with the first rows.
-        values: key in ``LoraStep`` of the products with the other rows.
+        plain: number of a head's rows for keys.
+        value: number of a head's rows for values.
+        queries: key in ``LoraStep`` of the products with the rows for keys.
+        values: key in ``LoraStep`` of the products with the rows for values.
     """
 
     count: int
@@ -99,11 +100,11 @@ class ExpertModules:
 
     Attributes:
         count: number of experts.
-        gate: modules of the experts' gates, by which ``ProjectionShape`` names them; ``up`` and ``down`` likewise.
+        gate, up, down: names of the experts' modules, as in ``ProjectionShape``.
         size: intermediate size of an expert.
         hidden: hidden size of the model.
         interleaved: whether rows of gate and up alternate in storage.
-        stored: forms in which versions of transformers store the experts' matrices in PEFT's training.
+        stored: forms in which the versions of transformers store the experts' matrices when PEFT trains them.
     """
 
     count: int
@@ -155,14 +156,14 @@ class ProjectionShape:
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model's properties that adapters depend on.
+    """The properties of the base model on which adapters depend.
 
     Attributes:
         projections: projections that adapters may change; the embedding has the single module ``EMBEDDING``.
         dtype: type of the factors on the device, which is the model's own.
         device: device of the factors.
-        read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating
-            type. Called from background threads, for DoRA and to compare a weight that came with an adapter.
+        read_weight: the weight of a module in use, [out, in] (for the embedding [V, H]), any floating type. Called from
+            background threads, for DoRA and to compare a weight that came with an adapter.
         read_bias: the bias [out] of a module, or None if it has none. Called from background threads, for DoRA.
         names: parts of names in checkpoints and adapters, each with its replacement, as in ``usual_name``.
         towers: modules of the checkpoint in which an adapter's part changes no text, see ``in_tower``.
@@ -171,7 +172,7 @@ class BaseLayout:
         norms: shapes of the norms' weights by name.
         tied: whether the head is the embedding.
         takes_own: whether an adapter may replace weights of the model (``modules_to_save``).
-        without_own: the option or kind of model because of which the base model has no own weights of adapters.
+        without_own: the option or kind of model that excludes own weights of adapters, for error messages.
     """
 
     projections: tuple[ProjectionShape, ...]
@@ -215,9 +216,9 @@ class BaseLayout:
         return next((name for name in self._published(trained) if name in self.norms), None)
 
     def experts_of(self, trained: str) -> ExpertModules | None:
-        """Return the experts whose tensors are trained as a module of this name, None for no such module.
+        """Return the experts whose tensors PEFT trains as a module of this name; None if there are none.
 
-        If PEFT adapts several tensors of one module, it nests their modules in each other, as ``base_layer``.
+        If PEFT adapts several tensors of one module, it nests wrappers: the inner one has the suffix ``base_layer``.
         """
         names = self._published(trained.removesuffix(".base_layer"))
         return next((self.experts[name] for name in names if name in self.experts), None)

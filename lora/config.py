@@ -108,20 +108,21 @@ class AdapterConfig:
     Attributes:
         rank: rank of the modules that ``ranks`` does not name.
         alpha: alpha of the modules that ``alphas`` does not name.
-        ranks: ranks of modules by pattern; the first matching pattern counts.
+        ranks: ranks of modules by pattern of their names; the first matching pattern counts.
         alphas: alpha of modules by pattern, as in ``ranks``.
         rslora: whether the factor is alpha / sqrt(rank), not alpha / rank.
-        dora: whether weights have a magnitude of their own (https://arxiv.org/abs/2402.09353).
+        dora: whether the adapter has a magnitude for each row of a weight (DoRA, https://arxiv.org/abs/2402.09353).
         lora_bias: whether B has a bias.
         invocation_tokens: invocation tokens of an activated LoRA (https://arxiv.org/abs/2504.12397); empty for an
             ordinary adapter.
         targets: suffixes of module names that may be adapted, None if the config has a regular expression.
-        parameters: suffixes of names of bare weights that may be adapted: routers are modules without a linear layer.
+        parameters: suffixes of names of weights that may be adapted although they are not in a linear layer, as in
+            routers.
         excluded: suffixes of names that may not be adapted.
         layers: indices of the layers that may be adapted, None for all.
         saved: suffixes of names of modules whose whole weights come with the adapter (``modules_to_save``).
-        token_indices: suffix of the name of an embedding or head, and the tokens whose rows come with the adapter.
-        bias: which biases are trained: of no module, of all modules, or of the modules with LoRA.
+        token_indices: for an embedding or head, by the suffix of its name, the tokens whose rows come with the adapter.
+        bias: modules whose biases are trained: none, all, or those with LoRA.
         ties_weights: whether the adapter's head is its embedding, if the base model's head is the base model's
             embedding.
         base: name of the base model that the adapter was trained on, if the config has it; used in error messages only.

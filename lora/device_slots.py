@@ -6,8 +6,8 @@
 
 Eviction takes ready slots without pins, least recently used first; a slot loaded for an adapter that still waits is
 kept. When all slots are pinned and an adapter has waited for ``patience`` steps, the slot with the fewest pins is
-closed to new sequences and is given to the waiting adapter when its sequences end. So no adapter waits longer than
-``patience`` steps plus the longest running sequence.
+closed to new sequences, and the waiting adapter gets it when the sequences that hold it end. So no adapter waits longer
+than ``patience`` steps plus the longest running sequence.
 
 Adapters with an embedding or a head of their own need far more memory than others: at most ``max_own`` of them are in
 slots at one time. If the limit is reached, the next one replaces one of them, by the same rules.
@@ -32,11 +32,11 @@ _NONE = -1
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot: its load id, its tenant, whether it is ready, and when it was used.
+    """A device slot.
 
-    The load id is that of the adapter which it holds or loads, and the tenant is the one for which it loads. ``heir``
-    is the adapter for which it is closed. ``used`` and ``wanted`` are the steps of the last use and of the last
-    request.
+    It has the load id of the adapter that it holds or loads, the tenant for whom it is loading, and whether it is
+    ready. ``heir`` is the adapter for which it is closed to new sequences. ``used`` and ``wanted`` are the steps of its
+    last use and of the last request for it.
     """
 
     adapter: int = _NONE
@@ -83,7 +83,7 @@ class SlotPool:
         install: writes an adapter into a slot: (slot, load id).
         clear: called when an adapter leaves a slot: (slot, load id).
         max_own: number of slots for adapters with an embedding or a head of their own.
-        brings_own: returns whether an adapter has one, by load id.
+        brings_own: returns whether an adapter, given by load id, has an embedding or a head of its own.
     """
 
     def __init__(
@@ -142,9 +142,10 @@ class SlotPool:
             self._forget_wait(adapter)
 
     def acquire(self, adapter: int, tenant: str = "") -> int:
-        """Return a slot for one more sequence of an adapter, held until ``release``; ``WAIT`` if it must wait.
+        """Return a slot for one more sequence of an adapter, held until ``release``; ``WAIT`` if none is free.
 
-        The caller asks again in a later step; the request, or the position in the queue, is kept meanwhile.
+        After ``WAIT`` the caller calls again in a later step. Until then the load in progress, or the adapter's
+        position in the queue for slots, is kept.
 
         Args:
             tenant: tenant whose share of the loads is used.

@@ -12,7 +12,7 @@ class HostCache:
 
     An embedding or a head that several adapters have in common is stored once, too.
 
-    Pinned adapters, at most one per slot, and one more may exceed the limit.
+    Pinned adapters (at most one per slot) and one further adapter are kept even if they exceed the limit.
 
     Attributes:
         max_bytes: the limit.

@@ -65,9 +65,10 @@ class LoraStep:
             lora_shrink_expand(y, x, table, self._segments, shrunk)
 
     def activate(self, projection: str, x: Tensor, y: Tensor, kind: Activation, shrunk: ShrunkInputs | None) -> Tensor:
-        """Return ``act(gate) * up`` of y [T, 2 * I], the projection of ``x``, and the adapters' part of it: [T, I].
+        """Return ``act(gate) * up``, [T, I], where gate and up are y [T, 2 * I] plus the adapters' part for ``x``.
 
-        The adapters must change this projection; the contents of y are undefined afterwards.
+        y is the base model's projection of ``x``; its contents are undefined afterwards. An adapter of the step must
+        change this projection.
         """
         return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
 
@@ -139,7 +140,9 @@ class AdapterBank:
         self._matrices: WeakValueDictionary[str, OwnRows] = WeakValueDictionary()
 
     def bring(self, adapter: PreparedAdapter) -> bool:
-        """Begin to copy an adapter to the device, parallel to the steps, unless begun. Return whether it has arrived.
+        """Begin to copy an adapter to the device, unless the copy has begun already. Return whether it has arrived.
+
+        Steps run at the same time as the copy.
 
         The copy is kept until ``install`` puts it into a slot, or ``forget`` releases it.
         """
@@ -237,7 +240,8 @@ class AdapterBank:
         """Return the LoRA part of a recorded forward pass, for any later contents of the segments.
 
         Args:
-            names: the projections to include; a projection that no adapter of a step changes still costs a launch.
+            names: the projections to include. Each costs a launch in every step, even if no adapter of the step changes
+                it.
             segments: segments of ``StaticSegments``, filled before each replay.
         """
         return LoraStep({name: self._tables[name] for name in names}, segments, self._experts)

@@ -40,7 +40,7 @@ class PreparedAdapter:
         rank: the largest rank of a module.
         num_bytes: bytes of memory of its factors and its own weights.
         block: one block of memory that holds all its factors.
-        own: the adapter's weights in place of the base model's, None for none.
+        own: the adapter's weights that replace the base model's; None if there are none.
     """
 
     factors: Mapping[str, Factors]
@@ -136,7 +136,7 @@ def _factors(shape: ProjectionShape, modules: Mapping[str, ModuleWeights], layou
 def _epilogue(
     shape: ProjectionShape, modules: list[ModuleWeights | None], layout: BaseLayout
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return gain and addend of a projection, [N] fp32, None for ones and zeros.
+    """Return gain and addend of a projection, [N] fp32; None for a gain of ones or an addend of zeros.
 
     DoRA computes ``g * (W x + s B A x) + bias``. With ``y = W x + base_bias`` that is ``g * (y + s B A x) + bias - g *
     base_bias``, where bias is the adapter's own or the base model's. A bias b of B adds ``s * b``.

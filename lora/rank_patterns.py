@@ -1,8 +1,8 @@
 """Linear-time matcher for the regular expressions of ``rank_pattern`` and ``alpha_pattern``: RE2.
 
-Patterns are untrusted, and Python's backtracking matcher may take exponential time on one of 20 characters. RE2 takes
-time linear in the name, times the size of the pattern's program, which has a limit. Where RE2 reads a pattern otherwise
-than Python's ``re``, which PEFT uses, the pattern is rewritten or refused.
+Patterns are untrusted, and with a pattern of 20 characters Python's backtracking matcher may take exponential time. RE2
+takes time proportional to the length of the name and the size of the pattern's program, which is limited. PEFT uses
+Python's ``re``. If RE2 would give a pattern another meaning, the pattern is rewritten or refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NamePattern:
         option: the config's key that holds it, for errors.
 
     Raises:
-        AdapterError: the pattern is malformed, too long or too large, or uses anything else.
+        AdapterError: the pattern is malformed, too long or too large, or uses syntax that is not supported.
     """
 
     def __init__(self, pattern: str, option: str) -> None:

@@ -22,8 +22,8 @@ from .weighted_sum import weighted_sum
 
 T = TypeVar("T")
 
-# Number of times that config and weights are read again, if one of them is replaced meanwhile: both must be of one
-# version.
+# Largest number of times that config and weights are read. Both must be of one version, so they are read again if one
+# of them is replaced meanwhile.
 _MOST_READS = 3
 
 
@@ -67,8 +67,8 @@ class AdapterReader:
         """Read some adapters, and return their weighted sum.
 
         Raises:
-            AdapterError: as for ``read``, a part has another digest than when it was loaded, or ``weighted_sum``
-                refuses it.
+            AdapterError: as for ``read``; or the digest of a part has changed since it was loaded, or ``weighted_sum``
+                refuses the parts.
         """
         adapters = [self._unchanged(part.path, part.trusted, lambda weights: weights) for part in parts]
         for part, adapter in zip(parts, adapters, strict=True):

@@ -23,7 +23,7 @@ MOST_SUMS = 64
 
 @dataclass(frozen=True, slots=True)
 class OwnParts:
-    """Weights and sizes of an adapter that replace the model's.
+    """The weights and sizes of the base model that an adapter replaces by its own.
 
     Attributes:
         has_matrix: whether the adapter has a whole embedding or head.
@@ -55,7 +55,7 @@ class AdapterVersion:
         invocation_tokens: invocation tokens of an activated LoRA; empty for an ordinary adapter.
         rank: the largest rank of a module.
         num_bytes: bytes of memory of its factors and its own weights.
-        own: weights and sizes that replace the model's.
+        own: weights and sizes of the base model that the adapter replaces.
         tokenizer: identity of the tokenizer of its sequences; "" for the base model's.
         loaded: time of the load, in seconds since 1970.
         pins: number of running and waiting sequences that use it.

@@ -34,8 +34,9 @@ def find_folder(path: str, root: Path | None) -> Path:
     """Resolve the folder of an adapter.
 
     Args:
-        path: path as given; relative to ``root``, if that is set.
-        root: the folder that no path may leave, by ``..``, by being absolute or by a link; None for no limit.
+        path: path of the adapter's folder; relative to ``root`` if ``root`` is set.
+        root: folder that must contain the adapter's folder, after ``..``, absolute paths and links are resolved; None
+            for no limit.
 
     Raises:
         AdapterError: the folder does not exist, or is outside of ``root``.
@@ -54,7 +55,7 @@ def find_folder(path: str, root: Path | None) -> Path:
 
 
 def find_files(folder: Path, root: Path | None) -> tuple[Path, tuple[Path, ...]]:
-    """Return the config and the weights files in a folder: one, or the shards of which transformers makes several.
+    """Return the config file and the weights files in a folder: one weights file, or several shards.
 
     Raises:
         AdapterError: a file is missing, or is a link to a place outside of ``root``.

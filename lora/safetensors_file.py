@@ -39,13 +39,13 @@ class _Entry:
 
 
 def read_tensors(path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Read all tensors of a file by name, in their own types, all finite. They share one piece of memory.
+    """Read all tensors of a file by name, in their stored types. They share one block of memory.
 
     Args:
-        most_bytes: limit of the file.
+        most_bytes: limit of the file's size.
 
     Raises:
-        AdapterError: the file is missing, too large, or malformed.
+        AdapterError: the file is missing, too large, or malformed, or has a number that is not finite.
     """
     try:
         with path.open("rb") as file:

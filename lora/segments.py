@@ -69,7 +69,7 @@ class StaticSegments:
     Args:
         num_tokens: largest number of tokens of a forward pass.
         device: device of the segments. For devices with tiled kernels, tiles replace slots and starts.
-        num_slots: the most slots of a forward; None for as many as tokens.
+        num_slots: largest number of slots with tokens in a forward pass; None for ``num_tokens``.
     """
 
     def __init__(self, num_tokens: int, device: torch.device, num_slots: int | None = None) -> None:

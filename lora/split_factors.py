@@ -1,4 +1,4 @@
-"""Shards of an adapter for tensor-parallel ranks: each has the columns or the inputs of its part of the base model.
+"""Shards of an adapter for tensor-parallel ranks: each rank has the factors for its part of the base model.
 
 A product that is split by outputs has the whole A and its own rows of B. A product that is split by inputs has its own
 columns of A and the whole B: the sum over the ranks of ``B (A_r x_r)`` is ``B A x``, so the sum over the ranks of the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SumPart:
-    """An adapter of a sum.
+    """One adapter in a weighted sum of adapters, and its weight.
 
     Attributes:
         name: name under which the adapter is loaded.

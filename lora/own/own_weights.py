@@ -1,10 +1,11 @@
 """An adapter's own weights in place of the base model's, and their use in one step.
 
-LoRA adds to what the base model computes; an embedding, a head or a norm that PEFT saved whole (``modules_to_save``,
-``trainable_token_indices``, a resized vocabulary) takes its place, for the tokens of this adapter alone:
+LoRA adds to the results of the base model's weights. An embedding, a head or a norm that PEFT saved whole
+(``modules_to_save``, ``trainable_token_indices``, a resized vocabulary) replaces the base model's weight, only for the
+tokens of this adapter:
 
     embedding   own rows are read by token id
-    head        own logits; where adapters have vocabularies of different sizes, the logits beyond one are -inf
+    head        own logits; beyond an adapter's vocabulary, if it is smaller than another one, logits are -inf
     norms       computed again for the adapter's tokens, from the same input
 """
 

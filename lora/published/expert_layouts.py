@@ -51,8 +51,8 @@ def layout_of_file(
         experts: the experts of each of these modules.
 
     Raises:
-        AdapterError: shapes fit no tensor of the experts, do not fit what ``peft_version`` writes, or fit both layouts
-            where the version does not decide.
+        AdapterError: the shapes fit no tensor of the experts, contradict the layout that ``peft_version`` writes, or
+            fit both layouts and the version does not decide between them.
     """
     by_shape: set[Layout] = {"inputs", "outputs"}
     for trained, parts in stacked.items():
@@ -82,7 +82,7 @@ def layout_of_file(
 
 
 def tensors_of(trained: str, a: Tensor, b: Tensor, experts: ExpertModules) -> dict[Layout, str]:
-    """Return by layout the tensor to which a pair of these shapes belongs; both layouts may give the same one.
+    """Return, for each layout that fits, the experts' tensor to which a pair of factors with these shapes belongs.
 
     Raises:
         AdapterError: no tensor has fitting shapes.

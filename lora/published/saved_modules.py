@@ -1,9 +1,9 @@
 """Whole weights that PEFT saves with an adapter in place of the base model's: embedding, head, norms, rows of tokens.
 
 lm_head.weight                                       ``modules_to_save``, or the vocabulary was resized
-embed_tokens.base_layer.weight                       the same where LoRA is on the embedding
-embed_tokens.token_adapter.base_layer.weight         the same beside ``trainable_token_indices``
-embed_tokens.token_adapter.trainable_tokens_delta    the new rows of these tokens, in spite of the name
+embed_tokens.base_layer.weight                       the whole embedding, if LoRA is on the embedding
+embed_tokens.token_adapter.base_layer.weight         the whole embedding, with ``trainable_token_indices``
+embed_tokens.token_adapter.trainable_tokens_delta    the new rows of these tokens (not differences, as its name says)
 layers.0.input_layernorm.weight                      ``modules_to_save``
 """
 

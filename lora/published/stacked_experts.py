@@ -2,12 +2,12 @@
 
 For E experts, a tensor with K inputs and N outputs, and rank r for each expert, PEFT stores
 
-    A [E * r, K]    the experts' one after the other
-    B [N, r * E]    of column i * E + e, rank i of expert e
+    A [E * r, K]    rows of the experts, one expert after the other
+    B [N, r * E]    column i * E + e is rank i of expert e
 
-or A [E * r, N] and B [K, r * E], where the change of an expert's matrix is the transpose of its B A: see
-``expert_layouts``. They are stored under the module that the tensor is in, or its ``base_layer`` where two tensors of a
-module are adapted. Which tensor it is follows from the shapes.
+    or A [E * r, N] and B [K, r * E], with which the change of an expert's matrix is the transpose of its B A: see
+    ``expert_layouts``. PEFT stores a pair under the name of the module that has the tensor, or of its ``base_layer`` if
+    two tensors of the module are adapted. The shapes show which tensor a pair belongs to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def expert_modules(
     experts_of: Callable[[str], ExpertModules | None],
     most_rank: int,
 ) -> Iterator[tuple[str, ModuleWeights]]:
-    """Yield the pairs of each expert's gate and up, or down, with the module's name.
+    """Yield the LoRA pairs of the experts' gate and up, or down, modules, each with its module's name.
 
     Args:
         stacked: "lora_A" and "lora_B" of each module with a tensor, by the module's name in training.
@@ -37,8 +37,8 @@ def expert_modules(
         most_rank: limit of an expert's rank.
 
     Raises:
-        AdapterError: a part is missing, shapes fit neither tensor, PEFT has no such combination of options, or version
-            and shapes do not determine the orientation of A and B.
+        AdapterError: A or B is missing, their shapes fit neither tensor, PEFT has no such combination of options, or
+            version and shapes do not determine the orientation of A and B.
     """
     if not stacked:
         return
