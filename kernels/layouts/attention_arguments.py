@@ -28,20 +28,21 @@ class RopeParams:
 
     Attributes:
         num_heads: Hq.
-        num_kv_heads: Hkv; 0 where the layer reads the keys and values of another one, and stores none.
+        num_kv_heads: Hkv; 0 if the layer reads the keys and values of another layer and stores none.
         cos_sin: [max_pos, rot_dim] fp32, cosines in the first half and sines in the second, or None for no rotary
-            embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); those past rot_dim stay.
+            embedding. Dimension i of a head is paired with i + rot_dim / 2 (rotate-half); dimensions past rot_dim are
+            not rotated.
         q_norm: weight of the norm of query heads before the rotation, in the shape that ``norm`` says, or None.
         k_norm: norm of key heads, as ``q_norm``.
         eps: epsilon of these norms.
         offset: number added to the weights of the norms.
         norm: kind of the norm.
-        is_normed_last: whether the norms come after the rotation. Not with "projection".
-        is_interleaved: whether dimension 2 i is paired with 2 i + 1 instead.
+        is_normed_last: whether the norms come after the rotation; not allowed if ``norm`` is "projection".
+        is_interleaved: whether dimension 2 i is paired with 2 i + 1, not with i + rot_dim / 2.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation and norms; or None.
-        has_v_norm: whether values get the RMS norm of each head, without a weight.
-        kv_scales: static scales of keys and values; used by caches of their form, without effect on others. None for
-            scales of each token.
+        has_v_norm: whether each head's values get an RMS norm without a weight.
+        kv_scales: static scales of keys and values. They are used if the cache has the number format that they are for.
+            None for scales that are computed for each token.
     """
 
     num_heads: int
@@ -70,7 +71,7 @@ class AttentionParams:
         chunk: number of keys of a chunk. Chunks begin at multiples of ``chunk``, and a token sees only the keys of its
             own chunk; None for all keys.
         value_dim: number of leading dimensions of the keys that are also the values, so that K and V share one cache
-            (latent attention); None for values of their own.
+            (latent attention); None if values are separate from keys.
     """
 
     scale: float
@@ -83,19 +84,19 @@ class AttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class LatentParams:
-    """Parameters with which a layer of latent attention transforms queries and the stored vectors of a token.
+    """Parameters of the operations of latent attention on queries and on the vectors that are cached for a token.
 
     A query head has ``plain_dim`` dimensions and then rotated ones. For each token the cache holds an RMS-normed latent
     vector of L dimensions, followed by a rotated key that all heads share.
 
     Attributes:
         num_heads: H.
-        plain_dim: D.
-        rotary_dim: R.
+        plain_dim: D, dimensions of a query head that are not rotated.
+        rotary_dim: R, dimensions of a query head that are rotated.
         cos_sin: [max_pos, R] fp32, cosines in the first half and sines in the second; None for no rotation.
         norm: [L], weight of the latent vector's norm.
         eps: epsilon of this norm.
-        is_interleaved: dimension 2 i is paired with 2 i + 1, else i with i + R / 2.
+        is_interleaved: whether rotated dimension 2 i is paired with 2 i + 1, not i with i + R / 2.
         query_scale: [max_pos] fp32, a factor of queries at each position, after rotation; or None.
     """
 
@@ -129,12 +130,12 @@ class SharedPrefixes:
     """Prefixes whose keys several rows of a decode batch read together (cascade attention).
 
     Attributes:
-        items: [I, 4] int32: keys begin, end; index of the first member, number of members. Items without members are
-            skipped, so a captured batch may have more items than it needs.
-        members: [M, 2] int32: row; index of this result among the row's partial results. Members of an item are
-            adjacent.
+        items: [I, 4] int32: first key, end of the keys, index of the first member, number of members. Items without
+            members are skipped, so a captured batch may have more items than it needs.
+        members: [M, 2] int32: a row, and the index of this item's result among the row's partial results. Members of an
+            item are adjacent.
         end: [R] int32, the first key that a row reads alone.
-        count: [R] int32, partial results that a row gets from items.
+        count: [R] int32, number of partial results that a row gets from items.
         most_members: largest number of members of an item.
         most_results: the largest of ``count``.
     """
@@ -188,11 +189,11 @@ class LongRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LongRows:
-    """The rows with many new tokens, and the rest of the step.
+    """The rows of a step with many new tokens, and the rest of the step.
 
     Attributes:
-        rows: these rows, by number, on the host.
-        others: the other rows; None for none.
+        rows: the rows with many new tokens; a record on the host for each.
+        others: batch of the other rows; None without other rows.
         tokens: [N] int64, the tokens of the other rows; None without other rows.
     """
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ColumnRuns:
-    """Runs of adjacent columns, side by side in a result.
+    """Runs of adjacent columns of one or two matrices, which are put side by side in a result.
 
     Attributes:
-        table: [runs, 3] int64 on the CPU: 0 or 1 for the matrix, first column, number of columns.
+        table: [runs, 3] int64 on the CPU: index of the matrix (0 or 1), first column, number of columns.
         shape: shape of a row of the result: its columns, or heads and their dimensions.
         needed: columns that the two matrices must have at least.
         factors: [runs] float32 on the CPU, by which columns are multiplied; None for copies.
@@ -39,9 +39,10 @@ class ColumnRuns:
         heads: int | None = None,
         factors: Sequence[float] | None = None,
     ) -> ColumnRuns:
-        """Return the record of runs, each as matrix, first column and number of columns; of equal ``heads``.
+        """Return the record of runs; each is the index of a matrix, the first column and the number of columns.
 
         Args:
+            heads: number of heads of equal size that a row of the result is divided into; None for no division.
             factors: factors of the columns of each run.
         """
         if any(matrix not in (0, 1) or first < 0 or count < 1 for matrix, first, count in runs):

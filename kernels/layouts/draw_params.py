@@ -54,8 +54,8 @@ class DrawParams(NamedTuple):
         """Return the parameters of some rows.
 
         Args:
-            values: [n] of each of ``COLUMNS``.
-            column: makes [n, 1] on the device of the logits.
+            values: values of the rows, [n], for each of ``COLUMNS``.
+            column: converts an array [n] to a tensor [n, 1] on the device of the logits.
         """
         # The host knows here what a kernel would have to wait for: that no row has the option.
         off = {"top_n_sigma"} if not (values["top_n_sigma"] > 0).any() else set()
@@ -69,7 +69,7 @@ class DrawParams(NamedTuple):
 
 
 class DrawTable:
-    """Parameters and seeds of the draws of all rows, kept on a device: a step only names its rows.
+    """Parameters and seeds of the draws of all rows, kept on a device, so that a step only names its rows.
 
     Attributes:
         rows: [num_rows, 6] float64: the ``COLUMNS`` in their order, then the bits of the seed.
@@ -82,8 +82,8 @@ class DrawTable:
         """Replace some rows, without waiting for the device.
 
         Args:
-            rows: [n] int64, each once.
-            values: [n] with the fields ``COLUMNS`` and ``seed``, uint64.
+            rows: [n] int64, indices of the rows, all different.
+            values: structured array [n] with the fields ``COLUMNS`` and ``seed``, uint64.
         """
         table = np.stack([*(values[name].astype(np.float64) for name in COLUMNS), values["seed"].view(np.float64)], 1)
         # As integers: a copy of seeds as floats may change what is no number.

@@ -30,8 +30,8 @@ ExpertActivation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 class RouterParams:
     """How a layer derives the top-k experts and their weights from router logits.
 
-    Experts are chosen by their scores plus a correction, among the experts of the best groups. Their weights are their
-    scores without the correction.
+    Experts are chosen by their scores plus a correction, among the experts of the best groups. The weight of an expert
+    is its score without the correction.
 
     Attributes:
         top_k: number of experts of a token.
@@ -41,7 +41,7 @@ class RouterParams:
         scale: factor of the weights.
         correction: [E] fp32, added to the scores by which experts are chosen, or None.
         factors: [E] fp32, factor of the weights of each expert, or None.
-        groups: number of groups, of as many adjacent experts each.
+        groups: number of groups of experts; each has equally many adjacent experts.
         top_groups: number of groups from which a token may choose experts.
         best_of_group: number of a group's largest scores whose sum is the score of the group.
     """
@@ -75,17 +75,17 @@ class Routing(NamedTuple):
 
 
 class ExpertWeights:
-    """The weights of E experts for one product, each packed by itself.
+    """The weights of E experts for one product, each packed separately.
 
     Args:
-        experts: weights of the experts, all of equal sizes, format and kernels.
+        experts: weights of the experts, all with the same sizes, format and kernels.
 
     Attributes:
-        table: int64 on the weights' device, addresses of each expert's tensors, 0 for none: [E, 3], of weight, scales
-            and bias; of grouped weights [E, 9], of ``GroupedPart.tensors`` and bias.
+        table: int64 on the weights' device, addresses of each expert's tensors, 0 for a missing tensor. [E, 3]: weight,
+            scales and bias. For grouped weights [E, 9]: ``GroupedPart.tensors`` and bias.
 
     Raises:
-        ValueError: no experts, or unequal ones.
+        ValueError: there are no experts, or their weights differ in size, format or kernels.
     """
 
     def __init__(self, experts: tuple[Linear, ...]) -> None:
@@ -110,11 +110,13 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class JoinedExperts:
-    """The weights of E experts for two products of one x in different forms on a CPU, whose outputs are side by side.
+    """The weights of E experts for two products of the same x on a CPU, whose weights have different forms.
+
+    The outputs of the two products are put side by side.
 
     Attributes:
-        columns: columns of all of a token's experts: for each expert, the columns of the first product, then those of
-            the second.
+        columns: order of the columns for all experts of a token: for each expert the columns of the first product, then
+            the columns of the second.
     """
 
     first: ExpertWeights

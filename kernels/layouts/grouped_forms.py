@@ -2,7 +2,7 @@
 
     w[n, k] = factor[n] * scale[n, g] * (number[n, k] - zero[n, g]) + minimum[n, g]        g = k // group
 
-All terms but the numbers are optional. If a checkpoint has its own order of inputs, x is permuted.
+All terms but the numbers are optional. If a checkpoint stores inputs in another order, x is permuted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class NumberForm(IntEnum):
     """The meaning of the bits of a number.
 
     INT4, INT5, INT6: unsigned integers of 4, 5 or 6 bits.
-    INT8: signed integers, or unsigned ones where there are zero points.
-    E4M3, E2M1: floating point numbers of 8 bits and of 4 (OCP).
+    INT8: signed integers of 8 bits; unsigned ones if there are zero points.
+    E4M3, E2M1: floating point numbers of 8 and of 4 bits (OCP).
     TABLE: indices of 4 bits into a table of 16 values (NF4, FP4 of bitsandbytes).
     """
 
@@ -77,12 +77,13 @@ class Scales(IntEnum):
 
 
 class Offsets(IntEnum):
-    """The offset that is subtracted from numbers, or added to their products with a scale.
+    """The offset that is subtracted from numbers before they are scaled, or is added afterwards.
 
-    MIDDLE: the middle of the range of an unsigned integer is 0.
-    ZERO_POINTS: an unsigned integer of 8 bits for each group.
-    MINIMA: a number for each group, which is added: in half precision.
-    PRODUCTS: the same as integers, times one number in half precision for each super-block, subtracted.
+    MIDDLE: no stored offset; the middle of the range of an unsigned integer stands for 0.
+    ZERO_POINTS: an unsigned integer of 8 bits for each group, subtracted from its numbers.
+    MINIMA: a number in half precision for each group, added to its scaled numbers.
+    PRODUCTS: an integer for each group, times one number in half precision for each super-block, subtracted from the
+        scaled numbers.
     """
 
     MIDDLE = 0
@@ -102,8 +103,8 @@ class GroupForm(NamedTuple):
     """The properties of a weight that a kernel needs at compile time.
 
     Attributes:
-        group: number of inputs that share a scale; 0 for a whole row.
-        chunk: number of inputs that are stored side by side for all rows, and multiplied at once.
+        group: number of inputs that share a scale; 0 if all inputs of a row do.
+        chunk: number of inputs that are stored side by side in each row and multiplied together.
     """
 
     numbers: NumberForm
@@ -125,7 +126,7 @@ class StoredNumbers:
     """A matrix [N, K] as a checkpoint stores it, on the CPU, for ``kernels.grouped_weights.pack_grouped``.
 
     Attributes:
-        pieces: rows [n, K] uint8 that follow each other, a number in each byte (INT8: its two's complement).
+        pieces: consecutive rows [n, K] uint8, a number in each byte (INT8: in two's complement).
         scales: [N, G], scales in the type that ``form`` defines; None for NONE.
         super_scales: [N, K / 256] in half precision, factors of the scales for PRODUCTS.
         offsets: [N, G], offsets in the type that ``form`` defines; None for MIDDLE.
@@ -155,8 +156,8 @@ class GroupedPart:
     """Some rows of a weight, all in one form.
 
     Attributes:
-        weight: [K / chunk, N, bytes] uint8. Of 4 bits: byte j of a chunk has input j in its low half and input
-            ``chunk / 2 + j`` in its high half.
+        weight: [K / chunk, N, bytes] uint8. For numbers of 4 bits, byte j of a chunk has input j in its low half and
+            input ``chunk / 2 + j`` in its high half.
         high: [K / chunk, N, bytes] uint8, the bits above the lowest four of INT5 and INT6, or None.
         scales: [G, N], or None.
         super_scales: [K / 256, N], or None.
@@ -210,9 +211,9 @@ class GroupedLinear:
         in_features: K.
         out_features: N.
         dtype: type of x.
-        parts: rows that follow each other: one part, or one for each matrix that was stored otherwise. A part in
-            ``dtype`` is plain, [n, K].
-        bias: [N] or None, of ``dtype``.
+        parts: consecutive rows of the weight. Matrices that were stored in different forms are separate parts. A part
+            that is a tensor [n, K] in ``dtype`` is a plain weight.
+        bias: [N] in ``dtype``, or None.
     """
 
     in_features: int

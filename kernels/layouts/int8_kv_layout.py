@@ -8,7 +8,7 @@ order in which integer products read them:
     keys    [page_size / 16, D / 4, 16 keys, 4] bytes of value + 128
     values  [page_size / 4, D, 4 keys] signed bytes
 
-The native kernels' side is ``kernels/cpu/src/attention/int8_kv.h``.
+The native kernels define the same layout in ``kernels/cpu/src/attention/int8_kv.h``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def store_keys(cache: Tensor, page: Tensor, cell: Tensor, k: Tensor, static: Ten
     """Quantise keys of tokens into their cells: page and cell [T], k [T, Hkv, D] of any floating type.
 
     Args:
-        static: [Hkv] fp32, scales used in place of a scale for each token.
+        static: [Hkv] fp32, scales to use for all tokens; None for a scale computed for each token.
     """
     numbers, scales = _rounded(k, static)
     data, known = _parts(cache)

@@ -1,11 +1,11 @@
 """Edits of single logits as a list that a kernel reads: logit biases, then penalties, then bans.
 
-A list is [1 + n, 4] int32. Its first line has the ends of the three kinds among the lines: of biases, of penalties, of
-bans. Each further line has the row of the logits, the token, and the bits of two numbers in fp32:
+A list is [1 + n, 4] int32. Lines are sorted by kind, and the first line has the index at which the biases, the
+penalties and the bans end. Each further line has the row of the logits, the token, and the bits of two numbers in fp32:
 
-    bias      added to the logit
-    penalty   repetition penalty, by which a logit above 0 is divided and another one multiplied; and what is subtracted
-    ban       none: the logit becomes -inf
+    bias      a number to add to the logit
+    penalty   repetition penalty, which divides a logit above 0 and multiplies any other; a number to subtract
+    ban       no numbers: the logit becomes -inf
 """
 
 from __future__ import annotations

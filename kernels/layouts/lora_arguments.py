@@ -24,9 +24,9 @@ ROW_FIELDS = 5 + MOST_MODULES
 
 
 def pack_expansion(b: Tensor) -> Tensor:
-    """Pack B [n, r] in blocks of 64 rows, each transposed to [r, 64], the last one narrower: flat, n * r values.
+    """Pack B [n, r] in blocks of 64 rows, each transposed to [r, 64]. Returns n * r values in one dimension.
 
-    A kernel that computes 64 outputs at a time reads its block sequentially.
+    The last block may be narrower. A kernel that computes 64 outputs at a time reads its block sequentially.
     """
     return torch.cat([rows.T.reshape(-1) for rows in b.split(BLOCK)])
 
@@ -92,10 +92,10 @@ class SlotTable:
     Args:
         sizes: number of columns of each module, for at most three modules.
         width: K, the number of inputs; for an embedding the number of tokens of the vocabulary.
-        num_slots: slots, all empty at first.
+        num_slots: number of slots, all empty at first.
         dtype: type of the factors and of x.
         device: device of the factors.
-        rows: memory for the attribute, zeros; None to allocate some.
+        rows: memory for the attribute ``rows``, filled with zeros; None to allocate it.
 
     Attributes:
         rows: [num_slots, ROW_FIELDS] int64 on the device, addresses and ranks of each slot; never moved.
@@ -218,10 +218,10 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class ShrunkInputs:
-    """The result ``scale * A x`` of a projection, which may still be computed beside other launches.
+    """The result ``scale * A x`` of a projection, whose launch may still run in parallel with other launches.
 
     Attributes:
-        sums: [most, S, R] fp32, the result as parts to be added up.
+        sums: [most, S, R] fp32, the result in parts that must be added up.
         parts: [N] int32, number of parts of each tile.
         wait: makes later launches wait for the result; called once, before the result is read.
     """

@@ -46,7 +46,7 @@ class PackedLinear:
     Attributes:
         in_features: K.
         out_features: N.
-        weight: the plain [N, K], or panels of 16 columns.
+        weight: a plain weight [N, K], or panels of 16 columns.
         bias: [N] or None, of the weight's type.
         kernels: the native kernels that packed ``weight`` and read it, or None for a plain weight.
     """
@@ -64,29 +64,29 @@ class Format(IntEnum):
     NIBBLES: blocks of 32 along K, ``d * q + m`` with q of 4 bits, d and m in half precision (GGUF's Q4_1).
     BYTES: blocks of 32 along K, ``d * q`` with q of 8 bits, d in half precision (GGUF's Q8_0).
     CHANNELS: rows, ``d * q`` with q of 8 bits, d in fp32.
-    WIDENED: as CHANNELS, but x is not quantised: q is widened to the type of x (weight-only).
+    WIDENED: as CHANNELS, but x is not quantised, and q is widened to the type of x (weight-only quantisation).
     SUPER_NIBBLES: blocks of 32 in super-blocks of 256, ``(d * s) * q - e * t`` with q of 4 bits (GGUF's Q4_K).
     SUPER_6_BITS: blocks of 16 in super-blocks of 256, ``(d * s) * (q - 32)`` with q of 6 bits (GGUF's Q6_K).
     SYMMETRIC: as NIBBLES, ``d * (q - 8)`` (GGUF's Q4_0).
     ZERO_POINTS: as NIBBLES, ``d * (q - z)`` with an integer z in half precision (AWQ, GPTQ).
     FLOAT8: rows, ``d * q`` with q in E4M3, d in fp32 for all inputs or each 128 of them, rounded to the type of x.
     TABLE: as SYMMETRIC, ``d * t[q]``, t the sixteen integers of GGUF's IQ4_NL.
-    FLOAT4: the same, t twice the numbers of E2M1 (MXFP4).
+    FLOAT4: as TABLE, with t twice the numbers of E2M1 (MXFP4).
     SUPER_5_BITS: as SUPER_NIBBLES, with q of 5 bits (GGUF's Q5_K).
     SUPER_3_BITS: blocks of 16 in super-blocks of 256, ``(d * s) * (q - 4)`` with q of 3 bits (GGUF's Q3_K).
-    SUPER_2_BITS: the same, ``(d * s) * q - e * t`` with q of 2 bits (GGUF's Q2_K).
+    SUPER_2_BITS: as SUPER_3_BITS, ``(d * s) * q - e * t`` with q of 2 bits (GGUF's Q2_K).
     SUPER_TABLE: blocks of 32 in super-blocks of 256, ``(d * s) * t[q]`` with TABLE's integers (GGUF's IQ4_XS).
-    SUPER_FLOAT4: the same, ``(f * s) * t[q]``, t FLOAT4's, s in E4M3 and f in fp32 (NVFP4).
-    SUPER_GRID: the same as SUPER_3_BITS, ``(d * s) * t[q]``, t the six values of GGUF's IQ2_XXS, IQ2_XS and IQ2_S.
+    SUPER_FLOAT4: ``(f * s) * t[q]`` with FLOAT4's t, s in E4M3 and f in fp32 (NVFP4).
+    SUPER_GRID: as SUPER_3_BITS, ``(d * s) * t[q]``, t the six values of GGUF's IQ2_XXS, IQ2_XS and IQ2_S.
     FIVE_BITS: as NIBBLES, with q of 5 bits (GGUF's Q5_1).
-    SYMMETRIC_5_BITS: the same, ``d * (q - 16)`` (GGUF's Q5_0).
+    SYMMETRIC_5_BITS: as SYMMETRIC, ``d * (q - 16)`` with q of 5 bits (GGUF's Q5_0).
     NIBBLE_ROWS and the other formats that end in ROWS: the formats without ROWS, arranged for products of few rows by
     AMX.
 
-    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32; for 5 bits and super-blocks, to 8
-    bits. Alternatively x is not quantised, and the weight's numbers are rounded to the type of x; formats with zero
-    points or a table always do this. For CHANNELS x has 8 bits with outliers kept apart. See
-    ``kernels.quantised_weights``.
+    For NIBBLES, SYMMETRIC and BYTES, x is quantised to 8 or 15 bits in blocks of 32; for formats with q of 5 bits or
+    with super-blocks, to 8 bits. Alternatively x is not quantised, and the weight's numbers are rounded to the type of
+    x; formats with zero points or a table always do this. For CHANNELS x is quantised to 8 bits, and its outliers are
+    multiplied separately. See ``kernels.quantised_weights``.
     """
 
     NIBBLES = 0
@@ -183,12 +183,12 @@ _DESCRIPTIONS: Final = {
 
 
 class WidenedForm(NamedTuple):
-    """The second form of a weight in blocks, for products of more rows, with the same bits.
+    """The second form of a weight in blocks, for products with more rows of x. Both forms give the same bits.
 
     Attributes:
-        weight: panels as those of a ``PackedLinear``.
-        bias: [N] or None, of the weight's type.
-        few_rows: the most rows of x that are multiplied with the blocks.
+        weight: panels like those of a ``PackedLinear``.
+        bias: [N] in the weight's type, or None.
+        few_rows: largest number of rows of x for which the blocks are used instead.
     """
 
     weight: Tensor
@@ -204,12 +204,12 @@ class QuantisedLinear:
         in_features: K.
         out_features: N.
         weight: panels of integers.
-        planes: bytes of a quantised value of x: 1 for 8 bits, 2 for 15; 0 for blocks whose numbers are rounded to the
-            type of x instead. FLOAT8: scales of a row.
+        planes: number of bytes of a quantised value of x: 1 for 8 bits, 2 for 15; 0 if the weight's numbers are rounded
+            to the type of x instead. For FLOAT8 the number of scales of a row.
         scales: factors of the integers.
         bias: [N] fp32 or None.
         kernels: the native kernels that read it.
-        widened: the same weight in a second form, for x of its type; None for the blocks alone.
+        widened: the same weight in a second form, whose type is that of x; None if only the blocks are kept.
     """
 
     in_features: int
@@ -228,10 +228,10 @@ Linear = PackedLinear | QuantisedLinear | GroupedLinear
 
 @dataclass(frozen=True, slots=True)
 class JoinedLinear:
-    """Two weights of one x in different forms on a CPU, whose outputs are side by side.
+    """Two weights in different forms on a CPU, for products of the same x whose outputs are put side by side.
 
     Attributes:
-        columns: columns of the first product, then those of the second.
+        columns: order of the columns: those of the first product, then those of the second.
     """
 
     first: AnyLinear

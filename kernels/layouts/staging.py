@@ -1,8 +1,8 @@
 """Asynchronous copies between host and device through pinned memory.
 
-A copy from pageable memory goes through the driver, which can make the host wait. So values are first copied to pinned
-memory, which torch keeps until the device has read it. Each copy has its own pinned memory, so any number of steps may
-be in flight.
+For a copy from pageable memory the driver may make the host wait. So values are first copied to pinned memory, which
+torch does not reuse until the device has read it. Each copy has its own pinned memory, so any number of steps may be in
+flight.
 """
 
 from __future__ import annotations

@@ -16,16 +16,16 @@ MOST_STATE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """Where the rows of a ragged batch find and leave their states: slots of a pool [slots, ...].
+    """The slots from which the rows of a ragged batch read their states, and to which they write them.
 
-    A slot that one row reads is written by no other row of the batch.
+    Slots belong to a pool [slots, ...]. If a row reads a slot, no other row of the batch writes it.
 
     Attributes:
         query_start: [R + 1] int32, row r owns tokens ``query_start[r]:query_start[r + 1]``.
         source: [R] int32, slot of the state before the row's first token, -1 for zeros.
-        target: [R] int32, slot that gets the state after its last token; it may be the source.
-        checkpoints: [T] int32, slot that gets the state after this token too, -1 for none.
-        max_query: tokens of the longest row at most; None if that is not known.
+        target: [R] int32, slot for the state after the row's last token; it may be the source.
+        checkpoints: [T] int32, a further slot for the state after this token, -1 for none.
+        max_query: upper bound of the number of tokens of a row; None if none is known.
     """
 
     query_start: Tensor
@@ -42,7 +42,7 @@ class SsmParams:
     Attributes:
         num_heads: H.
         head_dim: P.
-        num_groups: groups of adjacent heads, which have the same B and C.
+        num_groups: number of groups of adjacent heads; the heads of a group have the same B and C.
         state_size: N.
         decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
         step_bias: [H] fp32, added to a head's step before the softplus.
@@ -70,7 +70,7 @@ class SsmParams:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveParams:
-    """A selective state space whose W channels have a step, and N numbers of state with a decay of each (Mamba).
+    """A selective state space (Mamba): each of W channels has a step, and N numbers of state, each with its own decay.
 
     Attributes:
         decay: [N, W] fp32, below 0: a number shrinks by ``exp(step * decay)`` with each token.
@@ -98,13 +98,13 @@ class DeltaParams:
     """A gated delta rule: H heads of P dimensions, each with a state of N x P; adjacent heads share q and k.
 
     Attributes:
-        num_heads: H, of values.
-        head_dim: P.
+        num_heads: H, number of heads of values.
+        head_dim: P, dimensions of a value.
         num_key_heads: number of heads of queries and keys, a divisor of H.
-        key_dim: N, of a query and a key.
+        key_dim: N, dimensions of a query and of a key.
         decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
         step_bias: [H] fp32, added to a head's step before the softplus; [H * N] with ``by_channel``.
-        by_channel: each of the N rows of a state has a step of its own (Kimi Linear), else a head has one.
+        by_channel: whether each of the N rows of a state has its own step (Kimi Linear); otherwise each head has one.
     """
 
     num_heads: int
@@ -157,8 +157,8 @@ class ConvParams:
     Attributes:
         weight: [taps, W], the tap of the newest input last.
         bias: [W] or None.
-        gated: the input is the product of two, and the result is multiplied by a third (LFM2). Else the result passes
-            SiLU.
+        gated: whether the input is a product of two projections and the result is multiplied by a third one (LFM2).
+            Otherwise SiLU is applied to the result.
     """
 
     weight: Tensor

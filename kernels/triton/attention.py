@@ -1,14 +1,16 @@
 """Launches of Triton attention over paged K and V: extend, decode with split context, shared prefixes.
 
-  extend   rows of several new tokens: a tile of queries walks all keys that it sees, and writes its result.
-  decode   rows of one new token: few query vectors, so reading keys dominates. Keys are split among programs (flash
-           decoding), a row's by its share of all, so that one long row among short ones is not walked by a few. Keys of
-           a prefix that several rows have in common (cascade attention) are read once for the queries of all these
-           rows, by further programs of the same launch. Partial results, normalised values and log2 of their weight,
-           are merged in a fixed order by the program that stores the last one of a row's head.
+  extend   rows of several new tokens: the program of a tile of queries reads all keys that the tile sees, and writes
+           the tile's result.
+  decode   rows of one new token: there are few query vectors, so reading keys takes most of the time. The keys of a row
+           are split among programs (flash decoding). The number of programs is proportional to the row's share of all
+           keys, so that a long row among short ones gets enough programs. Keys of a prefix that several rows have in
+           common (cascade attention) are read once for the queries of all these rows, by further programs of the same
+           launch. A partial result is normalised values and log2 of their weight. The program that stores the last
+           partial result of a row's head merges all of them, in a fixed order.
 
-Rows without tokens, which pad a captured batch, are skipped. Grids depend only on shapes and host numbers;
-``max_context`` only bounds how finely decode splits, so a captured batch may give its upper bound.
+Rows without tokens, which pad a captured batch, are skipped. Grids depend only on shapes and on numbers that the host
+knows. ``max_context`` only limits the number of parts in decode, so a captured batch may give an upper bound of it.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ CONFIGS = {
     ("decode_many", 4, 512): Config(16, 32, 4, 1),
 }
 
-# Sizes for KV in rows of 8 bits, which are widened in registers. The kernels compile with few spills; their speed is
-# not measured.
+# Sizes for KV in rows of 8 bits, which is widened in registers. The kernels compile with few register spills; their
+# speed is not measured.
 ROW_CONFIGS = {
     (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
 }
 
-# Sizes for latent attention on devices with less shared memory for a program than sm_80: sm_86, 89 and 120 have 99 KiB.
-# The kernels compile without spills with them; their speed is not measured.
+# Sizes for latent attention on devices on which a program has less shared memory than on sm_80: on sm_86, sm_89 and
+# sm_120 it has 99 KiB. The kernels compile without register spills; their speed is not measured.
 SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
 _LARGE_SHARED = 163 << 10
 
@@ -92,9 +94,10 @@ def most_splits(programs: int, max_context: int, sms: int) -> int:
 
 
 def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value_dim: int | None = None) -> bool:
-    """Return whether the kernels support this: heads of 16, 32 ... 256 dimensions, pages of a power of two.
+    """Return whether the kernels support these tensors: heads of 16, 32 ... 256 dimensions, pages of a power of two.
 
-    With ``value_dim``: latent keys of up to 512 dimensions that are also the values, followed by 64 rotated ones.
+    With ``value_dim``, keys must have up to 512 latent dimensions, which are also the values, and up to 64 rotated
+    ones.
     """
     page_size, dim = k_cache.shape[2], kv_forms.head_dim(k_cache)
     if value_dim is None:
@@ -115,9 +118,9 @@ def takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, value
 
 @functools.cache
 def _arrivals(device: torch.device, count: int, stream: int) -> Tensor:
-    """Return counters of partial results, which are 0 between launches. Launches on one stream share them.
+    """Return counters of partial results, all 0 between launches. Launches on the same stream share them.
 
-    The counters keep their address, because captured passes continue to use them.
+    The counters are never freed or moved, because captured passes continue to use their address.
     """
     return torch.zeros(count, dtype=torch.int32, device=device)
 
@@ -152,8 +155,9 @@ def attention(
     The result is undefined for tokens of no row, which pad a captured batch.
 
     Args:
-        invariant: the bits of a token depend on its own row alone, and not on which of its tokens are in the step:
-            one kernel computes all rows, block by block from the row's first key on. Long rows are slower.
+        invariant: whether a token's result must have the same bits whatever else is in the step: other rows, or more or
+            fewer tokens of its own row. Then one kernel computes all rows, block by block from a row's first key on.
+            Long rows are slower.
     """
     out = q.new_empty(*q.shape[:2], params.value_dim or q.shape[2])
     call = _Call(q, k_cache, v_cache, batch, params, out, invariant)
@@ -327,11 +331,11 @@ class _Call:
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
-    """Yield compilations of ``attention``: each kernel by head size, and with or without a cap.
+    """Yield variants of ``attention`` to compile: each kernel for each head size, with and without a cap, in bfloat16.
 
-    With sinks for the models that have them: heads of 64 dimensions, no cap. Of invariant attention, which takes
-    another path through the same code, for heads of 128 dimensions. All in bfloat16, as float16 needs just the same of
-    a device, of which heads of 128 dimensions are the sample.
+    There are further variants: with sinks for heads of 64 dimensions without a cap, which the models with sinks have;
+    of invariant attention and of 8-bit KV for heads of 128 dimensions; and of latent attention. Float16 needs the same
+    resources as bfloat16, so it is compiled only for heads of 128 dimensions, as a sample.
     """
     dtype = torch.bfloat16
     for dim in _BLOCKS_D:

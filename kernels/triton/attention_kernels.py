@@ -1,20 +1,20 @@
 """Triton kernels of attention over paged K and V, launched by ``kernels.triton.attention``.
 
-A tile is up to BLOCK_M query vectors that read one KV head: all heads of its group for one token, then for the next.
-One loop serves all kernels: it walks the keys of a tile block by block, scores in base 2, and rescales when it meets a
-larger score.
+A tile is up to BLOCK_M query vectors that read one KV head: all heads of the group for one token, then for the next
+token. All kernels use one loop over the keys of a tile, block by block. Scores are exponents of base 2; when a block
+has a larger score than all before it, the sums so far are rescaled.
 
-Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size,
-dim] with page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is
-``factor * q.k``, or ``bound * tanh(factor * q.k)`` if CAPPED, both for base 2. A token sees only the last ``window``
-keys, and of these only the keys from the last multiple of ``chunk`` on.
+Common arguments: q and out [T, kv_heads * group, dim]; k_cache and v_cache [num_pages, kv_heads, page_size, dim] with
+page_size ``1 << page_bits``; page_table [R, table_width]; query_start [R + 1]; context_len [R]. A score is ``factor *
+q.k``, or ``bound * tanh(factor * q.k)`` if CAPPED; ``factor`` and ``bound`` include the change to base 2. A token sees
+only the last ``window`` keys, and of these only the keys from the last multiple of ``chunk`` on.
 
 KV is the form of the caches. With PLAIN_KV they have the type of q. With INT8_KV and FLOAT8_KV they are bytes in the
 order of ``kernels.layouts.kv_forms``; the scales of keys are applied to scores, the scales of values to weights.
 
-In latent attention the first VALUES dimensions of a key are its value too, so that it is loaded once. The other dim -
-VALUES dimensions, at most BLOCK_R, are ``rest``. Results then have VALUES dimensions. With VALUES = 0 keys and values
-have ``dim`` dimensions each.
+In latent attention the first VALUES dimensions of a key are its value too, and are loaded once for both. ``rest`` is
+the other dim - VALUES dimensions of a query, at most BLOCK_R. Results then have VALUES dimensions. With VALUES = 0 keys
+and values are separate and have ``dim`` dimensions each.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def _first_seen(position, window, chunk):
 def _load_keys(
     cache, at, begin, width, inside, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, KV: tl.constexpr, TYPE: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_D] of a cache, dimensions from ``begin`` on; 0 for keys outside and past ``width`` dimensions.
+    """Load dimensions from ``begin`` on of keys in a cache, [BLOCK_N, BLOCK_D].
 
-    ``at`` is where each key begins. Numbers of E4M3 are divided by _FLOAT8_FACTOR.
+    ``at`` is the offset at which each key begins. Keys that are not ``inside``, and dimensions past ``width``, are 0.
+    Numbers in E4M3 are divided by _FLOAT8_FACTOR.
     """
     d = tl.arange(0, BLOCK_D)
     pointers = cache + at[:, None] + (begin + d)[None, :]
@@ -139,12 +140,13 @@ def _attend_keys(
     CAPPED: tl.constexpr, PRECISION: tl.constexpr, UNMASKED: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
     KV: tl.constexpr, ALIGNED: tl.constexpr = False,
 ):  # fmt: skip
-    """A tile over the keys [begin, end): normalised values and log2 of the sum of weights, or nothing.
+    """Attend with a tile of queries to the keys [begin, end). Returns normalised values and log2 of the sum of weights.
 
-    ``largest`` and ``total`` are the largest score of the sinks, which have no value, and the sum of weights relative
-    to it. ``first`` is the least position of its queries; keys from ``unseen`` on are in all their windows. With
-    UNMASKED, blocks that all of them see whole come first and need no mask; then those at the near edge of the window
-    and at the diagonal. With ALIGNED, blocks begin at multiples of their size, and keys before ``begin`` are left out.
+    ``largest`` and ``total`` are the values before the first key: the largest score of the sinks, which have no value,
+    and the sum of their weights relative to it. ``first`` is the smallest position of the tile's queries; keys from
+    ``unseen`` on are in the windows of all queries. With UNMASKED, the blocks that all queries see whole are computed
+    first, without a mask, and then the blocks at the beginning of the windows and at the diagonal. With ALIGNED, blocks
+    begin at multiples of their size, and keys before ``begin`` are masked.
     """
     low = begin
     if ALIGNED:
@@ -189,8 +191,8 @@ def _sinks(sinks, head, is_counted, BLOCK_M: tl.constexpr, SINKS: tl.constexpr):
 def _row_of_tile(query_start, tile, rows, group, BLOCK_M: tl.constexpr):
     """Return the last row whose tiles begin at or before ``tile``.
 
-    The tiles of row r begin at ``query_start[r] * group // BLOCK_M + r``, which leaves room for an incomplete tile per
-    row.
+    The tiles of row r begin at ``query_start[r] * group // BLOCK_M + r``. The ``+ r`` leaves room for an incomplete
+    tile in each row.
     """
     low = 0
     high = rows - 1
@@ -210,12 +212,12 @@ def extend(
     CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr, BLOCK_R: tl.constexpr,
     KV: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h): a tile of a row that has more than one token, for KV head h; of any row where EVERY.
+    """Program (t, h): a tile of a row with more than one token, for KV head h. With EVERY also of a row with one token.
 
-    With EVERY, a token gets the same bits for any choice of its row's tokens in the tile: blocks begin at multiples of
-    their size, and all blocks are masked. Masked keys change no sum.
+    With EVERY, a token gets the same bits whichever tokens of its row are in the tile: blocks begin at multiples of
+    their size, and all blocks are masked, because masked keys do not change a sum.
 
-    The last tiles of a row see most keys and start first, so that the programs that end last are short.
+    The last tiles of a row see the most keys, so they start first. Then the programs that end last are short.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -274,7 +276,7 @@ def _keys_of_all(query_start, context_len, shared_end, rows, window, chunk, SHAR
 def _count_parts(keys, of_all, wanted, splits):
     """Return the number of parts for a row's own keys: its share of the ``wanted`` parts of all, at most ``splits``.
 
-    The result is an integer, so that programs over shared keys compute the same number as those over the row's own.
+    It is computed with integers, so that programs for shared keys get the same number as programs for the row's own.
     """
     share = (keys.to(tl.int64) * wanted // tl.maximum(of_all, 1)).to(tl.int32)
     return tl.maximum(tl.minimum(tl.minimum(share, tl.cdiv(keys, LEAST_KEYS)), splits), 1)
@@ -292,7 +294,7 @@ def _merge_if_last(
     out, partial_values, partial_weight, arrived, row, head, token, inside, own, more, heads, width, splits, slots,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Count one result of each vector of head ``head`` in row ``row``; after the last result, merge all of them.
+    """Count one partial result for each query vector of head ``head`` in row ``row``; after the last one, merge all.
 
     A vector has ``own`` results over its row's own keys, from slot 0 on, and ``more`` results over keys shared with
     other rows, from slot ``splits`` on. Results are merged in this order, whichever program comes last. Then the
@@ -401,13 +403,15 @@ def decode(
 ):  # fmt: skip
     """Program (t, h, s): for KV head h, keys that rows share (s < prefix_layers) or part ``s - prefix_layers`` of own.
 
-    Of a row that has one token, for a tile of the heads that read KV head h. The row has its share of the ``wanted``
-    parts of all keys, at most ``splits``. A row's only result is final. Of several, each goes to a slot of the row, and
-    is counted in arrived [rows, heads], which is all 0 before and after: the program that stores the last one of a head
-    merges them. Without PREFIX_M no keys are shared.
+    A program for a row's own keys attends with a tile of the heads that read KV head h; rows without exactly one token
+    are skipped. A row's own keys are split into its share of the ``wanted`` parts of all keys, at most ``splits``. If a
+    row has only one result, it is final. Otherwise each partial result is stored in a slot of the row and counted in
+    arrived [rows, heads], which is all 0 before and after the launch. The program that stores the last partial result
+    of a head merges all of them. Without PREFIX_M no keys are shared.
 
-    Programs of shared keys are ``prefix_tiles`` for each item, ``prefix_programs`` in all, numbered layer by layer; the
-    results of a member go to the row's slots from ``splits`` on. An item without members is skipped.
+    There are ``prefix_tiles`` programs for the shared keys of each item, ``prefix_programs`` in all. They are numbered
+    consecutively through the first ``prefix_layers`` values of s. Their results for a member are stored in the slots of
+    its row from ``splits`` on. An item without members is skipped.
     """
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

@@ -86,7 +86,7 @@ def _save(
 ):  # fmt: skip
     """Program (r, b): channels ``b * BLOCK ...`` of the states after row r and at its checkpoints.
 
-    The state before the row is read first: its slot may be one of the slots that are written.
+    The state before the row is read before anything is written, because its slot may be one of the written slots.
     """
     row = tl.program_id(0)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

@@ -1,10 +1,11 @@
 """Triton kernels of the gated delta rule: token by token for rows of few tokens, in chunks for others.
 
-A program has a row, a head and a block of its values' dimensions, whose state stays in registers from the row's first
-token to its last. In the chunk form (https://arxiv.org/abs/2412.06464, section 3) each token's correction of the state
-depends on those before it: one triangular system for a chunk. It is solved by elimination within blocks of 16 tokens,
-and among blocks by a product of few factors, in which nothing grows. A chunk ends early at a token whose state is kept.
-Where each row of a state shrinks by a factor of its own, all rows of a batch go token by token.
+A program has a row, a head and a block of the dimensions of the head's values. Their state stays in registers from the
+row's first token to its last. In the chunk form (https://arxiv.org/abs/2412.06464, section 3) each token's correction
+of the state depends on the corrections of earlier tokens, which is a triangular system for each chunk. It is solved by
+elimination within blocks of 16 tokens, and among blocks by a product of few factors, whose numbers stay small. A chunk
+ends early at a token after which the state is stored. If each row of a state has its own decay factor, all rows of a
+batch are computed token by token.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def _delta_short(
     first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, of a row of at most MOST tokens.
+    """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, for row r.
 
-    With BY_CHANNEL rows may have any number of tokens.
+    The program skips rows of more than MOST tokens, except with BY_CHANNEL.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
@@ -87,10 +88,11 @@ def _delta_short(
 
 @triton.jit
 def _inverse(lower, turned, CHUNK: tl.constexpr):
-    """The inverse of 1 + ``lower``, strictly lower triangular; ``turned`` is its transpose.
+    """Return the inverse of 1 + ``lower``. ``lower`` is strictly lower triangular, and ``turned`` is its transpose.
 
-    Each block on the diagonal is inverted by row-by-row elimination. A power series of the whole matrix would add and
-    subtract numbers far larger than the result if keys are similar. For two blocks the series has only two terms.
+    Each block on the diagonal is inverted by row-by-row elimination, and the blocks are combined by a power series,
+    which has only two terms for two blocks. A power series of the whole matrix is not used: if keys are similar, it
+    would add and subtract numbers far larger than the result.
     """
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     is_block = row // _SOLVED == column // _SOLVED
@@ -143,8 +145,8 @@ def _delta_chunks(
         last = tl.sum(logs, 0)
         in_chunk = inside[:, None] & in_size[None, :]
         cells = index[:, None] * columns + (head // EACH) * SIZE + size[None, :]
-        # Keys and queries are used as they are stored, so that their products are exact; lengths are factors of
-        # results.
+        # Products of keys and queries are computed from the stored numbers, so that they are exact. The normalisation
+        # by their lengths is applied to the results.
         keys = tl.load(x_chunk + cells + of_keys, in_chunk, other=0.0)
         of_key = _shorten(keys)
         # Triangles of the products of keys: exponents of the other halves are above 0, and might overflow.

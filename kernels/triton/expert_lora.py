@@ -1,11 +1,12 @@
-"""Triton LoRA op on products of experts and heads: picks of a step by adapter and expert, then the op on each group.
+"""Triton LoRA op on products of experts and heads. The picks of a step are grouped by adapter and expert.
 
     segments        slot 0: tokens 9 10 | slot 2: token 0      with the experts (3 1), (1 2) and (3 1)
     keys of picks   slot * E + expert                          3 1  1 2 | 2 E + 3  2 E + 1
     groups          picks sorted by key                        1 1 | 2 | 3 | 2 E + 1 | 2 E + 3
 
-Grouping uses a few torch ops with fixed shapes, so nothing is read back to the host: there is room for one tile of each
-key and for all whole tiles, and unused tiles are empty. Pick j of token t is row ``t * k + j`` of the results.
+A pick is one of the k experts of a token. Grouping uses a few torch ops with fixed shapes, so nothing is read back to
+the host: there is room for one incomplete tile of each key and for all whole tiles, and unused tiles are empty. Pick j
+of token t is row ``t * k + j`` of the results.
 """
 
 from __future__ import annotations

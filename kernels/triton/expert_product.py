@@ -1,10 +1,10 @@
 """Triton product of tokens with the weights of their experts.
 
-A first kernel groups the picks [T, k] by expert. A program of the second kernel has some columns of an expert's weight,
-whose address is in the table, and multiplies all of the expert's rows with them, tile after tile. Programs of experts
-without rows end at once, and the weights of these experts are not read. Grids depend only on the numbers of tokens and
-experts, so that calls can be captured. Sums are added in one order, so the result does not depend on the order of
-programs.
+The first kernel groups the picks [T, k], the experts of each token, by expert. A program of the second kernel has some
+columns of one expert's weight, whose address is in the table, and multiplies all rows that the expert gets by them,
+tile after tile. Programs of experts without rows end at once, and the weights of these experts are not read. Grids
+depend only on the numbers of tokens and experts, so calls can be captured. Sums are added in a fixed order, so the
+result does not depend on the order in which programs run.
 
 Experts come from the router and are not checked on the device.
 """
@@ -55,11 +55,11 @@ _MANY = ProductConfig(64, 128, 64, 8, 3)
 
 @triton.jit(do_not_specialize=["count", "picks"])
 def _group(experts, order, starts, tokens, count, picks, LIMITED: tl.constexpr, SCANNED: tl.constexpr):
-    """Program e: the picks of expert e, in their order, to ``order[starts[e]:starts[e + 1]]``.
+    """Program e: write the picks of expert e, in ascending order, to ``order[starts[e]:starts[e + 1]]``.
 
     experts [count] int32; order [count] int32; starts [E + 1] int32, whose element 0 is written by program 0; tokens
-    [1] int32: number of tokens. Each token has ``picks`` picks. With LIMITED, picks of further tokens, which pad a
-    captured step, are left out.
+    [1] int32: number of tokens. Each token has ``picks`` picks. With LIMITED, picks of tokens beyond that number, which
+    pad a captured step, are left out.
     """
     expert = tl.program_id(0)
     if LIMITED:
@@ -128,8 +128,8 @@ def _product(
 
         out[pick, n] = sum over i of x[pick // picks, i] * W_e[n, i] + bias_e[n]
 
-    for pick = order[j], starts[e] <= j < starts[e + 1]; x [T, x_stride] with picks = k, or [T * k, x_stride] with
-    picks = 1; of the rows of out [T * k, out_stride] the first columns are written.
+    for pick = order[j], starts[e] <= j < starts[e + 1]. x is [T, x_stride] with picks = k, or [T * k, x_stride] with
+    picks = 1. Of each row of out [T * k, out_stride] the first ``columns`` columns are written.
     """
     expert = tl.program_id(1)
     begin, end = tl.load(starts + expert), tl.load(starts + expert + 1)
@@ -163,7 +163,7 @@ def _grouped_expert_product(
     GROUP: tl.constexpr, CHUNK: tl.constexpr, HIGH: tl.constexpr, MIDDLE: tl.constexpr, FACTOR: tl.constexpr,
     SCALE_TYPE: tl.constexpr, OFFSET_TYPE: tl.constexpr, COARSE_TYPE: tl.constexpr, HAS_FACTORS: tl.constexpr,
 ):  # fmt: skip
-    """``_product`` with weights of 4 to 8 bits, by the same programs.
+    """``_product`` with weights of 4 to 8 bits: each program computes the same part of the result.
 
     The form and the constants determine the types of a weight's tensors.
     """

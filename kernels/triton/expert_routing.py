@@ -1,7 +1,8 @@
 """Triton kernels around the products of experts, one launch each: routing, activation with weights, and the sum.
 
-A program of ``route`` has one token: it holds the scores of all experts in registers, and takes the best score k times.
-Among equal scores the first expert is taken, as on the native path. No program reads results of another one.
+A program of ``route`` has one token. It holds the scores of all experts in registers, and takes the largest score k
+times. Among equal scores the first expert is taken, as by the native CPU kernels. No program reads results of another
+program.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def _route(
     SIGMOID: tl.constexpr, BY_LOGITS: tl.constexpr, CORRECTED: tl.constexpr, FACTORED: tl.constexpr,
     RENORMALISES: tl.constexpr,
 ):  # fmt: skip
-    """Program t: experts [TOP_K] and weights [TOP_K] of token t, whose logits are [count], ``of_group`` of each group.
+    """Program t: experts [TOP_K] and weights [TOP_K] of token t, from its logits [count], ``of_group`` in each group.
 
-    The tile is [ROWS, SIZE]: groups in rows, and their experts in columns. ``PICKS`` is TOP_K, rounded up.
+    The tile is [ROWS, SIZE]: each row has the experts of one group. ``PICKS`` is TOP_K rounded up to a power of two.
     """
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, ROWS)[:, None]

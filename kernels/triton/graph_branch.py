@@ -22,13 +22,15 @@ def branching(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def start_beside(start: Callable[[], None]) -> Callable[[], None]:
-    """Run launches parallel to the following ones in a captured pass; elsewhere in turn, as streams cost time.
+    """In a captured pass, run the launches of ``start`` in parallel with the launches that follow this call.
 
-    The launches begin once all earlier launches have ended. Their inputs and outputs must be allocated before this
-    call, and must not be freed before the wait.
+    Outside of a capture they run in order, because a second stream would take more time than it saves. The launches
+    begin once all earlier launches have ended. Their inputs and outputs must be allocated before this call, and must
+    not be freed before the wait.
 
     Returns:
-        A function that makes later launches wait for them, on the device. A capture can end only after its call.
+        A function that makes later launches wait, on the device, for the launches of ``start``. It must be called
+        before the capture ends.
     """
     side = getattr(_thread, "stream", None)
     if side is None:

@@ -10,9 +10,9 @@ from . import graph_branch, product_choice
 
 
 class Capture:
-    """Captures passes on one device. All passes share one memory pool for intermediates.
+    """Captures forward passes in CUDA graphs on one device. All passes share one memory pool for intermediates.
 
-    So only one pass may run at a time, and its results must be written to tensors allocated outside of it.
+    So only one pass may run at a time, and a pass must write its results to tensors that were allocated outside of it.
 
     Args:
         device: a CUDA device.
@@ -26,9 +26,9 @@ class Capture:
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
         """Run a pass once, capture it, and return its replay on the current stream.
 
-        The pass is run first because a capture must not compile or load kernels or allocate a library's workspace, and
-        because products are measured in the run. The pass must not read values back from the device, nor depend on the
-        contents of its inputs.
+        The pass is run before the capture because a capture must not compile or load kernels or allocate a library's
+        workspace, and because the run measures the fastest methods for products. The pass must not read values back
+        from the device, and its launches must not depend on the contents of its inputs.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), product_choice.measuring():

@@ -1,9 +1,9 @@
 """Triton product with weights of 4 to 8 bits, which are read as they are stored (``layouts.grouped_forms``).
 
-A program owns a tile of rows of x and columns of the result. For each chunk of inputs it loads the numbers of its
-columns, makes exact bfloat16 or half precision values of their bits in registers, multiplies, and scales the sums. So a
-weight is read once for all rows of a tile, and no instruction of a card that lacks FP8 or FP4 is needed. Sums have one
-order, and grids depend on shapes alone, so that calls can be captured.
+A program has a tile of the result: some rows of x and some columns. For each chunk of inputs it loads the stored
+numbers of its columns, converts them exactly to bfloat16 or half precision in registers, multiplies, and scales the
+sums. So a weight is read once for all rows of a tile, and the GPU needs no instructions for FP8 or FP4. Sums are added
+in a fixed order, and grids depend only on shapes, so calls can be captured.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _MANY = TileConfig(64, 128, 8, 2)
 
 @triton.jit
 def small_float(codes, IS_FOUR_BITS: tl.constexpr):
-    """Values of E2M1 or E4M3, divided by a constant: uint8 -> half precision, exact.
+    """Convert numbers in E2M1 or E4M3, uint8, to half precision, divided by a constant. The result is exact.
 
-    After a shift, their bits form a half precision number with another exponent bias.
+    The shifted bits of a number are a half precision number with another exponent bias, which the constant stands for.
     """
     wide = codes.to(tl.uint16)
     sign = (wide & 8) << 12 if IS_FOUR_BITS else (wide & 128) << 8
@@ -190,7 +190,7 @@ def _grouped_product(
 ):  # fmt: skip
     """Program (r, c): rows ``r * ROWS ...`` of x [num_rows, width] times columns ``c * COLUMNS ...`` of the weight.
 
-    ``count`` columns of each row of out are written; the rows are ``out_stride`` apart.
+    The weight has ``count`` columns; they are written to each row of out, whose rows are ``out_stride`` apart.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

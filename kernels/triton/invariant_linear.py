@@ -1,10 +1,11 @@
 """Triton product of tokens and a weight; its bits do not depend on the number of tokens (``--batch-invariant``).
 
-cuBLAS uses different algorithms for different numbers of rows. Here every program has the same tile and adds its inputs
-in one order, so a row gives the same bits beside any other rows. This is slower, above all for few rows.
+cuBLAS uses different algorithms for different numbers of rows. Here every program has a tile of the same size and adds
+inputs in a fixed order, so a row has the same bits whichever other rows are in the product. This is slower, above all
+for few rows.
 
-For few rows there is another tile that loads long lines of the weight in parallel. ``product_choice`` measures for
-which shapes it is faster than cuBLAS.
+The same kernel with another tile size is used for products of few rows without ``--batch-invariant``: it loads long
+lines of the weight in parallel. ``product_choice`` measures for which shapes it is faster than cuBLAS.
 """
 
 from __future__ import annotations

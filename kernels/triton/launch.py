@@ -60,7 +60,7 @@ def is_placed(*tensors: Tensor) -> bool:
 
 
 def is_of(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    """Return whether kernels can address these tensors and all are of one type: ``is_placed``, and ``dtype``.
+    """Return whether kernels can address these tensors (``is_placed``) and all of them have the type ``dtype``.
 
     It is meant for tensors whose type is independent of the model's, such as logits and the residual stream in fp32.
     """

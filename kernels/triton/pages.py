@@ -17,8 +17,8 @@ _BLOCK = 1024  # numbers of a program
 def _copy_page(k, v, source, target, cells, num_pages, kv_heads, page, dim, BLOCK: tl.constexpr, VALUES: tl.constexpr):
     """Program (l, h, b): numbers ``b * BLOCK ...`` of KV head h of layer l, of K and, with VALUES, of V.
 
-    ``page`` is the number of values of one head in a page, and ``dim`` their number in a cell; ``cells`` cells are
-    copied.
+    ``page`` is the number of values of one head in a page, and ``dim`` the number of values in a cell. The first
+    ``cells`` cells of the page are copied.
     """
     layer = tl.program_id(0).to(tl.int64) * num_pages
     i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

@@ -1,10 +1,10 @@
 """Products of few rows by the fastest of several methods, measured on the device for each shape before capture.
 
-A step of few rows reads every weight once. How close a product comes to the speed of memory depends on the shape:
-cuBLAS, cublasLt and a kernel of ours are each fastest for some shapes. The alternatives are measured when a pass is run
-before its capture, so serving steps measure nothing. Shapes that were not measured use torch. So do all shapes of a
-model on several devices: ranks that choose separately would get different bits for a product that each of them computes
-as a whole, such as the product that picks experts.
+A step of few rows reads every weight once, so its time is at best that of reading them from memory. Each of cuBLAS,
+cublasLt and our own kernel is the fastest for some shapes. They are measured when a pass is run before its capture, so
+nothing is measured during serving. Shapes that were not measured use torch. A model on several devices uses torch for
+all shapes: every rank computes some products as a whole, such as the product that picks experts, and ranks that choose
+separately could get different bits for it.
 """
 
 from __future__ import annotations

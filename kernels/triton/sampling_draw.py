@@ -1,22 +1,22 @@
-"""Triton draw of a token of each line of logits: greedy, by rank after top-k, top-p and min-p, or by a race.
+"""Triton draw of a token for each line of logits: greedy, by rank after top-k, top-p and min-p, or by a race.
 
-``engine.sampling.top_k_top_p`` defines the draw. Parameters and seeds are on the device, and so are the random numbers,
-which follow from a seed and a position: the host only supplies a line's row and position, and waits for nothing. The
-launches are the same for all parameters, so that they can be captured; a program that a line does not need ends at
-once.
+``engine.sampling.top_k_top_p`` defines the draw. Parameters and seeds are on the device. Random numbers are computed
+there from a seed and a position, so the host only supplies a line's row and position, and never waits. The launches are
+the same for all parameters, so that they can be captured; a program that a line does not need ends at once.
 
     stats       of each chunk of a line: largest logit, its token, and what top_n_sigma needs
     deviations  sums of distances from the best logit, for lines with top_n_sigma
     sums        the denominator of the softmax after temperature, in parts
     levels      for 16 thresholds of probability: how many tokens of each chunk, and their weight; for a race the weight
                 of parts of the vocabulary
-    pick        lists the tokens down to the highest threshold that keeps all that matter, level by level, by id in each
-    draw        one program a line finds the level and in it the token of the k-th logit, of the share top_p, and of the
-                draw, digit by digit; or the winner of the race
+    pick        lists all tokens that may be drawn: those down to the highest sufficient threshold, sorted by level, and
+                within a level by id
+    draw        one program for each line searches the list, digit by digit of the logits, for the k-th logit, the last
+                token within top_p and the drawn token; or it finds the winner of the race
 
-Without top_k, thresholds are between the largest probability and the smallest one that can matter to top_p. For a
-peaked line few tokens are listed; for a flat line a single level has few tokens. Weights are integers, and parts of a
-line are added in one order, so a line's token does not depend on other lines.
+    Without top_k, thresholds are between the largest probability and the smallest one that can matter to top_p. If a
+    line's probabilities are concentrated, few tokens are listed; if they are even, each level has few tokens. Weights
+    are integers, and parts of a line are added in a fixed order, so a line's token does not depend on other lines.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _exp(x, best, temperature, least):
 
 @triton.jit(do_not_specialize=["chunks"])
 def _stats(logits, lines, tops, arguments, lows, finite, width, chunks, CHUNK: tl.constexpr):
-    """Program (s, c): for chunk c of line s the largest logit, its first token, the least finite one, and the number.
+    """Program (s, c): for chunk c of line s the largest logit, its first token, and the least finite logit.
 
-    NaN counts as infinity, so that the line fails.
+    The number of finite logits is written too. NaN counts as infinity, so that the draw of the line fails.
     """
     line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if _row(lines, line) < 0:
@@ -220,7 +220,7 @@ def _levels(
 ):  # fmt: skip
     """Program (s, c): for chunk c of line s, number and weight of the tokens down to each level, [S, chunks, 16].
 
-    For a race it writes the weights of the race's parts, [S, parts].
+    If the line draws by a race, the program writes the weights of the race's parts instead, [S, parts].
     """
     line, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = _row(lines, line)
@@ -292,7 +292,7 @@ def _pick(
     logits, lines, table, tops, lows, finite, units, squares, totals, thresholds, counts, sums, ids, values, width,
     chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (s, c): write the tokens of chunk c of line s down to the last level to ids and values [S, width].
+    """Program (s, c): write the tokens of chunk c of line s, down to the last level, to ids and values [S, width].
 
     The tokens are sorted by level, and within a level by id.
     """
@@ -363,9 +363,10 @@ def _extremes(values, begin, end):
 
 @triton.jit
 def _search(values, begin, end, wanted, best, temperature, total, WEIGHTS: tl.constexpr):
-    """The largest key such that the tokens [begin, end) from it upwards are at least ``wanted``, in weight or number.
+    """Return the largest key for which the tokens in [begin, end) with at least this key reach ``wanted``.
 
-    The smallest one if all together are less.
+    ``wanted`` is a weight with WEIGHTS, else a number of tokens. If all tokens together do not reach it, the smallest
+    key is returned. A key is a logit as an integer in the same order.
     """
     digit = tl.arange(0, _RADIX)
     lowest, highest = _extremes(values, begin, end)
@@ -410,11 +411,11 @@ def _around(values, begin, end, key, best, temperature, total):
 
 @triton.jit
 def _found(values, count, weight, wanted, best, temperature, total, WEIGHTS: tl.constexpr):
-    """Where the tokens from the largest logit downwards are at least ``wanted``, in weight or number.
+    """Find the key down to which the tokens, from the largest logit on, reach ``wanted``, a weight or a number.
 
     Returns:
-        The begin and end of its level in the list, its key, the weight above that, that of one token with the key, and
-        how many have it.
+        The begin and end of the key's level in the list, the key, the weight of all tokens with larger keys, the weight
+        of one token with the key, and the number of tokens with the key.
     """
     reached = weight if WEIGHTS else count.to(tl.int64)
     level = _first(reached >= wanted)

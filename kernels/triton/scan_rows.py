@@ -19,11 +19,11 @@ _LARGE = 200_000  # bytes of shared memory of a GPU on which chunks have twice a
 
 @triton.jit
 def state_cells(head, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which part of a head's state [SIZE, DIM] program (r, h, b) has: all rows of columns ``b * BLOCK ...``.
+    """Return the part of a head's state [SIZE, DIM] that program (r, h, b) has: all rows of columns ``b * BLOCK ...``.
 
     Returns:
-        Its rows [WIDE] and columns [BLOCK], the offsets of its cells [WIDE, BLOCK] in a slot, and for each of the three
-        whether they exist.
+        The rows [WIDE], the columns [BLOCK] and the offsets of the cells [WIDE, BLOCK] in a slot; then three masks that
+        say which rows, columns and cells exist.
     """
     size, dim = tl.arange(0, WIDE), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     in_size, in_dim = size < SIZE, dim < DIM
@@ -107,11 +107,11 @@ def meta_batch(rows: int) -> StateBatch:
 def row_launches(
     kernels: tuple[Any, Any | None], batch: StateBatch, args: tuple[Any, ...], constants: Mapping[str, int], chunk: int
 ) -> Iterator[Launch]:
-    """Yield the launches of a scan: for rows of few tokens, then, where a row may have more, for those.
+    """Yield the launches of a scan: one for rows of few tokens, and one for longer rows if the batch may have some.
 
     Args:
-        kernels: the kernel for rows of few tokens and the kernel for the others; None for the latter where the first
-            one takes all rows.
+        kernels: the kernel for rows of few tokens and the kernel for longer rows. The second one is None if the first
+            kernel computes all rows.
         args: arguments of both kernels.
         constants: constants of both kernels, with HEADS, and the DIM and SIZE of a head's state.
     """

@@ -1,7 +1,7 @@
 """Triton kernel of the selective scan of single channels (Mamba), token by token.
 
-A program has a row and a block of channels, whose states stay in registers from the row's first token to its last. Each
-number of a state shrinks by a factor of its own with each token, so there is no chunk form as for Mamba-2.
+A program has a row and a block of channels, whose states stay in registers from the row's first token to its last. With
+each token, each number of a state shrinks by its own factor, so there is no chunk form like that of Mamba-2.
 """
 
 from __future__ import annotations

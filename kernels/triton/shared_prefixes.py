@@ -1,8 +1,8 @@
 """Search for shared prefixes in a decode step: rows whose page tables begin with the same pages.
 
-The search runs on the host, once for a step and all its layers, on the host's page table: nothing is read back from the
-device. Rows form a tree, as in the radix tree. A node becomes an item, read once for all its rows, where enough rows
-share enough tokens; elsewhere each row reads its keys alone.
+The search runs on the host, once in each step for all layers, on the host's page table, so nothing is read back from
+the device. The rows' prefixes form a tree, as in the radix tree. If enough rows share enough tokens of a node, the node
+becomes an item, whose keys are read once for all these rows. All other keys are read by each row separately.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..layouts.staging import refill
 
 Ints = NDArray[np.signedinteger[Any]]
 
-# Measured on an H200: below these limits the second kernel and the merge cost more than the saved reads, as rows of one
-# launch run close enough in time to find a short prefix in the device's cache.
+# Measured on an H200: below these limits the additional programs and the merge take more time than the reads would. A
+# short prefix stays in the device's cache, so the other rows of the launch read it fast.
 LEAST_SHARERS = 8
 LEAST_TOKENS = 1024
 LEAST_READS = 32768  # sharers times tokens
@@ -37,7 +37,7 @@ class StaticSharedPrefixes:
     """Static buffers for the shared prefixes of passes captured in CUDA graphs.
 
     Args:
-        num_rows: R, the most rows of a pass.
+        num_rows: R, the largest number of rows of a pass.
         device: device on which the kernels run.
     """
 
@@ -72,7 +72,7 @@ def pays(sharers: int, tokens: int) -> bool:
 
 
 def find_shared_prefixes(page_table: Ints, query_len: Ints, context_len: Ints, page_size: int) -> SharedPrefixes | None:
-    """Find the prefixes that rows should read together; returns tensors on the host, or None.
+    """Find the prefixes that rows should read together. Returns tensors on the host, or None if there are none.
 
     Args:
         page_table: [R, P], the pages of each row in order.
@@ -110,11 +110,11 @@ class _Search:
     """Depth-first walk of the prefix tree, collecting items.
 
     Attributes:
-        rows: numbers of the rows, sorted by their pages: the leaves of the tree in order.
-        page_size: tokens of a page.
-        common: leading pages that a row has in common with the next one.
-        num_rows: R of the whole batch.
-        item_keys: most keys of an item.
+        rows: indices of the rows, sorted by their pages; they are the leaves of the tree in order.
+        page_size: number of tokens in a page.
+        common: for each of these rows but the last, the number of leading pages that it shares with the next one.
+        num_rows: number of rows of the whole batch, R.
+        item_keys: largest number of keys of an item.
     """
 
     rows: Ints
@@ -132,9 +132,9 @@ class _Search:
         self.count = np.zeros(self.num_rows, np.int32)
 
     def visit(self, low: int, high: int, begin: int) -> None:
-        """Add an item for the pages that leaves [low, high) share from ``begin`` on if it pays, then visit children.
+        """Add an item for the pages that leaves [low, high) share from ``begin`` on if that saves time; visit children.
 
-        Where it does not pay, the children's items begin at ``begin`` as well.
+        Without an item for this node, the items of its children begin at ``begin`` too.
         """
         common = self.common[low : high - 1]
         level = int(common.min())

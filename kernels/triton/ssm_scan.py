@@ -1,8 +1,9 @@
 """Triton kernels of the selective scan of a state space (Mamba-2): token by token for short rows, in chunks for others.
 
-A program has a row, a head and a block of its dimensions, whose state stays in registers from the row's first token to
-its last. In the chunk form (https://arxiv.org/abs/2405.21060, section 6) the tokens of a chunk see each other by one
-product, as in attention, and those before the chunk by its state. A chunk ends early at a token whose state is kept.
+A program has a row, a head and a block of the head's dimensions. Their state stays in registers from the row's first
+token to its last. In the chunk form (https://arxiv.org/abs/2405.21060, section 6) the effect of a chunk's tokens on
+each other is one product, as in attention, and the effect of all earlier tokens comes from the state. A chunk ends
+early at a token after which the state is stored.
 """
 
 from __future__ import annotations
