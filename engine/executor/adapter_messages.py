@@ -20,9 +20,9 @@ _LENGTH = struct.Struct("<q")
 
 
 def pack_adapter(slot: int, adapter: PreparedAdapter) -> bytes:
-    """Return a slot and the factors of an adapter, and its embedding and norms in place of the model's.
+    """Return the message for a rank: a slot, and an adapter's factors and own embedding and norms.
 
-    A head in the model's place is on rank 0 alone.
+    An adapter's own head is left out, because only rank 0 has the head.
     """
     places = {name: (list(part.ranks), _places(adapter.block, part)) for name, part in adapter.factors.items()}
     tensors = [adapter.block]

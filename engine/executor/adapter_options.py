@@ -36,7 +36,7 @@ def check_adapters(config: EngineConfig, checkpoint: Path | GgufFile, dtype: tor
     """Check names, configurations and shapes of the adapters of ``--lora-modules``; their values are not read.
 
     Raises:
-        ConfigError: one cannot be loaded, in the words of its load.
+        ConfigError: an adapter cannot be loaded; the message is the error that loading it would raise.
     """
     if not config.named_adapters:
         return
@@ -70,7 +70,7 @@ def make_adapters(
 ) -> tuple[AdapterPool | None, int]:
     """Return the empty pool of adapters of a model, None without ``enable_lora``, and the bytes of its full slots.
 
-    Adapters are read as for the whole model; with several ranks each has its part of them in its slots.
+    Adapters are read whole. With several ranks, each rank holds its part of an adapter in its slots.
     """
     if not config.enable_lora:
         return None, 0

@@ -11,16 +11,16 @@ from ..errors import ConfigError
 
 
 def check_invariance(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Check before the weights are read that ``--batch-invariant``, if it is given, can be kept for the model.
+    """Check, before the weights are read, that ``--batch-invariant`` is possible for the model, if it is given.
 
-    The CPU's native kernels add up each token's sums in one order, and so do the GPU's kernels for this option, which
-    compute dense models alone.
+    The native CPU kernels add up the terms of each token in a fixed order. So do the GPU kernels for this option, but
+    they compute only dense models.
 
     Args:
-        model: None for one of the transformers library.
+        model: configuration of the model; None for a model of the transformers library.
 
     Raises:
-        ConfigError: it is not possible; the message gives the reason.
+        ConfigError: the option is not possible; the message gives the reason.
     """
     if config.batch_invariant and (reason := _reason(model, device, dtype)):
         raise ConfigError(f"--batch-invariant cannot be kept: {reason}")

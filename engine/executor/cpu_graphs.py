@@ -1,9 +1,9 @@
 """CPU graphs: forward passes recorded once as lists of kernel calls and replayed without Python.
 
-In eager mode Python takes a good part of the time of a small step, though the calls are always the same. Steps differ
-only in their inputs and their numbers of tokens and rows, so a replay copies the inputs to the buffers that the
-recorded calls read, sets these two numbers in the calls, and makes them again. Steps with an adapter that brings norms
-of its own run eagerly.
+In eager mode Python takes a large part of the time of a small step, although all steps make the same kernel calls.
+Steps differ only in their inputs and in their numbers of tokens and rows. So a replay copies the inputs to the buffers
+that the recorded calls read, sets the two numbers in the calls, and makes the calls again. Steps with an adapter that
+has its own norms run eagerly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class _Recording:
     Attributes:
         inputs: inputs of the step that was recorded.
         queries: [most tokens, Hq, D], result of ``extend``.
-        seen: [most tokens, H] each, inputs of layers for a draft head, of ``extend`` too; none without one.
+        seen: [most tokens, H] each, further results of ``extend``: the layer inputs that a draft head reads. Empty
+            without a draft head.
         hidden: [most tokens, H], result of ``finish``.
     """
 
@@ -173,7 +174,7 @@ class CpuGraphs:
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         """Write the residual stream before the first layer to the buffer that the recorded passes update.
 
-        The other inputs of layers are written to their buffers too.
+        If layers have further inputs for each token (``LayerInputs``), these are written to their buffer too.
         """
         residual = self._residual[: len(inputs.token_ids)]
         residual.copy_(self._model.embed(inputs))

@@ -1,16 +1,17 @@
 """CUDA graphs of the forward pass of small steps, captured at the start: one launch in place of hundreds.
 
-A graph has one size. A step replays the smallest graph that holds it; the rest is padding, rows without tokens and
-tokens without a cell, for which the kernels do nothing. All graphs share the input and result buffers.
+A graph has a fixed size. A step replays the smallest graph that is large enough for it. The remaining space is padding:
+rows without tokens and tokens without a cell, for which the kernels do nothing. All graphs share the input and result
+buffers. There are these kinds of graphs:
 
     decode    every row has one token, as many rows as tokens
     mixed     rows have any number of tokens: drafts, and chunks of prompts
-    shared    of either, with launches for prefixes that rows read together
-    adapted   of either, with launches for adapters in every projection but those of experts and heads, and an adapter's
-              own embedding in place of the model's
-    all       adapted, with launches for adapters of experts and heads too, in a model that has these
+    shared    like decode or mixed, with launches for prefixes that rows read together
+    adapted   like decode or mixed, with launches for adapters in every projection but those of experts and heads, and
+              for an adapter's own embedding in place of the model's
+    all       like adapted, with launches for adapters of experts and heads too; only for a model that has these
 
-Steps with an adapter that brings norms of its own run without a graph.
+Steps with an adapter that has its own norms run without a graph.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class Variant(NamedTuple):
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """Return the sizes of graphs in tokens, ascending, until one is at least ``most``.
+    """Return the sizes of graphs in tokens, ascending; the last one is the first that is at least ``most``.
 
-    The sizes grow such that padding is a small part of a large step, and cheap in a small one.
+    The distance between sizes grows with the size, so that padding is a small part of any large step, and takes little
+    time in a small one.
     """
     sizes = [1]
     while sizes[-1] < most:
@@ -78,12 +80,12 @@ class CudaGraphs:
 
     Args:
         capture: runs a pass and returns its replay.
-        max_rows: most rows of a step.
-        max_tokens: most tokens of a step: chunks of prompts too.
+        max_rows: largest number of rows of a step.
+        max_tokens: largest number of tokens of a step, chunks of prompts included.
         max_rank: largest rank of an adapter.
 
-    Attributes:
-        capturer: captures passes that may share the memory of these.
+        Attributes:
+        capturer: captures further passes, which share the memory pool of these graphs.
     """
 
     def __init__(
@@ -180,7 +182,8 @@ class CudaGraphs:
     def _pass(self, variant: Variant) -> Callable[[], None]:
         """Return a pass over the static inputs.
 
-        Capturing fixes how finely attention splits a context, so it is split for the longest: empty splits end at once.
+        Capturing fixes the number of parts into which attention splits a context, so the number is that for the longest
+        context. Programs of empty parts end at once.
         """
         size = variant.num_tokens
         lora = None

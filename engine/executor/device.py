@@ -23,7 +23,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def choose_device(config: EngineConfig) -> torch.device:
     """Return the device that the options name, or cuda if there is one. Raises ConfigError for cuda without one.
 
-    Torch for ROCm calls AMD's GPUs cuda as well. No kernel of ours was ever compiled for them, so they are not taken.
+    In builds of torch for ROCm, AMD's GPUs are called cuda too. They are not chosen, because our kernels have never
+    been compiled for them.
     """
     is_rocm = torch.version.hip is not None
     if config.device == "cuda" and (is_rocm or not torch.cuda.is_available()):
@@ -40,14 +41,15 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Return the number format of weights: the option's, or bfloat16 where that is at least as fast as float32.
+    """Return the number format of weights: the option's, or by default bfloat16 if it is at least as fast as float32.
 
-    On a CPU that is where torch or our kernels have products of bfloat16, or our kernels registers of AVX2: a step of
-    few rows takes as long as its weights take to read, which are half as many bytes, and sums are in fp32 all the same.
-    A GPU without products of bfloat16 (before sm_80), which torch would emulate, gets float16.
+    On a CPU, bfloat16 is used if torch or our kernels have instructions for products of bfloat16, or our kernels use
+    AVX2. A step of few rows takes as long as reading its weights, and in bfloat16 these are half as many bytes; sums
+    are in fp32 in both cases. On a GPU without instructions for bfloat16 (before sm_80) torch would emulate them, so
+    the default is float16.
 
     Raises:
-        ConfigError: the environment holds the CPU down to a level that there is not.
+        ConfigError: the environment variable that limits the CPU's instructions names an unknown level.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -122,10 +124,11 @@ def _row_dtype(name: str, model: ModelShape, device: torch.device, dtype: torch.
 
 
 def place_threads(config: EngineConfig) -> int:
-    """Return the number of threads for CPU kernels: the option, or what suits the cores left to this process.
+    """Return the number of threads for CPU kernels: the option, or a number that fits the cores this process may use.
 
-    Without the option, and where these are in several sockets, the calling thread and all that it starts are bound to
-    the socket with the most: they then find in its memory what they have written, weights and KV above all.
+    If the option is not given and these cores are in several sockets, the calling thread, and all threads that it
+    starts, are bound to the socket with the most of them. Memory that they write, above all weights and KV, is then
+    local to this socket.
     """
     if config.threads is not None:
         return config.threads
@@ -139,9 +142,9 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the bytes for the KV pool, once the weights are loaded.
 
     ``--gpu-memory-utilization`` is the share of the device's whole memory that weights, activations and KV of this
-    process may take together; what other processes have on it counts only as memory that is not free. A CPU's memory
-    is shared with the rest of the machine, so its default is at most 4 GiB, of all ranks together; the limit of a
-    container counts as the machine's memory.
+    process may take together. Memory of other processes on the device matters only in that it is not free. On a CPU the
+    memory is shared with all other programs, so the default is at most 4 GiB for all ranks together. If the container
+    has a memory limit, it counts as the machine's memory.
     """
     if config.kv_cache_memory is not None:
         return int(config.kv_cache_memory * 2**30)
@@ -152,9 +155,9 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 
 
 def gpu_room(config: EngineConfig, device: torch.device) -> int:
-    """Return the bytes of a GPU that this process may still take: the rest of its share, as far as that is free.
+    """Return the bytes of a GPU that this process may still take: the rest of its share, as far as it is free.
 
-    Engines that share a GPU, each with a share of its own, get the same in whatever order they start.
+    If several engines share a GPU and each has its own share, each gets the same in whatever order they start.
     """
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device)

@@ -30,13 +30,14 @@ _BYTES_OF_TOKENS = {2048: 16 << 30, 1024: 8 << 30}
 
 
 def with_device_defaults(config: EngineConfig, model_path: Path) -> EngineConfig:
-    """Return the options with sequences and tokens of a step that fit the GPU, where they name none.
+    """Return the options, with numbers of sequences and tokens of a step that fit the GPU if the options set none.
 
-    A CPU, a GPU whose kernels are plain torch, and a model of the transformers library keep the smaller defaults.
+    The smaller general defaults are used on a CPU, on a GPU without Triton kernels, and for a model of the transformers
+    library.
 
     Raises:
         ModelError: the checkpoint's configuration cannot be read.
-        ConfigError: the device that is asked for is not there.
+        ConfigError: the requested device does not exist.
     """
     if config.max_num_seqs is not None and config.max_num_batched_tokens is not None:
         return config
@@ -65,7 +66,7 @@ def _sequences(
 
     Args:
         room: bytes for weights, steps and KV.
-        pool: bytes of ``room`` that the weights leave.
+        pool: bytes of ``room`` that remain without the weights.
     """
     page = bytes_per_page(model, config.block_size, choose_kv_dtype(config, model, device, dtype))
     page //= min(config.tensor_parallel_size, model.num_kv_heads) * config.pipeline_parallel_size

@@ -67,7 +67,7 @@ class DraftFiles:
 def find_draft(config: EngineConfig, target: ModelShape, files: Path) -> DraftFiles | None:
     """Find the draft model, the EAGLE-3 head or the MTP module that the options name; None if they name none.
 
-    Configurations and tokenizers are read, and no weights, so that what is wrong is told before any are.
+    Only configurations and tokenizers are read, so that errors in them are raised before any weights are read.
 
     Args:
         target: the model that it drafts for.
@@ -130,7 +130,7 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
         found: the draft, as ``find_draft`` returns it.
 
     Raises:
-        ModelError: the files are malformed, or a head is of another model.
+        ModelError: the files are malformed, or a head was made for another model.
         ConfigError: no kernel computes the form of weights that the options name.
     """
     device, dtype = target.device, target.dtype
@@ -150,7 +150,9 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
 
 
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
-    """Return the number of pages of a draft's KV pool and their bytes, for as many tokens as the model's pool has.
+    """Return the number of pages of a draft's KV pool, and the bytes of all of them.
+
+    The draft's pool has room for as many tokens as the model's pool.
 
     The memory is part of the memory for KV. The draft gets at most a quarter of it. If the number of the model's pages
     is given, the draft gets as many pages in addition.
@@ -191,10 +193,11 @@ def _naming_module() -> Iterator[None]:
 
 
 def _form(config: EngineConfig, target: Model, checkpoint: Path | GgufFile) -> WeightForm:
-    """Choose the form of the weights; by default one of few bytes, as its rounding changes no answer.
+    """Choose the form of a draft model's weights: by default quantised on a CPU if the model is in bfloat16.
 
-    A draft model's step is as long as its weights take to read. Beside float32, which asks for exactness, it has that;
-    a GPU has kernels for what a checkpoint stores alone.
+    A step of a draft model takes as long as reading its weights, so fewer bytes make it faster. Rounding of the draft
+    model's weights does not change answers. Beside a model in float32, whose user wants precision, the draft model is
+    not quantised. On a GPU it is not quantised either, because GPU kernels read only forms that checkpoints store.
 
     Raises:
         ConfigError: no kernel computes the form that the options name.

@@ -33,8 +33,8 @@ from .make_runner import make_runner
 class TargetVocabulary:
     """A draft model whose logits are as wide as those of the model that it drafts for.
 
-    The rows of logits of two models with one tokenizer may differ, as they are padded. A token that the draft model
-    lacks has the logit -inf.
+    Two models with the same tokenizer may have rows of logits of different widths, because they pad their vocabularies.
+    A token that the draft model lacks has the logit -inf.
     """
 
     model: DecoderModel
@@ -91,7 +91,7 @@ def draft_steps(config: EngineConfig) -> EngineConfig:
 
 
 def measure_draft(config: EngineConfig, draft: DraftModel, vocab_size: int) -> StepMemory | None:
-    """Run the worst steps of a draft on a GPU, and capture two graphs: see ``measure_steps``.
+    """Measure the memory of a draft's steps on a GPU, as ``measure_steps`` does for the model's steps.
 
     Args:
         vocab_size: number of logits, as in ``DraftWorker``.
@@ -108,18 +108,18 @@ class DraftWorker:
 
     Args:
         config: options of the engine.
-        draft: its weights.
+        draft: weights of the draft model or head.
         num_pages: number of pages of the draft's KV pool.
-        vocab_size: rows of logits of the model that it drafts for.
-        hidden: hidden states of that model, for a head.
+        vocab_size: number of logits of the model that it drafts for.
+        hidden: pool of hidden states of that model; only for a head.
 
-    Attributes:
-        num_pages: number of pages as given.
-        max_model_len: most tokens of a sequence.
-        vocab_size: tokens that it can read.
+        Attributes:
+        num_pages: number of pages of the draft's KV pool.
+        max_model_len: largest number of tokens of a sequence.
+        vocab_size: number of tokens in the vocabulary that it can read.
         base_digest: digest that distinguishes its weights from others.
-        num_skipped: first tokens of a sequence that it does not read: 1 for a head.
-        summary: a line for people.
+        num_skipped: number of first tokens of a sequence that it does not read: 1 for a head, else 0.
+        summary: one line that describes the draft, for people to read.
     """
 
     def __init__(

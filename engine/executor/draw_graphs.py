@@ -1,10 +1,11 @@
-"""CUDA graphs of the head and the draw: one launch in place of a dozen, with nothing that the host has to choose.
+"""CUDA graphs of the head and the draw: one launch in place of a dozen, without a decision of the host.
 
-A graph has a number of lines. A step replays the smallest one that holds its sampling positions; the others are lines
-without a row. What rows ask for (greedy, temperature, top-k, top-p, min-p, top-n-sigma, seeds) is in a table on the
-device, so one graph serves any mix; masks, penalties, logit bias and bans have graphs of their own, and so have
-logprobs, which are computed of all lines. Steps with logprobs of named tokens or of all that a mask allows, or with
-weights of adapters in the head, are drawn op by op.
+A graph has a fixed number of lines, one for each sampling position. A step replays the smallest graph with enough
+lines; lines that are not needed have no row. The sampling parameters of rows (greedy, temperature, top-k, top-p, min-p,
+top-n-sigma, seeds) are in a table on the device, so one graph serves any combination of them. There are separate graphs
+for steps with masks, penalties, logit bias or bans, and for steps with logprobs, which are then computed for all lines.
+Three kinds of steps are drawn op by op: with logprobs of named tokens, with logprobs of all tokens that a mask allows,
+and with adapters that change the head.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ class DrawGraphs:
     """Draws a token of each sampling position by replaying a graph.
 
     Args:
-        model: whose head is computed.
+        model: the model whose head is computed.
         table: parameters and seeds of rows on the device, ``DrawTable.rows``.
-        capture: runs a pass and returns its replay. The passes may share memory with those of the model: a draw runs
-            between two of them.
-        max_lines: most sampling positions of a step.
+        capture: runs a pass and returns its replay. The passes may share memory with the model's forward passes,
+            because a draw runs between two of them.
+        max_lines: largest number of sampling positions of a step.
         width: V, the number of logits.
     """
 
@@ -125,11 +126,12 @@ class DrawGraphs:
         edits: LineEdits,
         num_logprobs: Sequence[int] = (),
     ) -> Drawing:
-        """Begin to draw a token at each position, overwritten on the device by the next draw.
+        """Begin to draw a token at each position. The next draw overwrites the results on the device.
 
         Args:
-            hidden: [T, H], which may be overwritten afterwards.
-            index: [S], the hidden state of each position. ``holds`` is true of S, edits and logprobs.
+            hidden: [T, H], hidden states; they may be overwritten after this call.
+            index: [S], the index in ``hidden`` of each position. ``holds`` must be true for S, the edits and the
+                logprobs.
             edits: masks and edits of the logits.
             num_logprobs: [S], as from ``Sampler.num_logprobs``.
         """

@@ -1,12 +1,14 @@
-"""The process of a follower: a tensor-parallel rank that computes its shard of the steps that rank 0 tells it.
+"""The process of a follower: a rank other than rank 0, which computes its part of the steps that rank 0 sends.
 
     python -P -m rootgraft.engine.executor.follower_process FD LIFE PAGES PARENT ENGINE
 
-FD: its end of the link, on which a line of JSON says what it is, and messages follow. LIFE: the link for signs of life.
-PAGES: the link on which rank 0 reads this rank's parts of pages of KV.
-PARENT: the process of rank 0. ENGINE: the same if that is an engine's process, which this one may end, else 0.
+FD: file descriptor of the link for messages; the first line on it is JSON with the rank and its options.
+LIFE: file descriptor of the link for signs of life.
+PAGES: file descriptor of the link on which rank 0 reads this rank's parts of pages of KV.
+PARENT: process id of rank 0.
+ENGINE: process id of rank 0 if it is an engine's process, which this process may kill; else 0.
 
-The process ends when rank 0 ends, whatever it is doing. It ends rank 0 if rank 0 gives no sign of life. Exit codes: 0
+The process ends when rank 0 ends, whatever it is doing. It kills rank 0 if rank 0 gives no sign of life. Exit codes: 0
 after END or when rank 0 is gone, 70 after an error.
 """
 
@@ -87,7 +89,7 @@ def serve(worker: FollowWorker, link: socket.socket, pages: PageServer) -> None:
 
     Raises:
         ConnectionError: rank 0 is gone.
-        ValueError: a message is not the next one: this rank would compute another step than the others.
+        ValueError: a message is not the next one in order, so this rank would compute another step than the others.
     """
     number = 0
     while True:

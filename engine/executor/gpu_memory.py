@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class StepMemory(NamedTuple):
-    """Bytes that steps need beside weights and KV.
+    """Bytes that steps need in addition to weights and KV.
 
     Attributes:
         activations: bytes of the activations of the largest step.
@@ -71,18 +71,20 @@ def measure_steps(
     head: Model | None = None,
     vocab_size: int | None = None,
 ) -> StepMemory | None:
-    """Run the worst steps on a GPU and capture two graphs, with a small pool that is freed afterwards.
+    """Measure the memory of the largest steps on a GPU and of CUDA graphs, with a small pool that is freed afterwards.
 
-    Those are the step with the most tokens, run op by op, with adapters if there may be any, and a draw of the most
-    lines by rows with all options that take memory. Norms of an adapter with DoRA may be computed beside it.
+    The step with the most tokens is run op by op, with adapters if adapters are enabled. Then the draw with the most
+    lines is run, for rows with all options that take memory. Memory is added for computing the norms of an adapter with
+    DoRA, which may happen at the same time.
 
     Args:
-        hidden: makes the pool of hidden states that a draft head reads, of so many pages of so many tokens.
-        head: computes the logits in place of the model.
+        hidden: makes the pool of hidden states that a draft head reads, given the number of pages and the tokens of a
+            page.
+        head: model that computes the logits; None for ``model``.
         vocab_size: width of the logits; None for the model's.
 
     Returns:
-        None if an option tells the size of the KV pool, which does not depend on it then.
+        The memory; None if an option sets the size of the KV pool, which then does not depend on it.
     """
     if config.kv_cache_memory is not None or config.num_gpu_blocks_override is not None:
         return None
@@ -169,8 +171,8 @@ def _measure_graphs(
 ) -> int:
     """Return the bytes of all graphs of steps and of draws, from the first two of each.
 
-    The first graph is the largest and allocates the memory that all share; each further one takes as much as the
-    second.
+    The first graph is the largest one and allocates the memory that all graphs share. Each further graph takes as much
+    memory as the second one.
     """
     graphs = graphs_for(config, model, kv, inputs)
     if graphs is None:

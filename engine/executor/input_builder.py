@@ -31,9 +31,9 @@ class DrawnTokens:
 
     Attributes:
         rows: [S] int64, the row of each token that is on the device.
-        tokens: [S] int64 on the device; None if S is 0. Those of rows that fail may be anything.
+        tokens: [S] int64 on the device; None if S is 0. The token of a row that fails may be any number.
         forced: tokens that the host knows without reading them, by row.
-        vocab_size: every token is below that.
+        vocab_size: number of tokens of the vocabulary; tokens are clamped to be below it.
     """
 
     rows: Longs
@@ -111,7 +111,7 @@ class HostInputs:
         positions: [T] int64, rows of the rotary tables.
         slots: [T] int32, the slot of each token's adapter, -1 for none; None if no row has an adapter.
         drawn: int64 on the device, tokens that the step before draws; None if all of ``token_ids`` are known.
-        kept: the tokens whose hidden states are wanted, None for all.
+        kept: the tokens whose hidden states are needed, None for all.
         states: slots of recurrent states; None in a model without.
     """
 
@@ -174,7 +174,7 @@ class InputBuilder:
     Args:
         long_offset: ``DecoderModel.long_offset``.
         has_states: whether the model has recurrent states. The working state of a row has the slot of its number.
-        keeps_all: the hidden states of all tokens are wanted, as a draft head reads them.
+        keeps_all: whether the hidden states of all tokens are needed, because a draft head reads them.
 
     Attributes:
         bank: the adapters on the device, None for none.
@@ -215,9 +215,10 @@ class InputBuilder:
         return self.table_width * self._page_size
 
     def build(self, batch: Batch, drawn: DrawnTokens | None = None) -> HostInputs:
-        """Enter the batch's new pages in the page table and return the arrays of the step.
+        """Write the batch's new pages to the page table, and return the arrays of the step.
 
-        A step planned ahead needs the tokens ``drawn`` by the step before.
+        Args:
+            drawn: tokens that the step before draws; needed for a step that was planned ahead.
         """
         rows = batch.rows
         for start in batch.starts:

@@ -18,10 +18,10 @@ _LEAST_PAGES = 3  # a sequence has one at least, and one is for copies
 
 
 def check_budget(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Check the options of the KV pool before the weights are loaded, which can only leave it less memory.
+    """Check the options of the KV pool before the weights are loaded. Weights can only reduce the pool's memory.
 
     Raises:
-        ConfigError: as the pool and ``longest_sequence`` would say later.
+        ConfigError: the error that making the pool or ``longest_sequence`` would raise later.
     """
     page_bytes = bytes_per_page(model, config.block_size, choose_kv_dtype(config, model, device, dtype))
     num_bytes = pool_bytes(config, device, StepMemory(), 0)
@@ -35,14 +35,17 @@ def check_budget(config: EngineConfig, model: ModelConfig, device: torch.device,
 def pool_bytes(config: EngineConfig, device: torch.device, steps: StepMemory, slot_bytes: int) -> int:
     """Return the bytes of the KV pool: on a GPU its share minus weights, steps and full adapter slots.
 
-    ``--kv-cache-memory`` is taken as it is. On a CPU slots are the host's copies, and steps take little.
+    Nothing is subtracted from ``--kv-cache-memory``. On a CPU nothing is subtracted either: adapter slots need no
+    memory beside the host's copies, and steps take little.
     """
     is_shared = device.type == "cuda" and config.kv_cache_memory is None
     return max(0, kv_bytes(config, device) - (steps.total + slot_bytes if is_shared else 0))
 
 
 def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_size: int) -> tuple[int, StateSlots]:
-    """Return the number of pages and the slots of states; states beside a given number of pages come on top.
+    """Divide bytes between pages of KV and slots of recurrent states. Returns the number of pages, and the slots.
+
+    If an option sets the number of pages, the states take memory in addition.
 
     Raises:
         ConfigError: the states of all sequences leave nothing for KV.
@@ -62,10 +65,10 @@ def share_states(config: EngineConfig, num_bytes: int, page_bytes: int, state_si
 
 
 def weight_room(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the bytes that weights may take: on a GPU what is free of its share, less the least KV pool.
+    """Return the bytes that weights may take: on a GPU the free part of its share, less the smallest KV pool.
 
     Args:
-        model: None for one of the transformers library, whose shape is not known yet.
+        model: configuration of the model; None for a model of the transformers library, whose shape is not known yet.
     """
     if device.type != "cuda":
         return resources.memory().available

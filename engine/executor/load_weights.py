@@ -43,19 +43,19 @@ class Weights(NamedTuple):
         return read_pooler(model_path, self.model.config, classes=classes, generates=generates)
 
     def dense(self, model_path: Path) -> tuple[DenseLayer, ...]:
-        """Load the linear layers behind the pooling of embeddings.
+        """Load the linear layers that follow the pooling of embeddings.
 
         Raises:
-            ModelError: their weights are missing or of another shape.
+            ModelError: weights of the layers are missing or have another shape.
         """
         return tuple(load_dense(each, self.model.device) for each in read_dense(model_path))
 
 
 def load_for_forks(config: EngineConfig, model_path: Path) -> Weights | None:
-    """Load the weights for a ``Worker`` of this process or of one that is forked from it; no thread is started.
+    """Load the weights for a ``Worker`` of this process or of a process forked from it. Starts no thread.
 
     Returns:
-        None for a GPU, whose memory no other process can have, and for several ranks, each of which has a shard.
+        The weights; None on a GPU, whose memory a forked process cannot use, and with several ranks, which load shards.
 
     Raises:
         ModelError, ConfigError: as ``Worker``.
@@ -81,11 +81,11 @@ def set_up_device(config: EngineConfig) -> torch.device:
 def load_weights(
     config: EngineConfig, checkpoint: Path | GgufFile, model_path: Path, device: torch.device, ranks: Ranks = ALONE
 ) -> Weights:
-    """Load the weights of a model and, on the first rank, of its draft, after all checks that need none of them.
+    """Load the weights of a model and, on the first rank, of its draft, after all checks that need no weights.
 
     Args:
         device: the device, as ``set_up_device`` returns it.
-        ranks: the group that computes the model, each rank a shard.
+        ranks: the group of ranks that compute the model; each loads its part.
 
     Raises:
         ModelError, ConfigError: as ``Worker``.

@@ -21,11 +21,11 @@ def load_worker(
     weights: Weights | None = None,
     lost: Callable[[str], None] | None = None,
 ) -> tuple[EngineConfig, Worker]:
-    """Make a worker whose device sets the options of a step that are not named; return all options, and the worker.
+    """Make a worker. Returns the options, completed with defaults for steps that depend on the device, and the worker.
 
     Args:
         weights: loaded weights of a model on one device; None to load them.
-        lost: called on a thread, with the reason, when another rank of the model has gone.
+        lost: called on a thread, with the reason, when another rank of the model has ended.
 
     Raises:
         ModelError, ConfigError: as ``Worker``; or the ranks cannot split the model, or cannot start.

@@ -32,7 +32,7 @@ def make_kv_pool(config: EngineConfig, model: Model, plan: WorkerPlan, hidden: H
     """Allocate the KV pool, and the recurrent states of a model that has them.
 
     Raises:
-        ConfigError: the system gives no memory for it.
+        ConfigError: the operating system cannot allocate the memory.
     """
     states = None
     if plan.states is not None:
@@ -66,9 +66,9 @@ def make_runner(
     Args:
         vocab_size: width of the logits.
         bank: the adapters on the device; None for none.
-        head: computes the logits in place of the model.
+        head: model that computes the logits.
         step_timer: makes the timer of each step.
-        mirror: the other ranks of the model; None for none.
+        mirror: the other ranks of the model; None for a single rank.
         pooling: pooling of rows whose prompts are pooled; None pools the last token.
     """
     inputs = InputBuilder(

@@ -54,8 +54,8 @@ class RunnerStep:
 
     Attributes:
         hidden: [S, H] hidden states of the kept tokens, overwritten by the next step's forward pass.
-        step_timer: seconds of its parts.
-        drawing: its tokens, set by ``draw``.
+        step_timer: measures the seconds of the step's parts.
+        drawing: the drawn tokens; set by ``draw``.
         prompt_scores: prompt logprobs, set by ``draw``, by index of their row in the batch.
         pooled: pooled values of prompts by the index of their row in the batch; set by ``draw``.
     """
@@ -79,12 +79,13 @@ class RunnerStep:
 
 
 class ModelRunner:
-    """Applies batches to a model: page copies, forward pass, draws. Its only state of sequences is that of their rows.
+    """Applies batches to a model: page copies, forward pass, draws. It keeps state only for rows, not for sequences.
 
     Args:
-        forward: the forward pass: hidden states [S, H] of a step's kept tokens, valid until the next step.
+        forward: runs the forward pass, and returns the hidden states [S, H] of a step's kept tokens, which are valid
+            until the next step.
         step_timer: makes the timer of each step.
-        mirror: the other ranks of the model; None for none.
+        mirror: the other ranks of the model; None for a single rank.
         pooling: pooling of rows whose prompts are pooled; None pools the last token.
         draws: captured draws; None for none.
     """
@@ -122,8 +123,8 @@ class ModelRunner:
     def launch(self, batch: Batch) -> RunnerStep:
         """Start the forward pass of a step, without waiting for a GPU.
 
-        Its input tokens may be ones that the step before draws, once that step's ``draw`` was called. A step whose
-        result is not wanted, and that starts no rows, need not be drawn.
+        Its input tokens may be tokens that the step before draws, if that step's ``draw`` has been called. A step need
+        not be drawn if its result is not needed and it starts no rows.
         """
         step_timer = self._step_timer()
         if self._mirror is not None:
@@ -211,10 +212,10 @@ class ModelRunner:
         return StepResult(tuple(results), step.step_timer.seconds)
 
     def _pool(self, step: RunnerStep) -> dict[int, HostCopy]:
-        """Add a step's hidden states to what is pooled of prompts, and begin to copy what is pooled of whole ones.
+        """Add a step's hidden states to the sums for pooled prompts, and begin to copy the values of complete prompts.
 
         Returns:
-            Those of the prompts that end in this step, by index of their row in the batch.
+            The pooled values of the prompts that end in this step, by index of their row in the batch.
         """
         found: dict[int, HostCopy] = {}
         for index, row in enumerate(step.batch.rows if self._pooling.is_used else ()):
@@ -278,10 +279,10 @@ class ModelRunner:
         return bank.head_step(slots[tokens]), bank.own_step(slots[tokens])
 
     def _device_masks(self, masks: Masks, forced: Mapping[int, int], logits: Tensor) -> DeviceMasks | None:
-        """Return the masks of positions that are not forced, by their indices among the rows of the logits.
+        """Return the masks of positions that are not forced, each with its position's index among the logits' rows.
 
-        Logits may be wider than these masks, if a row without one has a larger vocabulary, or narrower, if the position
-        whose mask is wider is forced.
+        The masks are fitted to the width of the logits. Logits may be wider, if a row without a mask has a larger
+        vocabulary, or narrower, if a position with a wider mask is forced.
         """
         kept = _unforced(masks)
         if not kept:
@@ -295,7 +296,7 @@ class ModelRunner:
         return replace(found, checks=dict(zip(lines, masks.checks.values(), strict=True)))
 
     def _score_prompt(self, step: RunnerStep, row: Row, last: int) -> list[_PromptScores]:
-        """Begin the logprobs of the row's ``prompt_targets``, from the hidden states of the positions before them.
+        """Begin to compute the logprobs of a row's ``prompt_targets`` from the hidden states before these positions.
 
         Args:
             last: index of the row's last token in the step.

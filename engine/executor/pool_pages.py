@@ -17,8 +17,8 @@ from ..models.model import Model
 class PoolPages:
     """Reads pages and recurrent states of a KV pool (``kv_cache.make_tiers.KvPages``).
 
-    KV also depends on how its numbers are computed, so the form names the arithmetic in addition to the layout. The
-    form of weights that is measured to be fastest at the start is not part of it, as it changes no number.
+    KV also depends on how its numbers are computed, so the form names the arithmetic in addition to the layout. It does
+    not name the form of weights that was measured to be the fastest, because all of these forms give the same numbers.
 
     Attributes:
         form, page_bytes, state_bytes, refusal, on_device: see ``KvPages``.
@@ -62,9 +62,9 @@ def _refusal(config: EngineConfig, kv: KvPool) -> str:
 
 
 def _static_scales(model: Model, kv: KvPool) -> str:
-    """Return a name of the static scales that the pool's KV has: KV by other scales, or by those of tokens, is another.
+    """Return a name for the static scales of the pool's KV, so that KV with other scales gets another form.
 
-    Weights may be the same where a checkpoint's scales are not.
+    The digest of the weights does not suffice: two checkpoints may have the same weights and different scales.
     """
     scales = model.kv_scales if isinstance(model, DecoderModel) else None
     used = {index: each for index, each in (scales or {}).items() if kv_forms.takes_static(kv.dtype, each.form)}

@@ -1,6 +1,6 @@
-"""Pooling of prompts: hidden states summed over the steps that compute a prompt, and what the checkpoint makes of them.
+"""Pooling of prompts: sums of hidden states over the steps that compute a prompt, and the embedding made from them.
 
-The kinds of pooling are those of sentence-transformers, and so are their names.
+The kinds of pooling and their names are those of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class PromptSums:
     """Running sums of the hidden states of a prompt, by kind of pooling.
 
     Attributes:
-        sums: [H] fp32 each.
-        count: tokens so far.
-        weight: sum of the weights of these tokens, of which each has that of its position, counted from 1.
+        sums: [H] fp32 for each kind.
+        count: number of tokens so far.
+        weight: sum of the weights of these tokens. The weight of a token is its position, counted from 1.
     """
 
     sums: dict[PoolingMode, Tensor] = field(default_factory=dict)
@@ -81,11 +81,11 @@ _ADDED: Final[Mapping[PoolingMode, Callable[[Tensor | None, Tensor, int], Tensor
 
 
 class PromptPooling:
-    """Pools the prompts of rows whose parameters ask for it.
+    """Pools the prompts of rows whose parameters request it.
 
     Args:
-        modes: kinds of pooling, whose results are joined.
-        dense: layers through which the pooled values pass.
+        modes: kinds of pooling, whose results are concatenated.
+        dense: linear layers that are applied to the pooled values, in order.
     """
 
     def __init__(self, modes: Sequence[PoolingMode] = ("lasttoken",), dense: Sequence[DenseLayer] = ()) -> None:

@@ -31,16 +31,17 @@ class RankMirror(StepMirror, Protocol):
 
 
 class AdapterParts:
-    """What each rank has of an adapter: its shard of the factors of its layers.
+    """The part of an adapter that each rank holds: its shard of the factors of its layers.
 
-    Weights in place of the model's are whole: an embedding on the ranks that embed, a head on rank 0 alone, which
-    draws and has all hidden states, norms on the ranks of their layers. A norm over heads of a rank is cut.
+    An adapter's own weights are not split. Its own embedding is on the ranks that have the embedding, its own head only
+    on rank 0, which draws tokens, and its own norms on the ranks of their layers. But a norm over heads is cut to the
+    heads of the rank.
 
     Args:
-        model: the whole model.
-        layout: the layout of it.
-        width: ranks that have the same layers, a shard of them each.
-        count: parts of the layers.
+        model: configuration of the whole model.
+        layout: layout of the whole model.
+        width: number of tensor-parallel ranks, which have shards of the same layers.
+        count: number of pipeline stages.
     """
 
     def __init__(self, model: ModelConfig, layout: BaseLayout, width: int, count: int) -> None:
@@ -116,7 +117,7 @@ def _cut(norm: NormWeights, split: ModuleSplit | None) -> NormWeights:
 
 
 class SplitBank(AdapterBank):
-    """The slots of rank 0, whose adapters are written in the slots of all ranks, each rank's part.
+    """The adapter slots of rank 0. Installing an adapter also sends each other rank its part, for the same slot.
 
     Args:
         own: layout of rank 0's part of the model.

@@ -1,9 +1,9 @@
-"""Links between rank 0 and a follower: messages in their order, and signs of life in both directions.
+"""Links between rank 0 and a follower: messages in order, and signs of life in both directions.
 
-Each side writes a byte every quarter of a second, and counts its own quarters without a byte of the other side. So a
-machine that is suspended or busy makes no rank count as silent. A rank that computes does not count as silent either:
-native code may hold the interpreter, even for long if many processes share the processors. A rank that imports its
-libraries may be silent for longer.
+Each side writes a byte every quarter of a second. It counts the quarters of a second in which it was running itself and
+got no byte from the other side, so a rank does not count as silent because the machine was suspended or busy. A rank
+that uses processor time does not count as silent either: native code may hold the interpreter lock, for a long time if
+many processes share the processors. A rank that is still importing its libraries may be silent for longer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def receive(link: socket.socket, after: int) -> RankMessage:
 
     Raises:
         ConnectionError: the other side is gone.
-        ValueError: another message comes: one is lost, or came twice.
+        ValueError: the message has another number, because a message was lost or arrived twice.
     """
     number, kind, length = HEADER.unpack(receive_exactly(link, HEADER.size))
     if number != after + 1 or not 0 <= length <= MOST_BYTES:
@@ -66,12 +66,12 @@ def read_line(link: socket.socket) -> str:
 class SignsOfLife:
     """Exchanges signs of life with other ranks on a thread of its own, until one of them is gone or silent.
 
-    Until ``started`` is called, they may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``.
+    Until ``started`` is called, the other ranks may be silent for ``START_PERIODS``, and then for ``SILENT_PERIODS``.
 
     Args:
-        links: sockets by rank, for signs alone.
-        processes: their numbers by rank.
-        lost: called once, on the thread, with the rank and what is wrong with it.
+        links: sockets by rank, used only for signs of life.
+        processes: process ids by rank.
+        lost: called once, on the thread, with the rank and the reason.
     """
 
     def __init__(

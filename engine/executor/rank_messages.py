@@ -1,8 +1,9 @@
 """Messages of rank 0 to its followers: the plan of a step, and the rows of the head.
 
-A message has a header of three 64-bit numbers: its place in the order, its kind, and the bytes of its content. All but
-adapters are lists of 64-bit numbers, behind which a step has the bytes of pages that it loads. Of a ``Batch`` the
-followers get what their forward pass reads: no text, no parameters of draws, no tokens that are in the KV pool already.
+A message has a header of three 64-bit numbers: its number in the order of messages, its kind, and the number of bytes
+of its content. The content of a step is a list of 64-bit numbers, followed by the bytes of the pages that the step
+loads. All other contents, except adapters, are only such a list. Followers get the parts of a ``Batch`` that the
+forward pass reads: no text, no sampling parameters, and no tokens that are already in the KV pool.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pages of several ranks' KV, for stores outside of the pool: a page is the parts of all ranks, one after another.
+"""Pages of several ranks' KV, for stores outside of the pool: the parts of all ranks are joined, one after another.
 
-Rank 0 asks the others for their parts, on a link of its own beside the steps. So a stored page has the parts of all
-ranks, or does not exist, and its form names the part of each rank.
+Rank 0 requests the parts of the other ranks on a separate link, in parallel with steps. A stored page always has the
+parts of all ranks, and its form names the part of each rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ASK = struct.Struct("<qqq")
 
 
 class PagesOfRanks(Protocol):
-    """The other ranks as ``RankPages`` needs them.
+    """The attributes and methods of the other ranks that ``RankPages`` uses.
 
     Attributes:
         num_sent: number of messages sent so far.
@@ -47,10 +47,10 @@ class RankPages:
 
     Args:
         own: pages of rank 0.
-        others: the other ranks, whose pools have been made.
+        others: the other ranks; their pools must exist already.
 
-    Raises:
-        EngineDead: another rank is gone.
+        Raises:
+        EngineDead: another rank has ended.
     """
 
     def __init__(self, own: PoolPages, others: PagesOfRanks) -> None:

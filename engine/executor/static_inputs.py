@@ -16,9 +16,9 @@ from .input_builder import HostInputs, HostStates, fill_in
 
 
 class StaticInputs:
-    """Static inputs of steps up to a size. Passes of several sizes may read them, one at a time.
+    """Static input buffers for captured passes up to a size. Passes of several sizes may read them, one at a time.
 
-    Before the first step, and beyond the end of a smaller one, tokens have no cell and rows no tokens.
+    Before the first step, and after the last row and token of a smaller step, tokens have no cell and rows no tokens.
 
     Attributes:
         shared: buffers of shared prefixes.
@@ -26,7 +26,7 @@ class StaticInputs:
 
     Args:
         has_states: whether the model has recurrent states.
-        num_slots: most adapters of a step.
+        num_slots: largest number of adapters of a step.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StaticInputs:
 
         Args:
             shares: whether rows may share prefixes.
-            lora: the adapters' part, over ``segments``.
+            lora: the LoRA part of the pass, which reads ``segments``.
         """
         token_ids, positions, kv_loc = (values[:num_tokens] for values in self._tokens)
         query_start = self._rows[self._num_rows :][: num_rows + 1]

@@ -22,10 +22,10 @@ _PACKAGES = "rootgraft", "torch", "numpy"
 
 
 def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, list[torch.device]]:
-    """Check the ranks that the options ask for before any of them starts; return each one's options and device.
+    """Check the number of ranks before any rank starts. Returns the options, and the device of each rank.
 
     Raises:
-        ConfigError: the model or the machine cannot have so many.
+        ConfigError: the model cannot be split over so many ranks, or the machine cannot run them.
         ModelError: the model is not supported.
     """
     size = config.num_ranks

@@ -51,12 +51,12 @@ class Worker:
         model_path: folder in Hugging Face format or GGUF file.
         step_timer: makes the timer of each step.
         weights: weights that are already loaded, with the same options; None to load them.
-        ranks: the group that computes the model, each rank its shard. With several, no step is planned ahead, as its
-            tokens are known to rank 0 alone.
-        mirror: the other ranks, on rank 0; None for none.
+        ranks: the group of ranks that compute the model; each has its part. With several ranks, no step is planned
+            ahead, because only rank 0 has the drawn tokens.
+        mirror: the other ranks, on rank 0; None on the other ranks and for a single rank.
 
-    Attributes:
-        draft: the draft model; None without.
+        Attributes:
+        draft: the draft model; None without one.
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
         max_model_len: largest number of tokens of a sequence: the model's limit, or the pool's if that is smaller.
@@ -64,8 +64,9 @@ class Worker:
         rope_switch: number of tokens beyond which all KV of a sequence changes; ``ENDLESS`` if no sequence gets that
             long.
         adapters: names, memory and slots of adapters; None without ``enable_lora``.
-        overlaps: whether the device computes while the host continues. CPU kernels run on the engine's own thread.
-        pooler: values other than tokens that the model gives.
+        overlaps: whether the device computes while the host continues; false on a CPU, whose kernels run on the
+            engine's own thread.
+        pooler: kinds of results other than tokens that the model has, such as embeddings and scores.
         base_digest: digest that distinguishes its weights from others.
         kv_pages: the pages of its pool.
         summary: lines for people about model, pool and kernels.

@@ -21,7 +21,7 @@ from .load_weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker allocates for a model whose weights are loaded.
+    """The memory that a worker allocates for a model after its weights are loaded.
 
     Attributes:
         kv_dtype: number format of KV.

@@ -20,11 +20,11 @@ from .worker_plan import WorkerPlan
 def summary_lines(
     config: EngineConfig, model: Model, plan: WorkerPlan, kv: KvPool, draft: str | None, seconds: tuple[float, float]
 ) -> tuple[str, ...]:
-    """Return the lines.
+    """Return lines for people about the model, its KV pool and its kernels.
 
     Args:
-        draft: the line of the draft model; None without.
-        seconds: seconds for which the weights were loaded, and seconds for which the rest was made.
+        draft: the line about the draft model; None without one.
+        seconds: seconds in which the weights were loaded, and seconds in which everything else was made.
     """
     kv_format = " of FP8" if kv.dtype is kv_forms.FLOAT8 else " of 8 bits" if kv_forms.has_scales(kv.dtype) else ""
     return (
