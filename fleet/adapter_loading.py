@@ -1,6 +1,7 @@
-"""Adapter loading in a fleet: a version on all replicas or on none, also on replicas that join later.
+"""Adapter loading in a fleet: a version is loaded on all replicas or on none. Replicas that join later load it too.
 
-A version is identified by its content: a replica whose folder is missing, or has other content, does not load it.
+A version is identified by its content. If a replica's folder is missing or has other content, the replica does not load
+the version.
 """
 
 from __future__ import annotations

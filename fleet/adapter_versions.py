@@ -1,7 +1,7 @@
 """Adapter versions of a fleet: the internal name of each public adapter name, and the versions to unload.
 
 An adapter that is replaced under its public name gets another internal name on the replicas (``sql``, then ``sql@2``).
-Sequences of the earlier version keep using it, also on another replica, until the last of them has ended.
+Sequences of the earlier version continue with it, even on another replica, until the last of them has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoadedVersion:
         path: folder of the version.
         trusted: whether the path may be outside the folder of adapters.
         digest: digest of the content; "" if unknown.
-        loaded: time at which its first load began, in seconds since 1970, also for replicas that load it later.
+        loaded: time at which its first load in the fleet began, in seconds since 1970.
         num_tokens: number of tokens of the tokenizer in the folder, 0 without a tokenizer.
     """
 

@@ -1,4 +1,4 @@
-"""Dispatcher: sends each sequence to a replica, and to another one if that is lost. Does no I/O and reads no clock.
+"""Dispatcher: sends each sequence to a replica, and if that is lost, to another one. Does no I/O and reads no clock.
 
     submit, abort ------>|            |----> ``take_sent``       messages for replicas
     join, drain, leave ->| Dispatcher |----> ``take_delivered``  messages for clients
@@ -8,14 +8,15 @@ For every sequence that ``submit`` accepts, exactly one ``Done`` or ``Failed`` i
 tokens that one undisturbed replica would have sent.
 
 *Quarantine*: a sequence that crashes replicas must not harm other sequences. If a sequence was on two lost replicas in
-a row and got no token in between, it continues on a replica without another such sequence, which gets no new
-sequences meanwhile; after the third loss it fails. Sequences that were there only by chance get a token there and
-leave quarantine. Sequences in the queue are not blamed. Sequences that wait for a grammar are not blamed either,
-unless no answer has begun under that grammar yet: its compilation may be the cause.
+a row and got no token in between, it continues on a replica that has no other such sequence and gets no new sequences
+meanwhile. After a third loss the sequence fails. A sequence that was on the lost replicas only by chance gets a token
+and thereby leaves quarantine. Losses do not count for sequences that were in a replica's queue. They do not count for
+sequences that waited for a grammar either, unless no answer has begun under that grammar yet, because then its
+compilation may be the cause.
 
-*Losses of a whole machine*: if several replicas are lost in the same moment, each would take over the sequences of the
-one before, and a sequence would be blamed for all of the losses. Therefore a sequence that loses a second replica
-within ``quiet_seconds``, or is suspected, waits until no replica was lost for that long, and continues on a replica
+*Losses of a whole machine*: if several replicas are lost at almost the same time, a sequence would move from one lost
+replica to the next, and all of the losses would count against it. Therefore a sequence that loses a second replica
+within ``quiet_seconds``, or is in quarantine, waits until no replica was lost for that long. It continues on a replica
 that has given a sign of life since the last loss.
 """
 
@@ -76,15 +77,16 @@ class DispatcherLimits:
         most_replicas: largest number of replicas at one time.
         most_bytes: largest size of the journal in bytes.
         most_held: largest number of sequences that wait for a replica while there is none.
-        hold_seconds: seconds for which such a sequence waits at most.
+        hold_seconds: largest number of seconds for which such a sequence waits.
         heartbeat_seconds: seconds without a sign of life after which a replica counts as lost.
-        quiet_seconds: seconds without a further loss after which a moment of losses is over.
+        quiet_seconds: seconds within which losses count as losses of one moment, such as those of a whole machine.
         adapter_slots: number of adapters that a replica holds on its device.
         adapter_load_seconds: seconds that the load of an adapter takes.
-        most_transfers: largest number of copies of KV between replicas at one time; KV beyond it is computed instead.
-        least_fetched: least number of a prompt's tokens that another replica must hold in excess for its KV to be
-            copied.
-        least_prefill: least number of missing prompt tokens for which a replica for prompts computes the prompt.
+        most_transfers: largest number of copies of KV between replicas at one time. If it is reached, KV is computed
+            instead.
+        least_fetched: number of tokens of a prompt that another replica must hold in addition to the tokens that the
+            chosen replica holds, so that their KV is copied.
+        least_prefill: least number of missing prompt tokens for which a replica with the role ``prefill`` is used.
     """
 
     most_replicas: int = 64
@@ -129,7 +131,7 @@ class DispatcherOutbox:
 
 
 class Dispatcher:
-    """All sequences and replicas of one model, as one gateway knows them.
+    """All sequences and replicas of one model that one gateway knows.
 
     Args:
         seed: seed of the generator that draws seeds for requests without one.
@@ -239,9 +241,10 @@ class Dispatcher:
                 self._end(entry, aborted(entry))
 
     def join(self, name: str, ready: Ready, now: float, lacking: Iterable[str] = (), role: str = BOTH) -> None:
-        """Add a replica, whose name must be unique for all time; sequences that wait for a replica are sent to it.
+        """Add a replica, and send it the sequences that wait for a replica.
 
         Args:
+            name: name of the replica; it must never have been used for another one.
             lacking: versions of adapters that the replica cannot load; it gets no sequences of these.
             role: work that the replica does, as in ``ReplicaInfo``.
         """
@@ -283,9 +286,9 @@ class Dispatcher:
         return self._transfers.handover.uses(name) or self._transfers.reads_from(name)
 
     def hand_over(self, name: str, now: float) -> None:
-        """Let the sequences of a draining replica continue elsewhere, while their KV can still be copied from it.
+        """Move the sequences of a draining replica to other replicas, while their KV can still be copied from it.
 
-        Sequences that no other replica can continue now stay.
+        Sequences that no other replica can continue at present stay on the replica.
         """
         info = self.replicas.get(name)
         if info is None or not info.draining:

@@ -6,7 +6,7 @@ from ..engine.errors import EngineError
 
 
 class CatalogUnavailable(EngineError):
-    """Error for a change of the model catalogue that could not be written; the file is unchanged.
+    """A change of the model catalogue could not be written; the catalogue's file is unchanged.
 
     Args:
         is_full: whether the disk was full, which gives HTTP 507 instead of 503.

@@ -364,9 +364,10 @@ class Fleet:
         return self._count - len(self._roster.serving) - len(self._starts)
 
     def _stop_drained(self, now: float) -> None:
-        """Stop draining replicas without sequences; after their time, their remaining sequences continue elsewhere.
+        """Stop the draining replicas that have no sequences left.
 
-        A replica is stopped once its KV is copied, or the time for the copies is over.
+        If a replica's time for draining is over, its remaining sequences continue on other replicas. A replica is
+        stopped when its KV has been copied to other replicas, or the time for the copies is over.
         """
         for member in self._roster:
             until = member.drains_until

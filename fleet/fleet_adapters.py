@@ -21,7 +21,7 @@ class FleetAdapters:
 
     Args:
         roster: the replicas.
-        dispatcher: is told which version a name means.
+        dispatcher: dispatcher of the fleet, which is told to which version a name refers.
 
     Attributes:
         num_loading: number of loads in progress or waiting for a replica.

@@ -60,9 +60,9 @@ class GpuLauncher:
 
 
 def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
-    """Return the GPUs for the replicas: for each replica one, or those of its ranks ("0,1"); empty on the CPU.
+    """Return the GPUs for the replicas: for each replica one, or the GPUs of its ranks ("0,1"); empty on the CPU.
 
-    Several models share the first GPU: no model has a GPU of its own.
+    If a server has several models, all of them share the first GPU.
 
     Raises:
         ConfigError: there are fewer GPUs than replicas.

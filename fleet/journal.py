@@ -4,8 +4,9 @@
       ^                  |
       '------ lift ------'    the replica is lost
 
-On each replica a sequence has another number. After a lift the journal no longer knows the number on the old replica,
-so later messages about it are dropped: no token is delivered twice, and every sequence ends once.
+On each replica a sequence has another number. After a sequence has left a replica (lift), the journal no longer knows
+its number there, so later messages of that replica about it are dropped. So no token is delivered twice, and every
+sequence ends once.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Losses:
         in_a_row: number of replicas lost in a row while the sequence was there and got no token.
         in_all: number of replicas lost while the sequence was there.
         last: time of the last loss, if the sequence has got no token since.
-        is_careful: whether two replicas were lost in the same moment, so that the sequence waits until that moment is
-            over.
+        is_careful: whether the sequence lost two replicas within ``quiet_seconds``, so that it waits until no replica
+            was lost for that long.
     """
 
     in_a_row: int = 0
@@ -68,7 +69,10 @@ class KvPlan:
 
 @dataclass(slots=True, eq=False)
 class JournalEntry:
-    """One sequence. Written by ``Journal``; ``Dispatcher`` writes priority, grammar, and all from ``aborted`` on.
+    """An open sequence.
+
+    Written by ``Journal``; ``Dispatcher`` writes the request's priority, ``grammar``, and all fields from ``aborted``
+    on.
 
     Attributes:
         submit: the request, with the client's number, the seed and the version of the adapter.
@@ -85,8 +89,8 @@ class JournalEntry:
         began: time of its first token; None before that.
         waits: whether its replica has reported that no step computes it, because it waits in the queue or for its
             grammar.
-        is_late: whether its replica was already silent when the sequence was sent there, so that it is not the cause of
-            a loss.
+        is_late: whether its replica was already silent when the sequence was sent there, so that the sequence cannot be
+            the cause if the replica is lost.
         kv: replicas that hold its KV.
     """
 
@@ -228,7 +232,7 @@ class Journal:
     def take_end(self, entry: JournalEntry, message: Done | Failed, now: float) -> Done | Failed:
         """Close a sequence at a replica's message. Returns the message for the client.
 
-        The seconds of decoding count from the sequence's very first token, also if an earlier replica has sent it.
+        The seconds of decoding count from the sequence's first token, even if an earlier replica has sent that token.
         """
         self.close(entry)
         said = replace(message, id=entry.submit.id)

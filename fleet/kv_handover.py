@@ -5,8 +5,8 @@
             --KvBlocks--> target
 
 A draining replica copies the prefixes of its sessions to the remaining replicas; a joining replica gets the hottest
-prefixes of one of them. Copied KV waits in the target's tier ``peer``, which limits its size. KV that is not copied is
-computed again.
+prefixes of one of them. Copied KV is kept in the target's tier ``peer``, which has a size limit, until sequences use
+it. KV that is not copied is computed again.
 """
 
 from __future__ import annotations

@@ -101,13 +101,15 @@ async def start_beside(
 
     Args:
         first: first message of the fleet's first replica.
-        wanted: returns the adapters that it must have, which may change meanwhile.
+        wanted: returns the adapters that the replica must have, which may change meanwhile.
 
     Returns:
-        Its client, its first message, and the adapters that it lacks because their files are missing or have changed.
+        The replica's client, its first message, and the adapters that it lacks because their files are missing or have
+        changed.
 
     Raises:
-        EngineError: the replica cannot be started. EngineDead also if it has another model: then it is ended again.
+        EngineError: the replica cannot be started.
+        EngineDead: also if the replica has another model or a shorter context than ``first``; it is ended again.
     """
     client, ready = await launcher.launch()
     try:

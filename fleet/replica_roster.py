@@ -41,7 +41,7 @@ class ReplicaRoster:
     """Running replicas by name, in the order in which they joined.
 
     Args:
-        roles: roles for replicas; when all are given away, further replicas have no role of their own.
+        roles: roles to assign to replicas; when all are assigned, further replicas do all work.
 
     Attributes:
         num_joined: number of replicas that have joined.

@@ -2,7 +2,7 @@
 
     target --FetchKv--> gateway --ReadKv--> source --KvBlocks--> gateway --KvBlocks--> target
 
-Even if the source fails, the target gets a last answer, and computes the KV that it has not received.
+If the source fails, the target still gets a last answer, so that it computes the KV that it has not received.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TransferTable:
     """Transfers by the number with which their source answers.
 
     Args:
-        most: largest number at one time, which limits the memory of KV in transit.
+        most: largest number of transfers at one time, which limits the memory of KV in transit.
 
     Attributes:
         handover: transfers that no replica has requested, and planned ones.

@@ -45,7 +45,7 @@ class Branch:
     A branch is used by one thread at a time; branches of a fork run in parallel.
 
     Attributes:
-        path: ``root``, ``root/0``, ``root/0/3``.
+        path: ``root``, or the indices of the forks, as in ``root/0/3``.
         messages: the conversation so far.
         values: results of ``gen``, ``stream``, ``select`` and ``join``, by name.
         scores: log-likelihood of each choice of a ``select``, by name.
@@ -124,7 +124,7 @@ class Branch:
             regex: an expression that the whole text matches.
             choices: texts, one of which is sampled token by token; ``select`` compares whole texts.
             adapter: name of an adapter, None for the session's model.
-            max_tokens, temperature: default: the session's.
+            max_tokens, temperature: None for the session's default.
             stop: stop strings, which are not part of the text.
             seed: seed of the draws; the same seed gives the same text.
         """
@@ -156,7 +156,7 @@ class Branch:
             normalise: divide each sum by the number of tokens, which removes the bias against long choices.
 
         Raises:
-            ProgramError: the call failed, or ``choices`` is no list of strings, empty, or holds an empty one.
+            ProgramError: the call failed, or ``choices`` is not a list of strings, is empty, or has an empty string.
         """
         with self._naming_branch(f"select {name!r}"):
             listed = check_choices(choices)
@@ -173,7 +173,8 @@ class Branch:
         """Compute the conversation so far into the prefix cache, for all branches that extend it.
 
         Args:
-            pin: seconds for which the branch is not evicted, at most 86,400.
+            pin: seconds for which the conversation's pages are pinned in the prefix cache, at most 86,400; 0 for no
+                pin.
         """
         with self._naming_branch("warm"):
             if type(pin) is not int or not 0 <= pin <= _LONGEST_PIN:
@@ -185,7 +186,7 @@ class Branch:
         """Create branches, each with a copy of the conversation and the values.
 
         Raises:
-            ProgramError: ``count`` is no integer of at least 0.
+            ProgramError: ``count`` is not an integer of at least 0.
         """
         with self._naming_branch("fork"):
             if not isinstance(count, int) or count < 0:
@@ -260,8 +261,8 @@ class Fork(Sequence[Branch]):
             The results, in the order of the branches.
 
         Raises:
-            Exception: of the first branch that failed, after all have ended.
-            KeyboardInterrupt: raised at once; running branches continue, at the latest until the session is closed.
+            Exception: the exception of the first branch that failed; it is raised after all branches have ended.
+            KeyboardInterrupt: raised at once; running branches continue until they end or the session is closed.
             ValueError: the number of items is not the number of branches.
         """
         try:

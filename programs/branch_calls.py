@@ -67,10 +67,10 @@ class CallParams:
     """Sampling parameters and answer format of a call.
 
     Attributes:
-        format: None for free text.
-        temperature: 0 is greedy.
+        format: format of the answer; None for free text.
+        temperature: sampling temperature; 0 is greedy.
         stop: stop strings, which are not part of the answer.
-        seed: None for a new seed per call.
+        seed: seed of the draws; None for a new seed in each call.
     """
 
     format: AnswerFormat | None
@@ -86,8 +86,9 @@ class Completion:
 
     Attributes:
         finish_reason: as in OpenAI's API.
-        stop: the stop string that ended the answer, None for another end.
-        shortest: number of tokens of the shortest answer in the format, if the answer was cut off and it is known.
+        stop: the stop string that ended the answer; None if none did.
+        shortest: number of tokens of the shortest possible answer in the format; None if the answer was not cut off or
+            the number is not known.
     """
 
     text: str
@@ -100,7 +101,8 @@ class Completion:
 def stop_string(reason: str | int | None, stops: Sequence[str]) -> str | int | None:
     """Return the requested stop string that ended an answer, from its ``stop_reason``.
 
-    An answer that its budget of tokens has made shorter is whole: ``budget`` is no stop string then.
+    An answer that was completed early to stay within its token budget has the ``stop_reason`` ``budget``. This is not a
+    stop string, unless ``stops`` contains it.
     """
     return None if reason == BUDGET and BUDGET not in stops else reason
 
@@ -112,9 +114,9 @@ class ModelBackend(Protocol):
         """Yield the pieces of an answer and return the whole. Closing the generator aborts the request."""
 
     def score(self, prompt: Prompt, choices: Sequence[str]) -> tuple[list[list[float]], Report]:
-        """Return the log-probabilities of each choice's tokens as the next text, from ``first_difference`` on.
+        """Return, for each choice as the next text, the log-probabilities of the tokens from ``first_difference`` on.
 
-        The choices are read as a tree of endings after their common beginning, which is computed once.
+        The choices are sent as a tree of endings after their common beginning, which is computed only once.
         """
 
     def warm(self, prompt: Prompt, pin: int) -> Report:
@@ -125,7 +127,7 @@ class ModelBackend(Protocol):
 
 
 def session_name(root: str, branch: str) -> str:
-    """Session name (``prompt_cache_key``) of a branch's calls.
+    """Return the session name (``prompt_cache_key``) of a branch's calls.
 
     Args:
         root: unique id of the program's session.
@@ -138,8 +140,8 @@ def session_name(root: str, branch: str) -> str:
 def first_difference(base: Sequence[int], wholes: Sequence[Sequence[int]]) -> int:
     """Return the first position at which the tokens of the prompt and of prompt + choice differ.
 
-    It may lie within the prompt, as a choice can merge with the token before it; the sums of log-probabilities from
-    this position on are comparable.
+    The position may be within the prompt, because the beginning of a choice may merge with the prompt's last token. The
+    sums of log-probabilities from this position on can be compared between choices.
 
     Raises:
         CallFailed: a choice adds no token.
@@ -200,7 +202,7 @@ def check_choices(choices: Any) -> list[str]:
 
 
 def answer_format(schema: Any, regex: str | None, choices: Iterable[str] | None) -> AnswerFormat | None:
-    """Return the answer format that is given, None for free text. Raises ValueError for more than one, or a wrong one.
+    """Return the requested answer format, None for free text. Raises ValueError for several formats or an invalid one.
 
     Args:
         schema: a JSON Schema as a mapping, or any type that pydantic supports: a model, a dataclass, ``list[int]``.

@@ -1,7 +1,7 @@
 """HTTP backend of programs: an OpenAI-compatible server over blocking HTTP, from the threads of the branches.
 
-``gen`` needs only chat completions, ``warm`` those with ``max_tokens: 0``. ``select`` needs ``/tokenize`` with
-``messages``, and completions of token ids with ``echo``.
+The server must have these features: for ``gen`` chat completions; for ``warm`` chat completions with ``max_tokens: 0``;
+for ``select`` the route ``/tokenize`` with ``messages``, and completions of token ids with ``echo``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HttpBackend:
 
     Args:
         url: address of the server, with or without ``/v1``.
-        model: None for the first that the server lists.
+        model: name of the model; None for the first one that the server lists.
         timeout: longest time in seconds without data from the server while a call waits for it.
     """
 

@@ -23,10 +23,10 @@ class Session(Branch):
     Args:
         target: address of a server (``http://127.0.0.1:8000/v1``), or the offline ``LLM``, which the session uses
             exclusively until it is closed.
-        model: name of the model on the server. Default: the first that it lists.
+        model: name of the model on the server. Default: the first model that the server lists.
         api_key: API key of the server.
-        timeout: seconds for which the server may say nothing before a call fails: until the first token and from one
-            to the next, or until a whole answer of ``select`` and ``warm``. Default: 600.
+        timeout: largest number of seconds without data from the server, after which a call fails: until the first token
+            and between tokens, or until the whole answer of ``select`` and ``warm``. Default: 600.
         max_tokens: default limit for an answer.
         temperature: default temperature; 0 is greedy.
 

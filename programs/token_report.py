@@ -11,10 +11,10 @@ class Report:
     """Tokens of one call, or of all calls of a session.
 
     Attributes:
-        calls: calls to the model; a ``select`` is one.
+        calls: number of calls to the model; a ``select`` counts as one.
         prompt: prompt tokens.
         cached: prompt tokens found in the prefix cache.
-        forked: cached tokens in use by another call at the same time, such as one of a sibling branch.
+        forked: cached tokens that another call, such as that of a sibling branch, was using at the same time.
         completion: generated tokens.
         drafted: generated tokens that were accepted drafts.
         forced: generated tokens for which the grammar allowed no other token; some are also drafted.

@@ -112,8 +112,8 @@ def _messages(body: PromptFields) -> list[ChatMessage]:
 def _system(content: str | list[TextBlock]) -> str | list[TextPart]:
     """Return the instructions.
 
-    Claude Code sends a block of data for Anthropic's accounts in front of them. It changes with every request, so that
-    no prefix could be reused, and tells the model nothing.
+    The block that Claude Code sends before the instructions for Anthropic's accounting is left out. It changes with
+    every request, so with it no prefix could be reused, and it has no information for the model.
     """
     if isinstance(content, str):
         return content

@@ -1,7 +1,7 @@
 """Content blocks of an answer under construction, and their streaming events.
 
-content_block_start, then text_delta, thinking_delta or input_json_delta ..., a signature_delta after a thought,
-content_block_stop
+Events of a block: content_block_start; text_delta, thinking_delta or input_json_delta events; a signature_delta at the
+end of a thought; content_block_stop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MessageBlocks:
         parser: parser of tool calls; None without tools.
 
     Attributes:
-        calls: whether tools are called.
+        calls: whether the answer calls tools.
     """
 
     def __init__(self, parser: ToolParser | None) -> None:

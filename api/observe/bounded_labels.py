@@ -9,11 +9,11 @@ OTHER = "(other)"
 
 
 class BoundedLabels:
-    """Values of a label, the first ``most`` by themselves and later ones as ``OTHER``.
+    """Limits the values of a label: the first ``most`` values are used unchanged, later ones become ``OTHER``.
 
     Args:
-        most: values that get a series of their own.
-        drop: removes the series of a value, whose place another one may take.
+        most: number of values that get a series of their own.
+        drop: removes the series of a value, so that another value may get one.
     """
 
     def __init__(self, most: int, drop: Callable[[str], None] = lambda value: None) -> None:
@@ -25,8 +25,8 @@ class BoundedLabels:
         """Return the label of a value.
 
         Args:
-            living: values that may have a series. If all places are taken, the series of other values are removed.
-                None: all.
+            living: values that may keep a series, None for all. If ``most`` values have a series, the series of values
+                that are not in ``living`` are removed.
         """
         if value in self._values:
             return value

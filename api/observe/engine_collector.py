@@ -35,7 +35,7 @@ class EngineCollector:
     """Yields the families of an engine; an engine with several replicas has a series for each of them.
 
     Args:
-        stats: returns the last gauges and counters of the engine as a whole, and of the server.
+        stats: returns the last gauges and counters of the whole engine and of the server.
         engines: returns gauges and counters by replica; none for an engine of one process.
         adapters: returns the names of adapters that have running and that have waiting sequences.
         labels: values of ``LABELS``.

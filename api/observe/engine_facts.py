@@ -26,9 +26,9 @@ class EngineFacts:
     """Facts that are known once the engine is ready; the defaults are for a server that is still loading.
 
     Attributes:
-        max_model_len: most tokens in prompt and answer together.
-        max_loras: slots for adapters; 0 without adapters.
-        max_drafts: most drafts of a sequence in one step; 0 for none.
+        max_model_len: largest number of tokens of prompt and answer together.
+        max_loras: number of slots for adapters; 0 without adapters.
+        max_drafts: largest number of drafts of a sequence in one step; 0 without drafts.
         cache: labels of ``cache_config_info``.
     """
 

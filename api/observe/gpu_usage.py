@@ -74,7 +74,9 @@ def _is_visible(nvml: Any, index: int, device: Any) -> bool:
 
 
 class GpuCollector:
-    """Yields a family for each quantity, with the label ``gpu``: the device's number. What a device lacks is left out.
+    """Yields a metric family for each quantity, with the label ``gpu``, the device's number.
+
+    A quantity that a device does not report is left out.
 
     Args:
         nvml: the module ``pynvml``.
@@ -89,7 +91,8 @@ class GpuCollector:
     async def answers(self) -> bool:
         """Return whether the driver answers for every device within ``ANSWER_SECONDS``. Belongs to one event loop.
 
-        A driver that hangs keeps its thread, so it is not asked again before it has answered.
+        If the driver hangs, the thread of the call stays occupied. So the driver is not called again before it has
+        answered.
         """
         if self._asked is None or self._asked.done():
             self._asked = asyncio.ensure_future(asyncio.to_thread(self._all_answer))

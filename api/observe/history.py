@@ -17,17 +17,17 @@ _MOST_LATENCIES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Averages since the point before.
+    """Averages over the interval since the previous point.
 
     Attributes:
         at: end of the interval, in seconds since the history began.
-        generated: sampled tokens a second.
-        prompt, cached: tokens of admitted prompts a second, and of them those found in the prefix cache.
-        running, waiting: sequences at the end.
-        first: median and 95th percentile of the seconds to the first token; None if there was none.
-        between: median and 95th percentile of the seconds between tokens, likewise.
-        queued: the same for the seconds from a sequence's arrival at the engine to its first step, over sequences that
-            ended.
+        generated: sampled tokens per second.
+        prompt: tokens of admitted prompts per second; ``cached`` of them were found in the prefix cache.
+        running, waiting: numbers of sequences at the end of the interval.
+        first: median and 95th percentile of the seconds to the first token; None if there was no first token.
+        between: median and 95th percentile of the seconds between tokens; None if there were none.
+        queued: median and 95th percentile of the seconds from a sequence's arrival at the engine to its first step,
+            over sequences that ended in the interval; None if there were none.
         batch: mean number of sequences in a step; None without a step.
         drafted: share of the drafts that were accepted; None without drafts.
     """

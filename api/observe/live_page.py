@@ -82,7 +82,7 @@ class EngineWatch:
 
         Raises:
             EngineDead: the engine is gone.
-            CapacityError: there is no previous snapshot and none within ``PATIENCE``.
+            CapacityError: there is no previous snapshot, and the engine sends none within ``PATIENCE`` seconds.
         """
         if self._taking is None or (self._taking.done() and self._clock() >= self._requested_at + LEAST_SECONDS):
             self._requested_at = self._clock()

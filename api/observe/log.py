@@ -73,8 +73,8 @@ def set_up_log(level: str, form: str, *, log_requests: bool = False) -> None:
     """Log to standard error from ``level`` on, in the form ``text`` or ``json``.
 
     Args:
-        log_requests: whether to log each request even as text in a terminal, where by default only requests that end in
-            a server's error are logged. All other logs have a line for each request.
+        log_requests: whether to log each request. It matters only for text in a terminal, where by default only
+            requests that end in a server error are logged; all other logs always have a line for each request.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

@@ -1,8 +1,8 @@
 """Prometheus metrics, with vLLM's names under our prefix or, on demand, its own, so that its dashboards work unchanged.
 
-Gauges and counters of the engine are read from its last heartbeat at a scrape, and its histograms arrive with each
-heartbeat. What the engine measures of a sequence comes with the sequence's end. Other latencies are measured in the API
-process. No label's value is made up by a client. ``docs/reference/metrics.md`` lists all metrics.
+At a scrape, gauges and counters of the engine are read from its last heartbeat. Histograms of the engine arrive with
+each heartbeat, and the engine's measurements of a sequence arrive when the sequence ends. Other latencies are measured
+in the API process. Clients cannot create new label values. ``docs/reference/metrics.md`` lists all metrics.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SequenceHistograms:
 
     Args:
         families: makes the metric families.
-        max_model_len: tokens, up to which the buckets of lengths go.
+        max_model_len: largest number of tokens of a sequence, up to which the buckets of lengths reach.
     """
 
     def __init__(self, families: MetricFamilies, max_model_len: int) -> None:
@@ -119,9 +119,9 @@ class SequenceHistograms:
 
 
 class UsageCounters:
-    """Requests and tokens by the name of their key, and by their adapter.
+    """Counts requests and tokens by the name of their key, and by their adapter.
 
-    The operator writes the names of keys; clients may load adapters, so the number of adapter names is limited.
+    The operator defines the names of keys. Clients may load adapters, so the number of adapter names is limited.
     """
 
     def __init__(self, families: MetricFamilies) -> None:

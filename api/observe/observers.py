@@ -15,14 +15,14 @@ from .tracing import Tracer
 
 @dataclass(slots=True)
 class Observers:
-    """What observes one base model's requests and engine.
+    """Metrics, tracer and other observers of one base model's requests and engine.
 
     Attributes:
-        metrics: metrics of the model; ``ServerState`` begins them again when it learns the model's names, and its
+        metrics: metrics of the model; ``ServerState`` creates them again when it learns the model's names and its
             engine.
         tracer: tracer of the whole server; None without ``--otlp-traces-endpoint``.
         gpus: collector of GPU use for the metrics; None without a GPU, and in all states but the main one.
-        gateways: returns the status of the gateways; None where this process answers HTTP alone.
+        gateways: returns the status of the gateways; None if this process alone answers HTTP.
         watch: snapshots of the engine for the live page.
         recent: last requests of this process, for the live page; with several models the main model's state holds all.
     """

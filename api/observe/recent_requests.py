@@ -43,7 +43,9 @@ class CallerUsage:
 
 
 class RecentRequests:
-    """Keeps the last requests, the last failures, which others do not displace, and the callers' sums.
+    """Keeps the last requests, the last failed requests, and sums for each caller.
+
+    Failed requests are kept separately, so that later successful ones do not displace them.
 
     Args:
         clock: seconds since the epoch.

@@ -68,7 +68,7 @@ class GatewayCollector:
     """Yields the metric families of the gateways, which belong to the whole server.
 
     Args:
-        status: returns their status.
+        status: returns the status of the gateways.
     """
 
     def __init__(self, status: Callable[[], GatewaysStatus]) -> None:

@@ -22,10 +22,10 @@ class RequestEnd:
     """Times and counts of a request that has ended.
 
     Attributes:
-        started: admission, in seconds since 1970.
+        started: time of admission, in seconds since 1970.
         seconds: seconds from admission to end.
         first_token_seconds: seconds from admission to the first token; None if there was no token.
-        tokens: usage. Of a sequence that the client did not wait for, the tokens that came.
+        tokens: usage. For a sequence whose end the client did not wait for, the tokens that were delivered.
         finished: number of sequences by reason of their end.
         measured: the engine's measurements of the sequences that ended by themselves, added up; None if no sequence
             did.
@@ -43,13 +43,13 @@ class RequestEnd:
 
 
 class RequestObserver:
-    """Made when the requests of one HTTP request have been admitted; walks each delta once.
+    """Measures the requests of one HTTP request from their admission to their end. It gets each delta once.
 
     Args:
         metrics: metrics for latencies, lengths and ends.
-        requests: the admitted ones, by prompt.
-        ticket: holds the requests' places in the queue, and the tokens of the key's limit.
-        usage: sum of their tokens, written here alone.
+        requests: the admitted requests, one for each prompt.
+        ticket: holds the requests' places in the queue, and their tokens within the limit of the API key.
+        usage: sum of the requests' tokens; only this class writes it.
     """
 
     def __init__(self, metrics: Metrics, requests: Sequence[TextRequest], ticket: Ticket, usage: UsageCount) -> None:

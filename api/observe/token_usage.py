@@ -32,10 +32,10 @@ class TokenCounts:
 
 
 class UsageCount:
-    """Sum of the usage in the ends of the sequences. A prompt counts once, however many answers it gets.
+    """Sum of the usage that ended sequences report. A prompt counts once, however many answers it gets.
 
     Args:
-        drop_completion: the client asked for no tokens, so the generated ones do not count.
+        drop_completion: whether the client requested no tokens, so that generated tokens do not count.
     """
 
     def __init__(self, *, drop_completion: bool = False) -> None:
@@ -90,9 +90,11 @@ def _cached(usage: Usage) -> int:
 def finish_fields(finish: Finish | None) -> dict[str, Any]:
     """Return a choice's ``finish_reason``, ``stop_reason`` and, if cut off at its budget, ``min_completion_tokens``.
 
-    The stop reason of a structured answer that the budget has cut short, though it is complete, is ``budget``. The
-    last is the fewest tokens that the grammar permits, where that is known. Raises EngineError for a sequence without
-    an end of its own.
+    If a structured answer was completed early to stay within its token budget, its stop reason is ``budget``.
+    ``min_completion_tokens`` is the smallest number of tokens that the grammar permits, if it is known.
+
+    Raises:
+        EngineError: the engine has sent no end of the sequence, or has aborted it.
     """
     if finish is None:
         raise EngineError("The engine sent no end of the answer.")

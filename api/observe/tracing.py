@@ -1,7 +1,7 @@
 """Traces: one span for each admitted request, in OpenTelemetry's conventions for generative AI.
 
-A span is written at the request's end, with the times of its begin and end, so requests carry no span, and without
-``--otlp-traces-endpoint`` nothing is loaded. Texts of prompts and answers are never in a span.
+A span is written when the request has ended, with the times of its beginning and end, so a running request needs no
+span object. Without ``--otlp-traces-endpoint`` no library is loaded. Spans never contain texts of prompts and answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def open_tracer(endpoint: str, version: str) -> Tracer:
     """Return a tracer that sends spans by OTLP over HTTP, in batches, on a thread of its own.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, or the endpoint is no URL.
+        ConfigError: OpenTelemetry is not installed, or the endpoint is not a URL.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"--otlp-traces-endpoint must be a URL of http or https, not {endpoint}.")

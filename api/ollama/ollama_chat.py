@@ -36,7 +36,7 @@ def as_chat(body: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
 
     Raises:
         RequestValidationError: a part is malformed.
-        RequestError: the result of a tool belongs to no call, or the arguments of a call are nested too deeply.
+        RequestError: the result of a tool does not belong to a call, or the arguments of a call are nested too deeply.
     """
     fields = {**_shared(body), "messages": _messages(body)}
     if isinstance(body, OllamaChatRequest):
@@ -54,10 +54,10 @@ def as_chat(body: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
 
 
 def as_completion(body: OllamaGenerateRequest, max_tokens: int) -> CompletionRequest:
-    """Translate a request whose prompt is ``raw``. Raises RequestValidationError.
+    """Translate a request with ``raw``, whose prompt is used unchanged. Raises RequestValidationError.
 
     Args:
-        max_tokens: limit on the tokens of an answer whose request names none.
+        max_tokens: limit on the tokens of the answer if the request does not set one.
     """
     fields = {"max_tokens": max_tokens, **_shared(body), "prompt": body.prompt, "logprobs": body.num_logprobs}
     with field_names(body).naming_invalid():

@@ -1,4 +1,4 @@
-"""Ollama's answers: a stream of objects, one a line, of which the last one has the counts; or one object with all.
+"""Ollama's answers: a stream of objects, one on each line, the last one with the counts; or a single object with all.
 
 {"model": ..., "created_at": ..., "message": {"role": "assistant", "content": "Hel"}, "done": false}
 {"model": ..., "created_at": ..., "message": {...}, "done": true, "done_reason": "stop", "eval_count": ...}
@@ -161,7 +161,7 @@ class OllamaReply(ReplyEnd):
 
 
 async def reply_lines(reply: OllamaReply, deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer; an error after the first one is a line of its own, the last one.
+    """Yield the lines of an answer. An error after the first line is a further line, which is then the last one.
 
     The last line waits for the end of ``deltas``, so that no heartbeat can follow it.
     """

@@ -25,11 +25,11 @@ _LOADING = frozenset(
 
 
 class OllamaOptions(StrictModel):
-    """Ollama's ``options``. Those that say how a model is loaded change no answer here, and are ignored.
+    """Ollama's ``options``. Options for loading a model have no effect on answers here, and are ignored.
 
     Attributes:
-        num_predict: most tokens of the answer; 0 and below for as many as fit.
-        repeat_last_n: number of last tokens to which penalties apply: all (-1), or none (0).
+        num_predict: largest number of tokens of the answer; 0 and below for as many as fit.
+        repeat_last_n: number of last tokens to which penalties apply; only -1 for all and 0 for none are supported.
     """
 
     ignored: ClassVar[frozenset[str]] = _LOADING | {"mirostat_eta", "mirostat_tau"}
@@ -175,7 +175,7 @@ class OllamaChatRequest(OllamaFields):
 
 
 class OllamaGenerateRequest(OllamaFields):
-    """Body of ``/api/generate``. An empty prompt: the client wants the model to be loaded.
+    """Body of ``/api/generate``. With an empty prompt the client only requests that the model be loaded.
 
     Attributes:
         raw: whether the prompt is given to the model unchanged, without a chat template.

@@ -1,6 +1,7 @@
 """Inner request: one HTTP request to the server's own routes, for a message of a WebSocket, and its events.
 
-So a message is held to the same keys, limits, checks and errors as over HTTP, and logged and counted in the same way.
+So the same keys, limits, checks and errors apply to a message as to an HTTP request, and it is logged and counted in
+the same way.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ Emit = Callable[[str, bytes], Awaitable[None]]
 
 @dataclass(slots=True)
 class InnerAnswer:
-    """What became of a request whose answer is no stream.
+    """The result of a request: an error, or the end of a stream.
 
     Attributes:
-        status: 200 for a stream, whose events have been taken.
+        status: HTTP status; 200 for a stream, whose events have already been passed on.
         headers: headers of an error, in lower case.
         body: body of an error.
     """

@@ -13,7 +13,7 @@ _INHERITED = ("model", "tools")
 
 
 class PastConversations:
-    """Chats by the id of their last request; the one kept for the longest time makes room for others.
+    """Chats by the id of their last request. If room is needed, the chat that was stored first is removed.
 
     Args:
         max_bytes: largest size of all conversations together, as JSON.
@@ -37,10 +37,10 @@ class PastConversations:
             self._num_bytes -= len(self._kept.popitem(last=False)[1])
 
     def with_turn(self, after: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a body with the messages of an earlier request and its answer before its own.
+        """Return a body in which the messages of an earlier request and its answer precede the body's own messages.
 
         Raises:
-            BadMessage: the request is not kept, or ``messages`` is no list.
+            BadMessage: the earlier request is not kept, or ``messages`` is not a list.
         """
         if after not in self._kept:
             text = "'after' names no chat of this connection, or one that is no longer kept: send all messages."

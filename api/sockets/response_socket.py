@@ -1,7 +1,7 @@
-"""``/v1/responses`` over WebSocket, as ``responses.connect()`` of OpenAI's SDK speaks it.
+"""``/v1/responses`` over WebSocket, in the protocol of ``responses.connect()`` in OpenAI's SDK.
 
 The client sends ``response.create`` with the fields of ``POST /v1/responses``, and gets the events of its stream.
-Requests with one ``stream_id`` are a lane. Requests of one lane are answered one after another, different lanes in
+Requests with the same ``stream_id`` are answered one after another; requests with different ones are answered in
 parallel.
 """
 

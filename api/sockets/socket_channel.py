@@ -15,7 +15,7 @@ _SLOW = (1008, "Messages are not read.")
 
 
 class BadMessage(Exception):
-    """A message that cannot be answered. Only its sender's request fails, not the connection.
+    """A message that cannot be answered. Only the request fails, and the connection stays open.
 
     Args:
         request_id: id of the request that the message is about, if it can be determined.
@@ -30,11 +30,11 @@ class BadMessage(Exception):
 class SocketChannel:
     """Messages of one accepted connection.
 
-    A client that does not read pauses whatever answers it, and is disconnected after ``send_seconds``. Data for a
-    client that is gone is dropped, and the senders are cancelled.
+    If the client does not read, the tasks that send answers wait, and after ``send_seconds`` the client is
+    disconnected. When the client is gone, data for it is dropped, and the tasks that send are cancelled.
 
     Attributes:
-        gone: set once nothing more can be sent.
+        gone: event that is set when nothing more can be sent.
     """
 
     def __init__(self, receive: Receive, send: Send, send_seconds: float) -> None:

@@ -14,10 +14,10 @@ logger = logging.getLogger("rootgraft.sockets")
 
 
 class SocketRequests:
-    """Runs the requests of one connection, and reads its messages meanwhile.
+    """Runs the requests of one connection, and reads further messages meanwhile.
 
     Args:
-        most: requests that may run or wait at a time.
+        most: largest number of requests that may run or wait at one time.
     """
 
     def __init__(self, channel: SocketChannel, most: int) -> None:

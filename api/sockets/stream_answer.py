@@ -10,7 +10,7 @@ _FINISH = ("finish_reason", "stop_reason")
 
 
 class StreamAnswer:
-    """Turns chunks into ``token`` events, and keeps what the next turn of a chat needs: the first choice's message.
+    """Converts chunks to ``token`` events, and keeps the message of the first choice for the next turn of the chat.
 
     Args:
         request_id: id that the client has given the request.

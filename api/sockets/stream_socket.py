@@ -1,7 +1,7 @@
-"""``/v1/stream`` over WebSocket: many requests on one connection, told apart by the ids that the client gives them.
+"""``/v1/stream`` over WebSocket: many requests on one connection, distinguished by ids that the client chooses.
 
 The client sends ``generate`` with the fields of a chat (``messages``) or a completion (``prompt``), and ``cancel``. The
-server sends ``token`` for what comes, and for each request exactly one ``done`` or ``error`` at its end.
+server sends ``token`` for each piece of an answer, and exactly one ``done`` or ``error`` at the end of each request.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class BatchRecord:
 
     Attributes:
         owner: the tenant, empty without keys.
-        key: name of the API key of its requests.
+        key: name of the API key with which its requests are made.
         outcome: the state in which the batch will end.
         output_expiry: seconds until the output files expire, None for the default.
-        times: time at which it entered each state.
+        times: time at which the batch entered each state, by state.
     """
 
     owner: str
@@ -109,7 +109,7 @@ class BatchRecords:
     """Batch records of a folder. Belongs to one event loop.
 
     Args:
-        folder: created if missing.
+        folder: folder of the records; created if missing.
         clock: seconds since 1970.
     """
 

@@ -19,7 +19,7 @@ def refusing_without_space(what: str) -> Iterator[None]:
     """Within the block, an ``OSError`` for lack of space becomes HTTPError 507 with the code ``storage_full``.
 
     Args:
-        what: name of what cannot be kept, for the client.
+        what: name of the data that cannot be stored, for the error message.
     """
     try:
         yield

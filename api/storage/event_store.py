@@ -1,7 +1,8 @@
 """Event store: the numbered events of responses, kept so that a stream can be resumed, within limits of size and time.
 
-Where room is needed, the owner that has the most bytes loses first: its oldest log that has ended, else the older half
-of its largest one. So an owner that keeps no more than an equal part loses none because of others.
+If room is needed, events of the owner with the most bytes are removed: its oldest log that has ended, or if none has
+ended, the older half of its largest log. So an owner that keeps no more than an equal share never loses events because
+of others.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ class EventLog:
         self._tell()
 
     def check(self, after: int) -> None:
-        """Check that the events after this number can all be read.
+        """Check that all events after a number can be read.
 
         Raises:
-            HTTPError: 410, some are gone.
-            RequestError: the number itself is yet to come.
+            HTTPError: 410: some of these events are no longer kept.
+            RequestError: no event has this number yet.
         """
         if self._is_forgotten or after + 1 < self.first:
             which = "events" if self._is_forgotten else f"events up to number {self.first - 1}"

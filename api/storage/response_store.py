@@ -1,7 +1,7 @@
 """Response store: past responses in memory, LRU within limits of count, bytes and idle time, by owner.
 
-Where room is needed, the owner that has the most loses the response that it has not used for the longest time. So an
-owner that stores no more than an equal part loses none because of others.
+If room is needed, the owner that stores the most loses its least recently used response. So an owner that stores no
+more than an equal share never loses a response because of others.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class StoredResponse:
     Attributes:
         owner: the tenant, empty without keys.
         body: the response, as JSON.
-        turns: input items as JSON lists, one per turn; earlier turns are shared with their records.
+        turns: input items as JSON lists, one for each turn; the lists of earlier turns are shared with the records of
+            the earlier responses.
         output: output items, as a JSON list.
         item_ids: ids of the items of its own turn.
         job: task of a background response in progress.
-        connection: WebSocket connection that alone may use it; empty if its owner may from anywhere.
+        connection: id of the only WebSocket connection that may use the response; empty if its owner may use it on any
+            connection.
         last_used: time of the last access, on the store's clock.
     """
 

@@ -4,9 +4,10 @@
                |                    |
                +----- retire -------+--> retired
 
-A version is named by the SHA-256 of its content. A name points only to versions that are ready. Its last revision
-defines where it points. Revisions are added and never changed, so after a crash either the old revision is the last one
-or the new one. Many processes may read the file; the process that holds the lock beside it may write.
+A version is identified by the SHA-256 of its content. A name points only to versions that are ready. The last revision
+of a name defines to which versions it points. Revisions are added and never changed, so a crash during a change leaves
+either the old or the new revision as the last one. Many processes may read the file; only the process that holds the
+lock file beside it may write.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class ModelCatalog:
         Versions that were still loading when the last writer ended are retired.
 
         Raises:
-            ConfigError: the file cannot be opened, another process writes it, or it is no catalogue.
+            ConfigError: the file cannot be opened, another process has it open for writing, or it is not a catalogue.
         """
         try:
             lock = os.fdopen(open_private(f"{path}.lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")

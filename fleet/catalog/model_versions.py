@@ -3,8 +3,8 @@
     add --> fetch, check digest --> load as NAME@DIGEST12 --> ready in the catalogue
     request for NAME --> version by weight --> NAME@DIGEST12, to its end
 
-A name in the engine never changes its content, so no answer comes from two versions. All versions that are ready stay
-loaded: promote, canary and rollback only change the catalogue.
+The content behind a name in the engine never changes, so no answer is a mixture of two versions. All versions that are
+ready stay loaded; promote, canary and rollback only change the catalogue.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class ModelVersions:
         """Return the name in the engine of the version that answers a request.
 
         Requests of one session (``prompt_cache_key``) get the same version as long as the weights do not change,
-        because their turns share a prefix and a user should not see the model change. All other requests are drawn
-        independently: if keys stuck to versions, a few keys with much traffic would distort the shares.
+        because their turns share a prefix and a user should not see the model change. For all other requests the
+        version is drawn independently: if each API key had a fixed version, a few keys with much traffic would distort
+        the shares.
         """
         point = self._draw() if session is None else sticky_point(name, tenant, session)
         return engine_name(name, pick_version(self._weights[name], point))
@@ -139,10 +140,10 @@ class ModelVersions:
             digest: SHA-256 that the content must have; None for any.
 
         Raises:
-            RequestError: name or digest is malformed, the content has another digest, or it is no adapter for the
-                model.
-            AdapterUnavailable: its source does not answer, another version is being added to the name, or changes are
-                refused.
+            RequestError: name or digest is malformed, the content has another digest, or the content is not an adapter
+                for the model.
+            AdapterUnavailable: the source does not answer, another version is being added to the name, or changes of
+                the catalogue are refused.
         """
         self._check_changes()
         check_name(name)

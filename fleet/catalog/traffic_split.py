@@ -19,8 +19,8 @@ def sticky_point(name: str, tenant: str, session: str) -> float:
 def pick_version(weights: Mapping[str, int], point: float) -> str:
     """Return the digest whose part of [0, 1) contains a point.
 
-    The versions divide [0, 1) in the mapping's order, the newest last. So a canary has the upper end: if its weight
-    grows, sessions move to it and none moves back.
+    The versions divide [0, 1) in the mapping's order, the newest version last. So the part of a canary is at the upper
+    end: if its weight grows, sessions move to the canary, and no session moves away from it.
 
     Raises:
         ValueError: no version has a weight.

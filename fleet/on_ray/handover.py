@@ -1,6 +1,6 @@
 """Handover of a gateway's connections to an engine process on another machine. No Ray, no asyncio.
 
-    gateway  --control-->  host process        if one end closes, the other ends; reports the engine's processor time
+    gateway  --control-->  host process        if one side closes it, the other one ends; reports the processor time
              --channel-->  engine process      the frames of ``engine.ipc``, as over a socketpair
              --liveness->  engine process      signs of life
 

@@ -60,8 +60,8 @@ _LOCAL_SYSTEM = {
     # Time limit of the agent of runtime environments and of actors, whose processes start late on a busy machine.
     "agent_register_timeout_ms": int(1e3 * START_SECONDS),
     "worker_register_timeout_seconds": int(START_SECONDS),
-    # Otherwise Ray would start a process for each core, although actors need few, and answer only when all have
-    # started.
+    # With the default, Ray would start a process for each core, and would answer only when all of them have started.
+    # Actors need only a few processes.
     "prestart_worker_first_driver": False,
     # Otherwise Ray would kill a process when memory is short; the replicas' options limit their memory.
     "memory_monitor_refresh_ms": 0,
@@ -213,8 +213,8 @@ class _Connection:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return {
             "address": LOCAL,
-            # The CPUs that Ray counts follow from the replicas' needs, not from the machine's cores, which the fleets
-            # divide.
+            # Ray counts as many CPUs as the replicas need. It must not count the machine's cores, which the fleets
+            # divide among themselves.
             "num_cpus": 2 * num_cpus,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,

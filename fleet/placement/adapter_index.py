@@ -22,7 +22,7 @@ class AdapterIndex:
     """Adapters by replica, estimated by a gateway from the sequences that it has sent.
 
     Args:
-        num_slots: indices of replicas are below this.
+        num_slots: number of indices of replicas; each index is below it.
         most_held: largest number of adapters that a replica holds on its device.
         load_seconds: seconds that a load takes.
     """

@@ -24,7 +24,7 @@ class GrammarIndex:
     """Grammars by replica; each replica has an LRU list of its own.
 
     Args:
-        num_slots: indices of replicas are below this.
+        num_slots: number of indices of replicas; each index is below it.
     """
 
     def __init__(self, num_slots: int) -> None:

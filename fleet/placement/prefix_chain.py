@@ -3,9 +3,9 @@
     tokens   |--- block 0 ---|--- block 1 ---|--- rest, without a hash ---|
     chain     h0 = H(scope)    h1 = H(h0, block 0)    h2 = H(h1, block 1)
 
-Equal hashes at a depth mean an equal scope and equal tokens up to that depth, on any gateway: the hash has no seed. A
-collision costs time on a replica that lacks the prefix, but never causes a wrong answer: the engine compares
-tokens.
+Equal hashes at a depth mean equal scopes and equal tokens up to that depth. They have the same meaning on all gateways,
+because the hash has no random seed. If two hashes collide, a sequence may be sent to a replica that lacks its prefix,
+which costs time. The answer is still right, because the engine compares tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class KvScope(NamedTuple):
     Attributes:
         base: digest of the base model.
         adapter: name of the adapter as the engine knows it, None for the base model.
-        salt: chosen by the tenant.
-        tenant: tenant that may share the KV.
+        salt: text that the tenant has chosen to separate some of its KV.
+        tenant: tenant whose sequences may share the KV.
     """
 
     base: str

@@ -20,7 +20,7 @@ class PrefixIndex:
     of the prompt, regardless of the number of replicas.
 
     Args:
-        num_slots: indices of replicas are below this.
+        num_slots: number of indices of replicas; each index is below it.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -192,9 +192,10 @@ class ReplicaTable:
         return max((int(cached[info.slot]) for info in open_ones), default=0)
 
     def holder(self, chain: Sequence[int], info: ReplicaInfo, heard_since: float) -> tuple[ReplicaInfo | None, int]:
-        """Return another replica with the same base model that holds most of a prompt, and its tokens; None, 0.
+        """Return another replica with the same base model that holds the most tokens of a prompt, and their number.
 
-        A draining replica is considered too; a replica without a sign of life since ``heard_since`` is not.
+        Returns None and 0 if no replica holds any. Draining replicas are considered too; replicas without a sign of
+        life since ``heard_since`` are not.
         """
         cached, _ = self.prefixes.cached(chain)
         others = [

@@ -2,16 +2,17 @@
 
     score = 1.5 to 4.5 x prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
 
-All terms are in tokens of prefill. The *home* of a prompt is drawn by rendezvous hash from the first block that no
-replica has. Prompts that share this block get the same home, through any gateway, while prompts that branch after a
-known prefix are spread. One fixed home would be a hot spot, so the bonus is worth at most a part of the prompt: if the
-wait is longer, the second choice is used, and then any free replica. Each sequence is decided by itself: one hot
-replica has no effect on sequences of others.
+All terms are in tokens of prefill. The *home* of a prompt is chosen by rendezvous hashing of the first block that no
+replica has. Prompts that share this block get the same home on every gateway, while prompts that branch after a known
+prefix get different homes. A replica that is the home of many prompts would be overloaded if they all had to go there.
+So the bonus is worth at most a part of the prompt: if the wait at home is longer, the second choice of the hash is
+used, and then any free replica. Each sequence is decided separately, so an overloaded replica does not affect the
+sequences of other replicas.
 
-An adapter's sequences are sent to the replicas that have it loaded, as long as no other replica is idle for longer than
-a load takes. An adapter that must be loaded is sent to a replica with a free slot and the fewest recent sequences, so
-that adapters with much load are placed beside adapters with little. While there are free slots, an adapter is loaded on
-a number of replicas that is its share of the load, rounded up.
+An adapter's sequences are sent to the replicas that have the adapter loaded, unless they would wait there longer than a
+load on another replica takes. An adapter that must be loaded is loaded on a replica with a free slot and the fewest
+recent sequences, so that adapters with much load are placed beside adapters with little load. While there are free
+slots, the number of replicas with an adapter is its share of the load times the number of replicas, rounded up.
 """
 
 from __future__ import annotations
