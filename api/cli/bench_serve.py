@@ -1,7 +1,7 @@
 """``rootgraft bench serve``: load an OpenAI-compatible server at a given request rate and concurrency.
 
-The client does little work per arrival of text (two clock readings, one JSON object), because it often shares its cores
-with the measured server.
+For each arrival of text the client only reads the clock twice and parses one JSON object, because it often shares its
+cores with the measured server.
 """
 
 from __future__ import annotations

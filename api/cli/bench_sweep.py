@@ -1,8 +1,8 @@
 """``rootgraft bench serve --sweep``: throughput and latencies of a server by the number of its clients.
 
-At each level a number of clients send one request after another (a closed loop). Each prompt differs from those of all
-other requests of any level or run, except for the text that a mix shares on purpose. A level ends with its last
-request.
+At each level a number of clients send requests, each client one after another (a closed loop). Each prompt differs from
+the prompts of all other requests of all levels and runs, except for the text that a mix shares on purpose. A level ends
+with its last request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sweep chart: throughput, time to first token and time between tokens by the number of clients, as SVG or PNG.
 
-The picture has its own background, light or dark as the viewer prefers. Percentiles also differ in their dashes, so
-that they can be distinguished without colours.
+The picture has its own background, which is light or dark according to the viewer's setting. Percentiles also differ in
+their dashes, so that they can be distinguished without colours.
 """
 
 from __future__ import annotations

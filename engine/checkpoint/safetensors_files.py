@@ -17,7 +17,7 @@ _MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def shard_names(folder: Path) -> list[str]:
-    """Return the names of a model's safetensors files: all names in its index, or the only file.
+    """Return the names of a model's safetensors files: the names in its index, or the name of the only file.
 
     Raises:
         ModelError: there are only pickles, or the index is malformed.

@@ -1,6 +1,6 @@
-"""Unredirected session: an aiobotocore HTTP session that follows no redirects, which would receive the credentials.
+"""Unredirected session: an aiobotocore HTTP session that follows no redirects.
 
-Imported only with the extra ``s3``.
+The target of a redirect would receive the credentials. This module is imported only with the extra ``s3``.
 """
 
 from __future__ import annotations

@@ -155,9 +155,10 @@ class KvTiers:
     # The prefix cache calls these: pages are written behind its steps.
 
     def offer(self, blocks: Iterable[BlockId], pages: Iterable[int]) -> None:
-        """Queue pages of the tree for writing that no store has; the last one first, so that it is evicted first.
+        """Queue pages of the tree for writing, except those that a store has already.
 
-        The pages have been computed, and do not change until ``forget``.
+        The last page of a prefix is written first, so that it is also evicted first. The pages have been computed, and
+        do not change until ``forget``.
         """
         self._offer([(Cell(False, page), block) for block, page in reversed(list(zip(blocks, pages, strict=True)))])
 

@@ -25,9 +25,9 @@ class KvPages(Protocol):
     """Access to the pages of a worker's pool, to store them elsewhere.
 
     Attributes:
-        form: number format, shape and arithmetic of the KV: pages of equal forms can stand for each other.
+        form: number format, shape and arithmetic of the KV. Pools of equal forms can exchange pages.
         page_bytes: bytes of a page.
-        state_bytes: bytes of a recurrent state; 0 for a model without.
+        state_bytes: bytes of a recurrent state; 0 for a model without recurrent states.
         refusal: why pages cannot be stored elsewhere; "" if they can.
         on_device: whether the pool is in the memory of a device, not of the host.
     """

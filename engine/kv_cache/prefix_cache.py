@@ -100,8 +100,8 @@ class Lease:
         states: checkpoints of recurrent states; None for a model without recurrent states.
         state: slot of the state at the end of the hit, -1 for none.
         pending: reserved slots, each by the position after which a step saves the state.
-        uses: what the sequence uses of recurrent states, beside these pages.
-        tiered: what the sequence uses of tiers.
+        uses: the recurrent states that the sequence uses, in addition to ``state`` and ``pending``.
+        tiered: the pages and keys that the sequence uses from tiers.
     """
 
     path: Path
@@ -197,15 +197,15 @@ class PrefixCache:
     targets at once.
 
     Attributes:
-        num_evicted: pages evicted since the start.
+        num_evicted: number of pages evicted since the start.
 
-    Args:
-        num_pages: pages of the KV pool.
-        page_size: tokens in a page.
-        sharing: whether prefixes are found and kept.
-        states: slots of recurrent states; None for a model without.
-        tiers: pages outside the pool; None for none.
-        events: notes pages that enter and leave the tree; None for nobody who asks.
+        Args:
+        num_pages: number of pages of the KV pool.
+        page_size: number of tokens in a page.
+        sharing: whether prefixes are kept and found.
+        states: slots of recurrent states; None for a model without recurrent states.
+        tiers: pages outside the pool; None without tiers.
+        events: records pages that enter and leave the tree; None if KV events are off.
     """
 
     def __init__(
@@ -404,13 +404,13 @@ class PrefixCache:
         most: int = ENDLESS,
         keys: list[bytes] | None = None,
     ) -> tuple[list[BlockId], list[int]]:
-        """Return whole pages of a prefix in the tree: their names, and their ids, which hold until the next call.
+        """Return whole pages of a prefix in the tree: their names, and their ids, which are valid until the next call.
 
         In a model with recurrent states, only the pages up to the state of ``export_state`` can be used.
 
         Args:
-            first: index of the first page that is wanted.
-            most: pages to return.
+            first: index of the first page to return.
+            most: largest number of pages to return.
             keys: keys of the prefix's pages, as far as they are known; the others are added.
         """
         data = _memory(tokens, 0, len(tokens))
@@ -606,10 +606,10 @@ class PrefixCache:
             self.tiers.forget_states((slot,))
 
     def _load(self, lease: Lease, tiers: KvTiers, fetch: Fetch, most: int) -> bool:
-        """Extend a lease, which has only pages of the tree, by pages that were read. False if they do not fit.
+        """Extend a lease, which has only pages of the tree, by pages that were read. Returns False if they do not fit.
 
         Args:
-            most: whole pages that the sequence may reuse.
+            most: largest number of whole pages that the sequence may reuse.
         """
         first = len(lease.pages)
         end = min(fetch.end, most)

@@ -1,6 +1,7 @@
 """Session files: store a paused request, followed by the KV of its tokens as in a prefix file.
 
-magic 8 bytes, length and CRC-32 of the head 4 bytes each, head, blocks of ``prefix_files``
+A file has these parts: 8 bytes of magic, length and CRC-32 of the head in 4 bytes each, the head, and the blocks of
+``prefix_files``.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class StateCache:
     """Records which pages have a checkpoint, and in which slot.
 
     Attributes:
-        interval: interval of ``StateSlots``.
-        num_evicted: checkpoints evicted since the start.
+        interval: number of tokens between checkpoints, as in ``StateSlots``.
+        num_evicted: number of checkpoints evicted since the start.
 
     Args:
         slots: slots of the pool.

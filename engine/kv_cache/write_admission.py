@@ -1,4 +1,4 @@
-"""Write admission: whether a page that no tier has is worth its write.
+"""Write admission: decides whether a page that no tier has should be written to the tiers.
 
 Writing a page takes a fortieth of the time of computing it. So tiers accept all computed pages until they have been
 filled once. After that, while less than one page in forty is used again, they accept only pages that are seen a second
@@ -15,13 +15,13 @@ _MOST_SEEN = 1 << 17  # so many keys of pages that were not written are remember
 
 
 class WriteAdmission:
-    """Decides by the later use of the pages offered before. Called by one thread.
+    """Decides which pages to write, from how many of the pages offered earlier were used again. Called by one thread.
 
     Args:
         num_pages: number of pages that the largest tier has room for.
 
     Attributes:
-        is_selective: whether pages that are seen once are left out.
+        is_selective: whether only pages that are seen a second time are written.
     """
 
     def __init__(self, num_pages: int) -> None:

@@ -25,7 +25,7 @@ from .norms import Norm, normed
 
 @dataclass(slots=True)
 class HeadStates:
-    """Hidden states beside the tokens of a draft head's pass, in fixed memory, as captured passes need it.
+    """Hidden states for the tokens of a draft head's pass, in memory that is not moved, as captured passes require.
 
     Attributes:
         given: [most tokens, H], for each token the hidden states of the token before: the model's, or after a draft
@@ -52,7 +52,9 @@ class HeadJoin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Both inputs are normed; side by side they are the input of attention [T, 2 H] (EAGLE-3).
+    """Joins embeddings and hidden states as in EAGLE-3: both are normed and put side by side as attention's input.
+
+    The input of attention is then [T, 2 H].
 
     Attributes:
         token_norm: the norm of embeddings.
@@ -72,7 +74,9 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """Both inputs are normed, put side by side, and projected to the input [T, H] of an ordinary layer (MTP).
+    """Joins embeddings and hidden states as in MTP: both are normed, put side by side, and projected.
+
+    The result is the input [T, H] of an ordinary layer.
 
     Attributes:
         token_norm: the norm of embeddings.

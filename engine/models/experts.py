@@ -29,7 +29,7 @@ from .norms import Norm, normed
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjection:
-    """One product of each of all experts.
+    """A matrix product that all experts of a layer have, each with its own weight.
 
     Attributes:
         name: name by which adapters address the product.
@@ -82,7 +82,7 @@ class Experts:
     def __call__(
         self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, routed: Tensor | None = None
     ) -> Tensor:
-        """[T, H] -> [T, H].
+        """Return the mixture's result for ``x``: [T, H] -> [T, H].
 
         Args:
             routed: [T, H], the router's input; None if it is ``x``.

@@ -15,7 +15,9 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """``output(norm(scan(conv(q, k, v), steps, rates)) * silu(gate))``: ``store``, then the call.
+    """A gated delta net: ``output(norm(scan(conv(q, k, v), steps, rates)) * silu(gate))``.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to q, k, v and the gate.

@@ -36,7 +36,9 @@ class KimiDeltaColumns:
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """``output(norm(scan(conv(q, k, v), steps, rates)) * sigmoid(gate))``: ``store``, then the call.
+    """Kimi Linear's delta net: ``output(norm(scan(conv(q, k, v), steps, rates)) * sigmoid(gate))``.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to q, k and v.

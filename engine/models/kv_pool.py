@@ -93,7 +93,7 @@ class KvPool:
         beside: states of the layers that also have attention.
         dtype: type of K and V.
         page_bytes: bytes of a page in all layers, its hidden states included.
-        states: as given.
+        states: states of the layers with a recurrent state, as given.
         state_bytes: bytes of a recurrent state in all layers.
     """
 

@@ -143,7 +143,9 @@ class QueryGate:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention of one layer, from normed hidden states to the output projection: first ``store``, then the call.
+    """Self-attention of one layer, from normed hidden states to the output projection.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         rope: heads, rotary table and norms of the heads.

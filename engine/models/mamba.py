@@ -54,7 +54,9 @@ class SelectiveNorms:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """``output(scan(conv(x)) * silu(gate))``; steps, B and C come from ``conv(x)``: ``store``, then the call.
+    """A Mamba layer: ``output(scan(conv(x)) * silu(gate))``, where steps, B and C are computed from ``conv(x)``.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to x and gate, side by side.

@@ -16,7 +16,9 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """``output(norm(scan(conv(x, B, C)) * silu(gate)))``: ``store``, then the call.
+    """A Mamba-2 layer: ``output(norm(scan(conv(x, B, C)) * silu(gate)))``.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to gate, x, B, C and a step for each head, side by side.

@@ -46,7 +46,9 @@ class MixerColumns:
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixer:
-    """``f * attention(x) + g * state(x)``: first ``store``, then the call. The layer's caches are attention's.
+    """Attention and a state space in parallel: ``f * attention(x) + g * state(x)``.
+
+    ``store`` must be called first, then the layer itself with its result. The layer's caches are those of attention.
 
     Attributes:
         index: index of the layer, which is the key of its states in ``ForwardInputs.beside``.

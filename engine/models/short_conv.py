@@ -14,7 +14,9 @@ from .layers import Projection
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """``output(C * conv(B * x))``: ``store``, then the call.
+    """A short convolution (LFM2): ``output(C * conv(B * x))``.
+
+    ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to B, C and x.

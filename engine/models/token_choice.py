@@ -49,9 +49,10 @@ class LightningIndexer:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """The tokens to which a layer attends, from before its queries are stored until it attends.
+    """Chooses the tokens to which a layer attends, and keeps the choice from ``store`` until the layer attends.
 
-    The choice is stored in columns after a token's queries, as bits in their type, because a pass keeps only some rows.
+    The choice is kept as bits in further columns after a token's queries, in their dtype. So if a pass keeps only some
+    rows of the queries, it keeps the choices of these rows too.
 
     Attributes:
         most: largest number of tokens to which a token attends.

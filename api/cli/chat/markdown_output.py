@@ -45,7 +45,7 @@ class MarkdownOutput:
     def write(self, text: str) -> None:
         """Draw further text, at most twenty times per second and for at most a quarter of the time.
 
-        Pieces that arrive while a block is drawn are waiting afterwards: without the pause each of them would cause a
+        Further pieces arrive while a block is drawn. Without a pause after it, each of these pieces would cause a
         redraw, and Ctrl-C would have to wait for all of them.
         """
         self._rest += without_controls(text)
