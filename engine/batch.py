@@ -67,11 +67,12 @@ class Row:
         new_pages: page ids to write into the page table, which then covers ``start + len(tokens)``.
         draws: whether a next token is drawn: all tokens but the drafts are known then.
         num_generated: tokens generated before this step: the position of a draw in the seed's stream.
-        num_drafts: how many of ``tokens``, from the end, are drafts; 0 for a row that does not draw.
+        num_drafts: number of ``tokens`` at the end that are drafts; 0 for a row that does not draw.
         prompt_targets: prompt tokens at ``start + 1 ...`` whose logprobs this step's logits give.
         checkpoints: (position, slot): the recurrent state after so many tokens of the sequence is saved in the slot.
-        state: slot of the recurrent state before its first token, -1 for where the row's last step left it.
-        num_pooled: how many of ``tokens``, from the end, have hidden states that are pooled, if more than the last.
+        state: slot of the recurrent state before its first token; -1 for the slot to which the row's last step wrote
+            it.
+        num_pooled: number of ``tokens`` at the end whose hidden states are pooled; 0 if only the last one's may be.
     """
 
     row: int
@@ -232,10 +233,11 @@ class StepHandle(Protocol):
     def batch(self) -> Batch: ...
 
     def draw(self, masks: Callable[[], Masks] | None) -> None:
-        """Start drawing the step's tokens. Draws depend on earlier tokens, so the step before was read by then.
+        """Start drawing the step's tokens. The result of the step before must have been read, because draws depend on
+        it.
 
         Args:
-            masks: waits for the step's masks, called when they are needed; None if no row has one.
+            masks: waits for the step's masks and returns them; called when they are needed. None if no row has a mask.
         """
 
     def result(self) -> StepResult:

@@ -14,7 +14,7 @@ class BucketCounts:
     """Counts values by bucket, several times as fast as Prometheus' library. Belongs to one thread.
 
     Args:
-        bounds: upper bounds of the buckets, in order; the last bucket has none.
+        bounds: upper bounds of all buckets but the last, in order; the last bucket has no bound.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:

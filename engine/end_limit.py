@@ -11,11 +11,11 @@ from .error_stream import write_last_line
 
 
 class EndLimit:
-    """Ends the process after ``seconds``, unless it is cancelled. Its thread does not keep the process.
+    """Ends the process after ``seconds``, unless it is cancelled. Its thread does not keep the process alive.
 
     Args:
         code: exit code.
-        what: begins the line that says it on the standard error stream.
+        what: beginning of the line that reports the end on the standard error stream.
     """
 
     def __init__(self, seconds: float, code: int, what: str) -> None:

@@ -13,10 +13,10 @@ class DraftStats:
     """Counters of drafts since the start.
 
     Attributes:
-        drafts: rows with drafts, over all steps.
-        draft_tokens: drafts; ``drafted`` has the per-source counts.
-        draft_tokens_accepted: accepted drafts; ``drafts_accepted`` has the per-source counts.
-        accepted_runs: rows with drafts, by how many of these were accepted.
+        drafts: number of rows with drafts, over all steps.
+        draft_tokens: number of drafts; ``drafted`` has the counts by source.
+        draft_tokens_accepted: number of accepted drafts; ``drafts_accepted`` has the counts by source.
+        accepted_runs: number of rows with drafts, by the number of their drafts that were accepted.
     """
 
     drafts: int = 0
@@ -41,8 +41,8 @@ class EngineStats:
     """Counters since the start and observations since the last report, from ``Scheduler``, ``Proposer`` and core.
 
     Attributes:
-        steps: forward passes.
-        rows: sequences in them, over all steps.
+        steps: number of forward passes.
+        rows: number of rows, added up over all steps.
         prompt_tokens: tokens of admitted prompts.
         prompt_tokens_cached: prompt tokens found in the prefix cache.
         prompt_tokens_forked: cached prompt tokens that another running sequence shared at admission.

@@ -18,9 +18,9 @@ def write_line(text: str) -> None:
 
 
 def write_last_line(text: str) -> None:
-    """Write a line before the process ends, past the stream's buffer and lock, which a blocked thread may hold.
+    """Write a line before the process ends, without the stream's buffer and its lock, which a blocked thread may hold.
 
-    A pipe whose reader takes nothing for a second gets no more of it.
+    If a pipe's reader reads nothing for a second, the rest of the line is not written.
     """
     data = memoryview(f"{text}\n".encode(errors="backslashreplace"))
     ready = select.poll()

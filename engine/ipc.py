@@ -1,7 +1,8 @@
-"""IPC: length-prefixed frames over a socket, four bytes little-endian, then the payload.
+"""IPC: frames over a socket, each with its length in four bytes, little-endian, and its payload.
 
-The two processes hold the ends of an unnamed ``socketpair``, to which no third can connect. Signs of life, each the
-number of passes of the step loop in eight bytes, have a pipe of their own, as another thread writes them.
+The two processes hold the ends of an unnamed ``socketpair``, to which no other process can connect. Signs of life are
+sent over a separate pipe, because another thread writes them. Each of them is the number of passes of the step loop, in
+eight bytes.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class KvEventsConfig:
         publisher: zmq, or null for none.
         endpoint: address on which a PUB socket is bound.
         replay_endpoint: address on which a ROUTER socket answers with past batches; None for no such socket.
-        buffer_steps: batches that are kept for it.
-        hwm: batches that wait for a slow subscriber before further ones are lost to it.
+        buffer_steps: number of past batches that are kept for the ROUTER socket.
+        hwm: number of batches that may wait for a slow subscriber; further ones are not sent to it.
         topic: topic of all batches.
     """
 

@@ -1,7 +1,7 @@
-"""Metric tables: names, types and buckets of all metrics; which of them are vLLM's; the prefix of each.
+"""Metric tables: names, types, buckets and prefixes of all metrics, and which of them vLLM has too.
 
-Names, labels and buckets of vLLM's are those of its version 0.33.0, which
-``tests/api/observe/vllm_metrics.json`` holds.
+Metrics that vLLM has too have the names, labels and buckets of its version 0.33.0, which are recorded in
+``tests/api/observe/vllm_metrics.json``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ _TRIM_SECONDS = 60.0
 def share_heap() -> None:
     """Make all threads allocate from one arena, if the C library is glibc. Call before starting threads.
 
-    By default each thread has an arena, and memory freed in one is not used by others: threads that take turns at the
-    same work each keep as much as it ever took, so memory grows for hours.
+    By default each thread has its own arena, and other threads do not use memory that is freed in it. If several
+    threads take turns at the same work, each of them keeps as much memory as the work ever needed, so memory grows for
+    hours.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -24,13 +25,13 @@ def share_heap() -> None:
 
 
 class IdleTrim:
-    """Returns memory that was freed to the system where a process has worked and idles, at most once a minute.
+    """Returns freed memory to the operating system when a process is idle after work, at most once a minute.
 
-    The one arena keeps what lies between blocks that are in use: in a soak 17 to 34 MiB for equal work, for ever.
+    Otherwise the arena would keep freed memory between blocks that are in use: in a long test 17 to 34 MiB.
 
     Args:
-        trim: returns it, in some milliseconds.
-        clock: monotonic, in seconds.
+        trim: returns the memory, which takes some milliseconds.
+        clock: seconds, monotonic.
     """
 
     def __init__(self, trim: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,9 @@
-"""Sampling options: the numbers that say how a token is drawn, each a row of one table.
+"""Sampling options: the numeric parameters of a draw, each a row of one table.
 
-What follows from a row: its field in ``SamplingParams`` and ``SamplingDefaults``, and in every protocol that generates;
-the check of its bounds; the key by which a model's publisher may recommend a value; its rows in
-``docs/reference/api.md``. A new option is a row here and its kernel (``engine.sampling.top_k_top_p``), with a column of
-``kernels.layouts.draw_params``.
+These are generated from a row: the field in ``SamplingParams``, in ``SamplingDefaults`` and in every protocol that
+generates text; the check of the bounds; the key by which a model's publisher may recommend a value; the rows in
+``docs/reference/api.md``. A new option needs a row here, its computation (``engine.sampling.top_k_top_p``) and a column
+in ``kernels.layouts.draw_params``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SamplingOption:
     """A row of the table.
 
     Attributes:
-        neutral: the value of requests and models that name none.
+        neutral: the value for requests and models that set none; with it the option has no effect.
         low, high: bounds, both inclusive unless ``is_above_low``.
         about: description of the option for people.
         aliases: other values that mean the neutral one.

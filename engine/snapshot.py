@@ -12,9 +12,9 @@ class NamespaceView:
     """A namespace of KV.
 
     Attributes:
-        adapter: name; None for the base model.
-        tenant: "" without keys, or where keys share.
-        salted: whether it has a salt.
+        adapter: name of the adapter; None for the base model.
+        tenant: name of the tenant; "" if there are no keys, or if keys share their prefixes.
+        salted: whether the namespace has a salt.
     """
 
     adapter: str | None
@@ -27,13 +27,13 @@ class NodeView:
     """A node of the radix tree.
 
     Attributes:
-        id: its first page, unique among nodes.
+        id: id of its first page, which is unique among nodes.
         parent: index in ``nodes``, lower than its own; -1 for the first nodes of sequences.
         namespace: index in ``namespaces``.
         tokens: number of tokens in its pages.
         hits: prefix hits that included it.
         leases: running sequences that share it.
-        age: uses of the tree since its last one; a use is the start or the end of a sequence.
+        age: number of uses of the tree since the node was last used; a use is the start or the end of a sequence.
         pinned: whether a request has pinned it.
     """
 
@@ -53,15 +53,15 @@ class SequenceView:
 
     Attributes:
         node: index of the node at which its shared pages end; -1 without shared pages, -2 if the node is not shown.
-        shared: tokens in shared pages.
-        tokens: all tokens.
-        computed: tokens with KV.
-        prompt: tokens of the prompt.
-        cached: prefix hit at admission in tokens.
+        shared: number of tokens in shared pages.
+        tokens: number of all tokens.
+        computed: number of tokens with KV.
+        prompt: number of tokens of the prompt.
+        cached: number of tokens of the prefix hit at admission.
         generated, drafted, forced: see ``types.Usage``.
-        adapter: name, None for the base model.
+        adapter: name of the adapter; None for the base model.
         structured: whether its output follows a grammar.
-        seconds: since its arrival.
+        seconds: seconds since its arrival.
         preempted: number of preemptions.
     """
 
@@ -87,10 +87,10 @@ class SlotView:
     """A device slot for an adapter.
 
     Attributes:
-        adapter: name of the adapter in it or on its way; None if it is empty.
+        adapter: name of the adapter that is in the slot or is being loaded into it; None if the slot is empty.
         ready: whether the adapter is loaded.
-        running: sequences that use it.
-        closing: whether it takes no more sequences, as another adapter gets it next.
+        running: number of sequences that use it.
+        closing: whether the slot takes no new sequences because another adapter gets it next.
     """
 
     adapter: str | None
@@ -107,9 +107,9 @@ class EngineSnapshot:
         stats: gauges and counters as in ``Heartbeat``.
         namespaces: namespaces of the nodes.
         nodes: nodes of the radix tree, leased ones first.
-        hidden_tokens: capacity of the tree's pages that are not shown.
-        sequences: running ones in order of admission.
-        adapters: the busiest ones.
+        hidden_tokens: number of tokens for which the tree's pages that are not shown have room.
+        sequences: running sequences in the order of admission.
+        adapters: the adapters with the most sequences.
     """
 
     page_size: int

@@ -17,16 +17,16 @@ def open_private(path: str, flags: int) -> int:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a file to write, which takes the place of ``path`` when the block ends without an error.
+    """Open a temporary file for writing; it replaces ``path`` when the block ends without an error.
 
-    A file that is there keeps its mode and owner, and a symbolic link stays one. What is no regular file, such as a
-    pipe or ``/dev/stdout``, is written in place.
+    If ``path`` exists, its mode and owner are kept, and a symbolic link remains a link to the new content. A pipe,
+    ``/dev/stdout`` or any other file that is not a regular file is written directly.
 
     Args:
         mode: permissions of a new file, before the umask.
 
     Raises:
-        OSError: it cannot be written, and nothing of the attempt is left.
+        OSError: the file cannot be written; the temporary file is removed.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():

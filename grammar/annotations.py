@@ -1,7 +1,7 @@
 """Annotations of JSON Schema (titles, descriptions, examples, unknown keywords), cut off before anything is measured.
 
-By the specification they constrain nothing, so they count towards no limit, and schemas that differ in them alone are
-one grammar.
+By the specification annotations constrain nothing. So they do not count towards any limit, and schemas that differ only
+in annotations are compiled to a single grammar.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _REFERENCES = ("$ref", "$dynamicRef")
 
 
 def without_annotations(schema: Any) -> Any:
-    """Return a schema without its annotations, those of its subschemas included; what a reference leads to stays.
+    """Return a schema without its annotations and those of its subschemas. Targets of references are kept.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the schema is nested too deeply.
     """
     return _cut(schema, _referenced(schema))
 
@@ -53,11 +53,12 @@ def tag_without_annotations(tag: Any) -> Any:
 def without_nulls(schema: Any) -> Any:
     """Return a schema without keywords whose value is null, for templates and other readers of its parts.
 
-    Go writes a list or a map that was not made as null, and other languages a field without a value. No keyword but
-    those of values knows a null, so one is taken as an absent keyword, as everywhere in a request.
+    Serialisers of some languages write null for a field without a value, and Go writes it for a nil list or map. Null
+    is valid only for keywords whose value is any JSON value (such as ``const``). For all other keywords it means that
+    the keyword is absent, as for all fields of a request.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the schema is nested too deeply.
     """
     return _cut(schema, None)
 

@@ -63,13 +63,13 @@ class XmlStyle:
         return (self.text_key_end if kind == "string" else "") or self.key_end.replace(TYPE, kind)
 
     def spelled_as_json(self, types: frozenset[str]) -> str | None:
-        """Return the regular expression of the texts that are read as JSON where strings have no quotes.
+        """Return a regular expression of the texts that are read as JSON in a style whose strings have no quotes.
 
         Args:
             types: types that a parameter accepts.
 
         Returns:
-            None if there is no other type than string, and where strings have a mark of their own.
+            The expression; None if ``types`` has only strings, or if the style marks strings in another way.
         """
         if self.tells_strings:
             return None
@@ -121,13 +121,13 @@ _LONGEST_MARK = 200  # characters
 
 
 def xml_style(style: Any) -> XmlStyle | None:
-    """Return the marks of a style that has some.
+    """Return the marks of a style; None for the name of a style without marks, or of no style.
 
     Args:
-        style: the name of a style, an `XmlStyle`, or one as an object of its marks (`xml_marks`).
+        style: the name of a style, an `XmlStyle`, or an object with a style's marks as made by `xml_marks`.
 
     Raises:
-        ValueError: an object that says no style; the message says what is wrong.
+        ValueError: the object is not a valid style; the message gives the fault.
     """
     if isinstance(style, XmlStyle):
         return style
@@ -164,10 +164,10 @@ def gemma_text(value: Any) -> str:
 
 
 def argument_types(schema: Any) -> dict[str, frozenset[str]]:
-    """Return the types that each listed parameter of a function may take at most; unlisted ones may take all.
+    """Return, for each listed parameter of a function, the types that it may have.
 
-    The types follow from keywords alone, so the grammar and the reader of its answers agree on them, whatever else the
-    schema says.
+    Unlisted parameters may have any type. The types are derived only from a few keywords of the schema, so that the
+    grammar and the parser of its answers always agree on them.
     """
     listed = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(listed, Mapping):

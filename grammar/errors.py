@@ -8,8 +8,8 @@ class GrammarError(Exception):
 
     Attributes:
         keyword: the schema keyword or grammar part at fault (``"not"``, ``"regex"``, ``"schema"``).
-        pointer: JSON Pointer to it in a schema; ``""`` is the root, and the only value for other kinds.
-        reason: what is wrong, with the limit and the value given.
+        pointer: JSON Pointer to the fault in a schema; ``""`` for the root, and for grammars that are not schemas.
+        reason: the fault, with the limit and the given value.
     """
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:

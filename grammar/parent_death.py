@@ -11,12 +11,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends. Linux only; elsewhere nothing.
+    """Have the kernel kill this process when the thread that started it ends. Has an effect only on Linux.
 
-    A parent that has ended before the kernel was told ends this process at once.
+    If the parent has already ended when this is called, this process ends at once.
 
     Args:
-        parent: process id, which only the parent itself knows for certain: a process whose parent is gone has another.
+        parent: process id of the parent, as the parent has passed it. It cannot be read here, because a process whose
+            parent has ended gets another parent.
     """
     _set(signal.SIGKILL)
     if sys.platform == "linux" and os.getppid() != parent:

@@ -52,7 +52,7 @@ class SizedCache:
 
 
 def sized_cache(most_bytes: int, size: Callable[..., int]) -> Callable[[F], F]:
-    """Cache a function's results within a limit of bytes. What it raises is not kept.
+    """Cache a function's results within a limit of bytes. Exceptions are not cached.
 
     Args:
         size: returns the estimated size in bytes, given the result (the first argument) and the function's positional

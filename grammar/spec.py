@@ -36,10 +36,10 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A grammar as text: hashable, safe on the wire, checked only for its syntax as JSON.
+    """A grammar as text, which is hashable and can be sent to other processes. Only JSON syntax has been checked.
 
-    Schemas that differ in white space or annotations alone are equal; the order of keys matters, since answers follow
-    it.
+    Schemas that differ only in white space or annotations are equal. The order of keys matters, because answers have
+    the same order.
 
     Attributes:
         kind: the language of `content`.
@@ -54,7 +54,7 @@ class GrammarSpec:
         """Return the spec of a JSON Schema, given as JSON text or as parsed JSON.
 
         Raises:
-            GrammarError: if it is not JSON, repeats a key, or is neither object nor boolean.
+            GrammarError: the schema is not JSON, repeats a key, or is neither object nor boolean.
         """
         value = parse_json(schema) if isinstance(schema, str | bytes) else schema
         if not isinstance(value, dict | bool):

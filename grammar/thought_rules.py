@@ -10,12 +10,13 @@ class ThoughtRules:
     """The thought before one answer.
 
     Attributes:
-        start: text of the mark that begins it.
-        end: text of the mark that ends it.
-        is_open: whether the prompt ends inside it. Else the answer may begin with the start mark, after white space.
-        budget: most tokens of the thought; None for no limit but that of the answer.
-        lead: text that comes between the thought and the grammar's answer.
-        newlines: most newlines after the end mark that are not part of the grammar's answer.
+        start: text of the mark before the thought.
+        end: text of the mark after the thought.
+        is_open: whether the prompt ends inside the thought. Otherwise the answer may begin with the start mark, after
+            white space.
+        budget: largest number of tokens of the thought; None for no limit except that of the answer.
+        lead: text between the thought and the grammar's answer.
+        newlines: largest number of newlines after the end mark that are not part of the grammar's answer.
     """
 
     start: str

@@ -36,7 +36,7 @@ class Vocabulary:
         special: ids of tokens that are never produced as text.
         eos: ids that end an answer, at least one.
         size: width of the logits; ids beyond `tokens` are never allowed.
-        cache: results that the grammars over this vocabulary compute along answers, by keys of their own.
+        cache: results that matchers over this vocabulary compute during answers and share.
     """
 
     tokens: tuple[bytes, ...]
@@ -65,10 +65,10 @@ class Vocabulary:
         return self._derived.setdefault(compute, compute(self)) if found is None else found
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Tokenize a text greedily, longest token first: the same text as by the tokenizer, perhaps other tokens.
+        """Tokenize a text greedily, longest token first. The tokens may differ from those of the model's tokenizer.
 
         Raises:
-            ValueError: if a byte has no token.
+            ValueError: a byte has no token.
         """
         tokens = []
         at = 0

@@ -13,16 +13,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """CPU kernels as the next start will find them.
+    """The library of CPU kernels that the next start will use.
 
     Attributes:
-        status: fitting, the package's library of this CPU's level; built for this CPU; compiled at the next start;
-            portable, the package's of a lesser level; or missing, so that plain torch computes.
+        status: the kind of library: the package's library for this CPU's instruction level (fitting); one that was
+            compiled for this CPU (built); one that the next start will compile; the package's library for a lower level
+            (portable); or none, so that plain torch computes (missing).
         compiler: version of the compiler; empty without a compiler.
         cache: folder of compiled libraries.
-        is_writable: whether libraries can be put there.
-        instruction_set: instruction set of a library that is there.
-        fault: why there is none for this very CPU.
+        is_writable: whether libraries can be written to this folder.
+        instruction_set: instruction set of the library, if it exists already.
+        fault: reason why there is no library for exactly this CPU.
     """
 
     status: Literal["fitting", "built", "compiled at start", "portable", "missing"]

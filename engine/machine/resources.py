@@ -44,9 +44,10 @@ class Cores:
 
     @property
     def compute_threads(self) -> int:
-        """Threads of an engine: on more than a few processors one for each core of one socket.
+        """Number of threads of an engine: with more than a few processors, one for each core of one socket.
 
-        Two hardware threads of a core share its multipliers, and each op waits for its last thread.
+        A second hardware thread of a core would not help, because both share the core's multipliers, and each op waits
+        for its slowest thread.
         """
         return self.usable if self.affinity <= _FEW_THREADS else min(self.usable, self.socket_cores)
 
@@ -113,7 +114,7 @@ def kv_pool_bytes(found: Memory, utilization: float) -> int:
 def check_room(num_bytes: int) -> None:
     """Raise OSError if the system would not give this process so much address space.
 
-    For libraries that end the process if they find no memory, as Rust libraries do.
+    Call it before libraries that end the process if an allocation fails, as Rust libraries do.
     """
     mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 
@@ -126,8 +127,8 @@ def open_files() -> tuple[int, int]:
 def _sockets(root: Path) -> list[frozenset[int]]:
     """Return the processors of each socket, in the order of their numbers.
 
-    NUMA nodes of one socket are one, and so are sockets of one NUMA node: a virtual machine may show a socket for each
-    processor.
+    All NUMA nodes of a socket count as one socket. All sockets within one NUMA node count as one socket too, because a
+    virtual machine may report a separate socket for each processor.
     """
     system, found = root / "sys/devices/system", list[frozenset[int]]()
     for file in (*system.glob("node/node*/cpulist"), *system.glob("cpu/cpu*/topology/core_siblings_list")):

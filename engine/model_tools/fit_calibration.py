@@ -59,9 +59,10 @@ class CalibrationFit:
 
 
 def fit_calibration(shares: Floats, labels: Labels, *, with_bias: bool) -> CalibrationFit:
-    """Fit temperature, and biases if wanted, to shares, [examples, labels], and the right labels.
+    """Fit the temperature, and biases with ``with_bias``, to probabilities [examples, labels] and the right labels.
 
-    A ridge of one example's weight draws to temperature 1 and no bias, so that few examples change little.
+    A ridge penalty with the weight of one example favours temperature 1 and no bias, so that few examples have little
+    effect.
 
     Raises:
         ValueError: there are fewer than ``LEAST_EXAMPLES``.

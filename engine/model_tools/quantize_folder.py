@@ -1,10 +1,16 @@
-"""Quantise a model's folder round-to-nearest, and write it in the format compressed-tensors.
+"""Quantise a model's folder by rounding to nearest, and write it in the format of compressed-tensors.
 
-Schemes, by their names in that package: w4a16, signed integers of 4 bits with a scale for each group of inputs; w8a8,
-of 8 bits with a scale for each row; fp8, E4M3 with a scale for each row; nvfp4, E2M1 with a scale in E4M3 for each
-sixteen inputs, and one for the modules of a block, which are often computed together. Activations of w8a8 and fp8 are
-rounded by servers that do so, each token by itself; this one rounds those of w8a8, on a CPU and in bfloat16. Linear
-modules of layers are quantised; the embedding, the head, norms and routers stay as they are.
+The schemes have these names in compressed-tensors:
+
+- w4a16: signed integers of 4 bits with a scale for each group of inputs.
+- w8a8: signed integers of 8 bits with a scale for each row.
+- fp8: E4M3 with a scale for each row.
+- nvfp4: E2M1 with a scale in E4M3 for each sixteen inputs, and one factor for all modules of a block that are often
+  computed together.
+
+The files of w8a8 and fp8 request that servers round activations too, separately for each token. This server does so
+only for w8a8, on a CPU and in bfloat16. The linear modules of layers are quantised; the embedding, the head, norms and
+routers are not.
 """
 
 from __future__ import annotations
@@ -132,7 +138,7 @@ def quantization_config(scheme: Scheme, group: int | None, ignored: list[str]) -
 
 
 def quantised_parts(weight: Tensor, scheme: Scheme, group: int | None, largest: float = 0.0) -> dict[str, Tensor]:
-    """Return the tensors of a quantised matrix [N, K] by the ends of their names; scales are of the weight's type.
+    """Return the tensors of a quantised matrix [N, K] by the suffixes of their names. Scales have the weight's dtype.
 
     Args:
         largest: largest magnitude of all matrices that share a factor, for nvfp4.

@@ -1,4 +1,4 @@
-"""Plan of a model's weights: how they are stored, what they will take in memory, and how they will be computed here.
+"""Plan of a model's weights: how they are stored, how much memory they will take, and how products are computed here.
 
 Only headers and configurations are read, before anything is loaded.
 """

@@ -1,7 +1,7 @@
 """Step profiler: run an engine under a fixed load and divide a step's time into parts and kernel families.
 
-The parts are those of ``StepTimer``, read from the engine's counters; the forward pass is divided further by the native
-calls made in it.
+The parts are those of ``StepTimer``, and are read from the engine's counters. The forward pass is divided further by
+the families of native kernels that it calls.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def measure_steps(config: EngineConfig, model_path: Path, load: StepLoad) -> Ste
 
     Raises:
         ModelError: the model cannot be computed exactly.
-        ConfigError: the options do not fit the model, or the load the engine.
+        ConfigError: the options do not fit the model, or the load does not fit the engine.
     """
     if choose_device(config).type != "cpu":
         raise ConfigError("bench step takes the times of the CPU's kernels: give it --device cpu.")
@@ -277,10 +277,10 @@ def measure_rates(model: DecoderModel, kv_dtype: torch.dtype) -> StepRates:
 
 
 def fastest_layer_rate(model: DecoderModel, *, budget: float = 0.3) -> float:
-    """Measure multiplications per second of each kind of linear layer of a model, and return those of the fastest.
+    """Measure the multiplications per second of each kind of linear layer in a model, and return the largest number.
 
     Args:
-        budget: seconds for each kind.
+        budget: seconds to measure each kind.
     """
     *inner, _ = (each for part in model.projections for each in parts_of(part.packed))
     kinds = {(layer.in_features, layer.out_features, _form(layer)): layer for layer in inner}
@@ -300,10 +300,11 @@ def _score_dims(config: ModelConfig, index: int) -> int:
 
 
 def least_times(model: DecoderModel, load: StepLoad, kv_dtype: torch.dtype, rates: StepRates) -> dict[str, float]:
-    """Return the least seconds of linear layers, attention and head: to read all bytes once, or make all products.
+    """Return the least seconds of linear layers, experts, attention and head in a step.
 
-    After its K and V the last layer computes only the tokens before a sampling position. All tokens may have the same
-    experts, so the bytes of a token's experts are the least.
+    For each of them it is the time to read all bytes once or the time to make all products, whichever is longer. The
+    last layer computes K and V for all tokens, but its attention and MLP only for tokens whose logits are needed. All
+    tokens may be sent to the same experts, so only the bytes of one token's experts are counted.
     """
     config = model.config
     tokens, positions = load.rows + load.prefill, load.rows + bool(load.prefill)

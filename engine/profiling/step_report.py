@@ -11,10 +11,10 @@ class StepLoad:
     """The load of every measured step.
 
     Attributes:
-        rows: sequences that draw one token each, with the base model and the adapters in turn.
-        context: tokens of each at the first measured step.
-        shared: length of the prefix that all rows have in common.
-        prefill: tokens of a new prompt that comes with each step.
+        rows: number of sequences that draw one token each; they use the base model and the adapters in turn.
+        context: number of tokens of each sequence at the first measured step.
+        shared: number of tokens of the prefix that all sequences have in common.
+        prefill: number of tokens of a new prompt in each step.
         steps: number of measured steps.
     """
 
@@ -30,9 +30,10 @@ class Part:
     """One part of a step.
 
     Attributes:
-        seconds: its time in a step.
-        limit: the least seconds in which the machine could read its bytes and make its products; None: not computed.
-        is_forward: whether it belongs to the forward pass.
+        seconds: seconds of the part in a step.
+        limit: least seconds in which the machine could read the part's bytes and make its products; None if this is not
+            computed.
+        is_forward: whether the part belongs to the forward pass.
     """
 
     seconds: float
@@ -46,13 +47,13 @@ class StepTimes:
 
     Attributes:
         summary: lines about model, pool and kernels.
-        reading: bytes that the machine reads from memory in a second.
-        products: products of the weights' form that it makes in a second.
-        seconds: a whole step with every native call timed.
-        untimed: a whole step without these timers.
-        tokens: generated in a step.
-        parts: of the step, in order; they and ``rest`` add up to ``seconds``.
-        rest: seconds in no part.
+        reading: bytes per second that the machine reads from memory.
+        products: multiplications per second that the machine makes with weights of this form.
+        seconds: seconds of a whole step, with timers around every native call.
+        untimed: seconds of a whole step without these timers.
+        tokens: number of tokens generated in a step.
+        parts: parts of the step, in order; their seconds and ``rest`` add up to ``seconds``.
+        rest: seconds that belong to no part.
     """
 
     summary: tuple[str, ...]

@@ -13,11 +13,11 @@ from ..types import MAX_ALLOWED_LOGPROBS, AllowedLogprobs
 
 
 class AllowedDrawing:
-    """The logprobs of allowed tokens at some positions of a step, being computed.
+    """The logprobs of allowed tokens at some positions of a step, while they are being computed.
 
     Args:
-        masked: [n, V] float32, raw logits, -inf where the mask forbids the token.
-        positions: index of each of them among the positions of the step.
+        masked: [n, V] float32, raw logits at n positions; -inf for tokens that the mask forbids.
+        positions: index of each of these positions among the positions of the step.
     """
 
     def __init__(self, masked: Tensor, positions: Sequence[int]) -> None:

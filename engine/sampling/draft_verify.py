@@ -1,9 +1,9 @@
 """Draft verification: the sampling positions of a step, and the drafts that equal the tokens drawn there.
 
 At every sampling position a token is drawn as if the drafts before it were generated tokens: from the logits, mask,
-penalties and random number of that position. Where the drawn tokens equal the drafts, one-by-one decoding would have
-drawn the same. The first drawn token that differs is kept too; the tokens after it are discarded. So drafts change when
-tokens are drawn, never which tokens.
+penalties and random number of that position. As long as the drawn tokens equal the drafts, decoding without drafts
+would have drawn the same tokens. The first drawn token that differs from its draft is kept too, and the tokens after it
+are discarded. So drafts have an effect on the time at which tokens are drawn, but not on the tokens.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Drawn(NamedTuple):
     """The token drawn at a position, -1 if no token could be drawn.
 
     Attributes:
-        logprob: logprob of the token, if it was asked for.
-        is_forced: whether a mask forced it.
-        is_limited: whether another token would have been drawn without a budget of tokens.
-        allowed: logprobs of the allowed tokens at the position, if they were asked for.
+        logprob: logprob of the token, if it was requested.
+        is_forced: whether a mask forced the token.
+        is_limited: whether another token would have been drawn without a token budget.
+        allowed: logprobs of the allowed tokens at the position, if they were requested.
     """
 
     token: int

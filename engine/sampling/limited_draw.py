@@ -1,10 +1,11 @@
-"""Limited draw: draws another token where the drawn one leaves no room for an end of the answer.
+"""Limited draw: draws another token if the drawn one leaves no room for an end of the answer in the token budget.
 
-A token is drawn as without a budget of tokens and then tested (``TokenCheck``): a test of all tokens would take far
-longer. If no end fits after the token, it and the tokens alike it are left out, and another token is drawn with the
-position's next random number. So each token that fits is drawn with its share of the probability of all tokens that
-fit: rejection sampling without replacement. A greedy draw takes the likeliest token that fits. The filters apply as
-without a budget; if none of the tokens that they keep fits, they are applied again to the tokens left.
+A token is drawn as without a budget and then tested (``TokenCheck``), because testing all tokens would take far longer.
+If no end of the answer fits in the budget after the token, this token and those that are equivalent for the grammar are
+excluded, and another token is drawn with the position's next random number. This is rejection sampling without
+replacement: each token that fits is drawn with its share of the probability of all tokens that fit. A greedy draw takes
+the most likely token that fits. Filters apply as without a budget. If none of the tokens that they keep fits, they are
+applied again to the remaining tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ...kernels.layouts.draw_params import DrawParams
 from ..batch import TokenCheck
 from .top_k_top_p import kept_weights, uniforms
 
-# Limits at one position, on draws and on the tokens that the searches of its tests may try. After them, a last draw is
-# made among the tokens that are known to fit. All streams wait for the tests: a tried token takes some microseconds,
-# and most draws need some dozens of tries. Only a model that has nothing in common with the grammar reaches the limits.
+# Limits at one position: on draws, and on the tokens that the searches of its tests try. When a limit is reached, a
+# last draw is made among the tokens that are known to fit. The limits are needed because all streams wait for the
+# tests: trying a token takes some microseconds, and most draws need some dozens of tries. Only a model whose tokens
+# hardly ever fit the grammar reaches the limits.
 MAX_TESTS = 64
 MAX_TRIES = 2_000
 _ATTEMPT = 0xD1B54A32D192ED03
@@ -37,7 +39,7 @@ class LimitedLines:
         logits: [N, V], edited and masked by the grammar.
         checks: check of each position that has one, by its index among the positions of the step; in the order of the
             lines.
-        params: the ``COLUMNS`` of the draws, and the seed, of all positions.
+        params: the ``COLUMNS`` of the draws and the seed, for all positions.
         num_generated: number of generated tokens before each position, for all positions.
     """
 
@@ -92,7 +94,8 @@ def _redrawn(line: Line, check: TokenCheck, params: Any, num_generated: int, tok
 def _weights(line: Line, params: Any) -> npt.NDArray[np.int64] | None:
     """Return the weight of each token that the filters keep; None for a greedy draw, or if no token is left.
 
-    Only allowed tokens are read: so the sums do not depend on the width of the logits, which other rows may widen.
+    Only allowed tokens are read, so the sums do not depend on the width of the logits, which may be larger because of
+    other rows.
     """
     allowed = np.flatnonzero(np.isfinite(line))
     if params["temperature"] <= 0 or not len(allowed):

@@ -20,8 +20,9 @@ assert _CANDIDATES > MAX_LOGPROBS
 def logprob_columns(logits: Tensor, tokens: Tensor, num_top: int) -> Tensor:
     """Return the logprobs of tokens and of the best ones: [n, 2 + 2 * num_top] float64 on the device.
 
-    Columns: the token's logprob, its rank (1 + the number of likelier tokens), the ids of the ``num_top`` best (all, if
-    V is less), their logprobs. Ids, ranks and float32 logprobs are exact in float64.
+    The columns are: the token's logprob; its rank (1 + the number of more likely tokens); the ids of the ``num_top``
+    most likely tokens, or of all V tokens if V is less; the logprobs of these. Ids, ranks and float32 logprobs are
+    exact in float64.
 
     ``logits`` [n, V] are float32 and raw, ``tokens`` [n] int64; ``num_top`` is 0 to 20.
     """
@@ -62,7 +63,7 @@ def to_logprob(token: int, columns: list[float], num_top: int) -> Logprob:
 
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) -> Callable[[], list[Logprob]]:
-    """Begin the logprobs of a prompt's tokens, each given the tokens before it.
+    """Begin to compute the logprobs of a prompt's tokens, each given the tokens before it.
 
     Args:
         logits: [N, V] float32, raw; row i is the model's output at position i. N is not 0.

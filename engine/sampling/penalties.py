@@ -1,7 +1,7 @@
 """Edits of single logits: allowed tokens, ``logit_bias``, three penalties, and stop tokens banned until ``min_tokens``.
 
-Each row keeps lists of the tokens it edits, never a vector over the vocabulary. With penalties the list has at most the
-distinct tokens of the sequence; without edits it is empty.
+Each row keeps a list of the tokens whose logits it edits, never a vector over the vocabulary. With penalties the list
+has at most as many entries as the sequence has distinct tokens; without edits it is empty.
 """
 
 from __future__ import annotations
@@ -130,10 +130,11 @@ class LogitEdits:
         self._ban_stops(logits, positions)
 
     def allowed_masks(self, positions: SamplingPositions, width: int) -> tuple[Ints, Words] | None:
-        """Return token masks of the positions whose rows name the allowed tokens; None if there is no such position.
+        """Return token masks of the positions whose rows have ``allowed_token_ids``; None if there is no such position.
 
         Returns:
-            Their lines among the positions, [G] int64, and [G, ceil(width / 32)] int32 as in ``DeviceMasks``.
+            The indices of these G positions, [G] int64, and their masks, [G, ceil(width / 32)] int32 as in
+            ``DeviceMasks``.
         """
         lines = np.flatnonzero(self._limited[positions.row])
         if not len(lines):

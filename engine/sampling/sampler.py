@@ -55,7 +55,7 @@ class DeviceMasks:
     Attributes:
         positions: [G] int64, the masked rows of the logits.
         words: [G, ceil(V / 32)] int32; bit j of word w is set if token 32 * w + j is allowed.
-        checks: check by masked row of the logits, where a budget of tokens may exclude some of the allowed tokens.
+        checks: checks by masked row of the logits, for rows whose token budget may exclude some of the allowed tokens.
     """
 
     positions: Tensor
@@ -157,7 +157,7 @@ class Sampler:
     def takes_best(self, positions: SamplingPositions) -> bool:
         """Return whether, without masks, the largest logit of each position is all that ``draw`` needs.
 
-        This is true if every position is greedy, has unedited logits, and wants no logprobs.
+        This is true if every position is greedy, has unedited logits, and needs no logprobs.
         """
         is_greedy = not (self._rows["temperature"][positions.row] > 0).any()
         return is_greedy and not self._wants_logprobs(positions) and not self._has_edits(positions)
@@ -203,7 +203,7 @@ class Sampler:
     def draw(
         self, logits: Tensor | Largest | None, positions: SamplingPositions, masks: DeviceMasks | None = None
     ) -> Drawing:
-        """Begin to draw a token at each position. The drawing before must have been collected.
+        """Begin to draw a token at each position. The results of the draw before must have been collected.
 
         A row fails, without effect on others, if the logits of a position that counts hold NaN or +inf, or if no token
         may be drawn: every token is masked, banned or -inf.
@@ -256,10 +256,10 @@ class Sampler:
     def _draw_positions(
         self, logits: Tensor, positions: SamplingPositions, masks: DeviceMasks | None
     ) -> tuple[Tensor, Tensor | None, Callable[[list[int]], _Redrawn] | None]:
-        """Return the token of each position, [S] int64, -1 where it fails; and ``_with_logprobs`` if any are wanted.
+        """Return the token of each position, [S] int64, -1 if it fails; the logprobs or None; and a function or None.
 
-        The last item of the result replaces, once the tokens are known, those after which no end fits in the budget of
-        tokens.
+        The logprobs are those of ``_with_logprobs``. The function is called when the host has the tokens. It replaces
+        those after which no end of the answer fits in the token budget.
         """
         params = self._rows[positions.row]
         wanted = np.flatnonzero(params["num_logprobs"] >= 0)

@@ -1,4 +1,4 @@
-"""Filters of sampling and the draw: a random token of each row, the same to the last bit whatever the batch.
+"""Filters of sampling and the draw of a token for each row, which does not depend on the rest of the batch.
 
 Sums of floats depend on their order, and the order inside torch depends on the shape of the whole batch. So only
 ``softmax`` adds floats across a row, which torch computes row by row (rows start at multiples of 64 columns, so that
@@ -62,17 +62,17 @@ def exponentials(
 ) -> npt.NDArray[np.float64]:
     """Return ``count`` exponential random numbers, above 0, for each (seed, position): [n, count].
 
-    The numbers are taken from the stream that begins at the output of (seed, position).
+    They are computed from a SplitMix64 stream whose seed is the output for (seed, position).
     """
     bits = _mix(_bits(seeds, positions)[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
     return -np.log(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 
 def num_noise(vocab_size: int) -> int:
-    """Return how many random numbers a race among so many tokens needs.
+    """Return how many random numbers a race among ``vocab_size`` tokens needs.
 
-    The numbers for parts of the vocabulary come last, so that a row draws the same token whatever the width of the
-    logits, which other rows may widen.
+    The numbers for parts of the vocabulary come last. So a row draws the same token if the logits are wider because of
+    other rows.
     """
     return BLOCK + PART - (-vocab_size // (BLOCK * PART))
 
@@ -143,10 +143,11 @@ def _winner(weights: Tensor, noise: Tensor) -> Tensor:
 
 
 def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
-    """Draw from the tokens that all filters keep, in the order (probability, id), likeliest first; shapes as above.
+    """Draw from the tokens that all filters keep, sorted by probability, then by id. Arguments as in ``draw_any``.
 
-    Sorting a vocabulary is slow on a CPU, and the kept tokens are mostly few: a row sorts its 128 best, then its 2048
-    best if its kept tokens might reach beyond, at last all. The width changes the cost, never the result.
+    Sorting the whole vocabulary is slow on a CPU, and mostly few tokens are kept. So a row first sorts its 128 best
+    tokens. If tokens beyond them might be kept, it sorts its 2048 best, and then all. This affects the time, but not
+    the result.
     """
     probs = _probabilities(logits, best, draws)
     tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -166,8 +167,8 @@ def draw_kept(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
 def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
     """Return softmax((logits - best) / temperature), float32 [n, V].
 
-    The maximum is subtracted first: a temperature near 0 gives exp(0) and exp(-inf), never inf - inf. Tokens that
-    top_n_sigma leaves out have probability 0.
+    The maximum is subtracted first, so that a temperature near 0 gives exp(0) and exp(-inf), never inf - inf. Tokens
+    that top_n_sigma excludes have probability 0.
     """
     below = logits - best
     if draws.top_n_sigma is not None:
@@ -178,8 +179,8 @@ def _probabilities(logits: Tensor, best: Tensor, draws: DrawParams) -> Tensor:
 def _least_within(logits: Tensor, best: Tensor, top_n_sigma: Tensor) -> Tensor:
     """Return the least logit that top_n_sigma keeps in each row: [n, 1] float32, -inf where it is off.
 
-    Distances from the best logit are summed as integers, in units of 2^-21 of a power of two that no distance exceeds.
-    Such sums are exact in every order, as the sums of weights are.
+    Distances from the best logit are summed as integers. The unit is 2^-21 of a power of two that no distance exceeds.
+    Sums of integers do not depend on the order.
     """
     distance = torch.where(torch.isfinite(logits), best.double() - logits.double(), 0.0)
     exponent = torch.frexp(distance.amax(1, keepdim=True)).exponent
@@ -204,8 +205,8 @@ def _draw_sorted(logits: Tensor, probs: Tensor, draws: DrawParams, width: int) -
     weights, kept, in_k = _kept(values, probs, draws)
     upto = (weights * kept).cumsum(1)
     chosen = _first_above(upto, _target(draws.u, upto[:, -1:]))
-    # Tokens beyond the width are at most as likely as the last one within. They matter to the draw if kept tokens
-    # reach (or tie with) the last one, and to top_p's mass if top_k's tokens do.
+    # Tokens beyond the first ``width`` are at most as likely as the last of these. They can affect the draw if the kept
+    # tokens include this last one or a tie with it. For top_p they can affect it if the tokens that top_k keeps do.
     reach = torch.where(draws.top_k == 0, kept, in_k)
     lowest = torch.where(reach, values, torch.inf).amin(1)
     return ids.gather(1, chosen).squeeze(1), (lowest > values[:, -1]) | ~torch.isfinite(values[:, 0])

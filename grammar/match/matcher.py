@@ -46,8 +46,7 @@ class Matcher:
     - The mask thread (``grammar-masks``), from the launch of a step until its masks are collected: `fill_mask`, and
       `accept` for the drafts of the step.
     - The thread of slow masks (``grammar-slow-masks``), from submission until its future is done: `prepare`. Meanwhile
-    the
-      scheduler does not plan the sequence, so neither of the other threads uses its matcher.
+      the scheduler does not plan the sequence, so neither of the other threads uses its matcher.
 
     Args:
         beginning: the state of the grammar before any token; never changed.

@@ -18,7 +18,7 @@ from .charset import MAX_CODE_POINT, SET_BYTES, CharSet, Range
 
 @dataclass(frozen=True, slots=True)
 class CharClasses:
-    """A partition of the code points; two of one class are alike to every set that it was made for.
+    """A partition of the code points. Each set that it was made for has all code points of a class or none of them.
 
     Attributes:
         starts: first code point of each interval, ascending, beginning at 0.

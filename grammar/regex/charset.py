@@ -36,13 +36,13 @@ _ESCAPES = _Escapes({code: chr(code) for code in range(128) if chr(code).isalnum
 
 @dataclass(frozen=True, slots=True)
 class CharSet:
-    """A set of code points: the union of ranges, properties and complements, itself complemented or not.
+    """A set of code points: the union of ranges, properties and complements, or the complement of this union.
 
     Attributes:
         ranges: inclusive (first, last) pairs.
         properties: Unicode general categories by their Rust and ECMAScript name (``"L"``, ``"Nd"``).
         nested: complemented sets inside a class, as in ``[\\D_]``.
-        negated: the set is everything else.
+        negated: whether the set is the complement of this union.
     """
 
     ranges: tuple[Range, ...] = ()

@@ -11,10 +11,10 @@ MAX_BYTES = 4_000
 
 @lru_cache(maxsize=256)
 def divisible_terms(number: int) -> tuple[str, ...] | None:
-    """Return expressions that the digits of an unsigned integer all match if, and only if, a number divides it.
+    """Return expressions that the spelling of an unsigned integer must all match; they match if ``number`` divides it.
 
-    None where they would be too large: 3 is the only prime power beside those of 2 and 5 whose automaton is small
-    enough as an expression.
+    Returns None if the expressions would be too large. Apart from powers of 2 and of 5, 3 is the only prime power whose
+    automaton is small enough as an expression.
     """
     digits, rest = 0, number
     for prime in (2, 5):

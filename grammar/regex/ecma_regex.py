@@ -5,9 +5,10 @@ with anchors resolved, which the grammar can intersect and complement:
 
     ^(?!x)[a-z]+$   ->   must match  [a-z]+     must not match  x.*
 
-Where ECMA-262 and common validators differ (the characters of ``\\d`` or ``.``, whether ``$`` matches before a final
-newline) there are two readings: *narrow* matches what all of them match, *wide* what any of them matches. A pattern
-that must match is read narrow, one that must not match wide.
+ECMA-262 and common validators differ in some points, such as the characters of ``\\d`` or ``.``, and whether ``$``
+matches before a final newline. So there are two readings of a pattern: the *narrow* reading matches only what all of
+them match, and the *wide* reading matches what any of them matches. The narrow reading is used for a pattern that must
+match, the wide one for a pattern that must not match.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
 
     Args:
         pattern: the pattern in ECMA-262 syntax.
-        wide: the wide reading (for patterns that must not match).
-        whole: the pattern describes the whole string, as if written ``^(?:...)$``.
+        wide: whether to use the wide reading, for patterns that must not match.
+        whole: whether the pattern must match the whole string, as if written ``^(?:...)$``.
 
     Raises:
         RegexError: the pattern is refused: for bad syntax, for what is not regular (back-references), and for what is

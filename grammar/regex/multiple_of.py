@@ -1,11 +1,12 @@
 r"""``multipleOf``: decimal multiples that every validator accepts, as values and as regular expressions.
 
-By the specification 4.35 is a multiple of 0.01. Validators divide doubles: ``4.35 / 0.01`` is 434.99999999999994, so
-they say that it is not. Only numbers that are multiples both in exact arithmetic and by doubles are written.
+By the specification 4.35 is a multiple of 0.01. But validators divide doubles, and ``4.35 / 0.01`` is
+434.99999999999994, so they reject it. Therefore the grammar admits only numbers that are multiples both in exact
+arithmetic and with doubles.
 
-Let the double of a step be off by a relative error of at most 2^-54. Then a number that is a double exactly (an
-integer, a half, a quarter) divides exactly. Of the other multiples those that fail form few runs: within a binade all
-``n + f`` with one fraction ``f`` are off by the same amount, so which ``n`` fail depends on their size alone.
+If the relative error of a step's double is at most 2^-54, any multiple that is exactly a double (an integer, a half, a
+quarter) is divided exactly. The other multiples that fail form few ranges: between two powers of two, all ``n + f``
+with the same fraction ``f`` have the same error, so it depends only on the size of ``n`` whether the division fails.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def multiple_terms(size: int, divisors: frozenset[Fraction]) -> tuple[str, str] 
     """Return regexes over the plain spelling of the multiples of ``1/size``: one that must match, one that must not.
 
     Args:
-        size: divides a power of ten, and is no power of two.
-        divisors: numbers of which the number must be a multiple, all safe; ``1/size`` is their least common multiple.
+        size: a divisor of a power of ten that is not a power of two.
+        divisors: numbers of which the value must be a multiple, all safe; their least common multiple is ``1/size``.
 
     Returns:
         None if there are too many fractions to list.

@@ -1,12 +1,12 @@
 r"""Number ranges as regular expressions over the JSON spelling of numbers.
 
-An interval is the intersection of one-sided conditions, each a union over the digits at which a number may first
-differ from the bound:
+An interval is the intersection of one-sided conditions. A condition is a union over the digit at which a number first
+differs from the bound:
 
     x >= 37.5   ->   more digits | [4-9]\d | 3[8-9] (\.\d+)? | 37\.([6-9]\d* | 5\d*)
 
-Numbers with a bound are spelled without an exponent, and with few enough digits that no two spellings are the same
-double: a value below the bound as written is below it after parsing.
+Numbers with a bound are spelled without an exponent, and with so few digits that no two spellings are the same double.
+So a number whose spelling is below the bound is also below it after parsing.
 """
 
 from __future__ import annotations
@@ -69,10 +69,12 @@ def decimal_terms(low: Decimal | None, high: Decimal | None, *, low_open: bool, 
 
 
 def spells_any(low: Decimal | None, high: Decimal | None, *, low_open: bool, high_open: bool, whole: bool) -> bool:
-    """Return whether any number of an interval is among those that are spelled: of few digits, and bounds rounded.
+    """Return whether the expressions for an interval match any number.
+
+    They may match none, because only numbers of few digits are spelled and the bounds are rounded.
 
     Args:
-        whole: only integers.
+        whole: whether only integers are allowed.
     """
     scale: int = 1 if whole else 10 ** _fraction_digits(low, high)
     last: int = 10**MAX_INT_DIGITS * scale - 1

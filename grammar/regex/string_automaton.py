@@ -1,8 +1,8 @@
-"""String automaton: a deterministic automaton of the strings that some expressions admit, beside a length counter.
+"""String automaton: a deterministic automaton of the strings that some expressions admit, with a length counter.
 
-The expressions alone are made deterministic (Glushkov's positions, then subsets of them), repeats written out. The
-length is not part of a state but counted separately. For each state and length, `can_finish` tells whether the string
-can still match. So the number of states does not grow with the length.
+The expressions, with repeats written out, are made deterministic: states are sets of Glushkov's positions. The length
+is not part of a state but is counted separately, so the number of states does not grow with the length. For each state
+and length, `can_finish` tells whether the string can still match.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def string_automaton(
         most: largest length, or None.
 
     Raises:
-        AutomatonTooLarge: if it would have too many states.
+        AutomatonTooLarge: the automaton would have too many states.
     """
     nodes = [*must, *(node for group in must_not for node in group.nodes)]
     sets = list(dict.fromkeys(chars.chars for node in nodes for chars in _char_nodes(node)))
@@ -338,9 +338,10 @@ class _Positions:
         return nullable, first, ends
 
     def _cover(self, starts: list[int], size: int, least: int) -> None:
-        """Record for each position the same position in earlier copies, after which more repeats may follow.
+        """Record for each position the same position in all later copies of a repeated expression.
 
-        The copies are those of a repeated expression, beyond its least number of repeats.
+        Only copies beyond the least number of repeats count. Whatever may follow a later copy may also follow an
+        earlier one, because at least as many repeats are left there.
         """
         later = [0] * size
         for copy in range(len(starts) - 1, max(least - 2, -1), -1):

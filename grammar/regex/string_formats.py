@@ -1,8 +1,8 @@
 r"""JSON Schema's ``format``: a pattern over the whole string for each asserted format; others are annotations.
 
-A pattern matches only what both the standard and python-jsonschema's checkers admit, so a finished answer passes
-either. `NARROWER` lists the patterns that match less. Beside those of the standard there are the formats that pydantic
-writes for UUIDs of one version and for networks.
+A pattern matches only strings that both the standard and python-jsonschema's checkers admit, so a finished answer is
+valid for both. `NARROWER` lists the patterns that match fewer strings than that. In addition to the formats of the
+standard there are those that pydantic writes for UUIDs of one version and for networks.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ NARROWER: dict[str, str] = {
 }
 
 
-# Patterns that match all strings which any validator accepts for a format, and similar strings. A string that does not
-# match is surely not of the format. Formats without a pattern here have too many interpretations.
+# Patterns that match all strings that any validator accepts for a format, and some similar strings. So a string that
+# does not match is certainly not valid. Formats that have too many interpretations are not listed.
 LOOKALIKES = {
     "date": "^[0-9W-]{8,10}$",
     "time": r"^[0-9]{2}:[0-9]{2}:[0-9]{2}[\s\S]*$",
