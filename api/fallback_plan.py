@@ -1,4 +1,4 @@
-"""Fallback plan of a model: who answers in its place, by rules or when it cannot; part of a models file.
+"""Fallback plan of a model: which models or providers answer instead of it, by rules or when it fails.
 
 models:
   - model: org/big
@@ -125,8 +125,9 @@ def check_plan(place: str, plan: FallbackPlan, own: Sequence[str], served: Seque
     """Check that the names in a plan exist.
 
     Args:
-        own: names of its model.
-        served: names of all base models.
+        place: place of the plan in the models file, for errors.
+        own: names of the model that the plan is for.
+        served: names of all base models of the server.
 
     Raises:
         ConfigError: a name is the model's own, does not exist, or belongs to both a model and a provider.

@@ -1,7 +1,7 @@
-"""Large bodies: what is proportional to a request's body runs on another thread where that body is large.
+"""Large bodies: if a request's body is large, work that is proportional to it is done on another thread.
 
-The event loop serves other requests meanwhile: validation and schema checks call Python for each object, and the
-interpreter's lock can change threads between these calls.
+Meanwhile the event loop can serve other requests. Validation and schema checks call Python functions for each object,
+and between these calls the other thread releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def note_more(num_bytes: int) -> None:
 
 
 async def beside_loop(call: Callable[[], _Result]) -> _Result:
-    """Return what a call does, made on another thread if the request's body is large.
+    """Make a call, on another thread if the request's body is large, and return its result.
 
-    Raises as the call, and as ``on_request_thread``.
+    Raises the errors of the call and those of ``on_request_thread``.
     """
     return await on_request_thread(call) if _is_large.get() else call()

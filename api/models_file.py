@@ -71,7 +71,7 @@ class ModelsFile:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model that a server is to serve, with checked options.
+    """A base model to serve, with checked options.
 
     Attributes:
         entry: the entry of the models file.
@@ -92,7 +92,7 @@ def models_file_of(name: str, content: Mapping[str, Any]) -> ModelsFile | None:
     """Return the models file that a YAML file holds; None for a plain file of options.
 
     Raises:
-        ConfigError: ``models`` is no list of mappings, or a digest is malformed.
+        ConfigError: ``models`` is not a list of mappings, or a digest is malformed.
     """
     if "models" not in content:
         return None

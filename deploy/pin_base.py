@@ -1,4 +1,4 @@
-"""Name the Dockerfile's base image by the digest that its registry tells now, by the registry's HTTP API.
+"""Pin the Dockerfile's base image to the digest that its registry returns now over HTTP.
 
 python deploy/pin_base.py [IMAGE:TAG]    python:3.12-slim-bookworm by default, for all of its platforms
 """

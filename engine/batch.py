@@ -233,8 +233,7 @@ class StepHandle(Protocol):
     def batch(self) -> Batch: ...
 
     def draw(self, masks: Callable[[], Masks] | None) -> None:
-        """Start drawing the step's tokens. The result of the step before must have been read, because draws depend on
-        it.
+        """Start drawing the step's tokens. Draws depend on earlier ones, so the step before must have been read.
 
         Args:
             masks: waits for the step's masks and returns them; called when they are needed. None if no row has a mask.

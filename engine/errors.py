@@ -35,10 +35,10 @@ def quoted(value: object) -> str:
 
 
 class EngineError(Exception):
-    """Base class of these errors: the text is for the user.
+    """Base class of the engine's errors, whose text is written for the user.
 
-    The text has at most 2,000 characters, whatever it quotes, and lone surrogates (of a JSON file) are escaped. So it
-    can be printed and sent.
+    The text is cut to 2,000 characters, and lone surrogates, such as a quoted JSON file may have, are escaped. So it
+    can always be printed and sent.
     """
 
     def __init__(self, message: str) -> None:

@@ -1,7 +1,7 @@
 """Weighted adapters: combinations of several adapters, each with a weight, as PEFT's "cat" makes them.
 
-    requests       a0:0.7+a1:0.3
-    the engine     0.7*a0 + 0.3*a1     names of adapters have neither ' ' nor '*', so this is never one of them
+    in requests      a0:0.7+a1:0.3
+    in the engine    0.7*a0 + 0.3*a1     differs from all names of adapters, which cannot contain ' ' or '*'
 
 The combination changes the model's weights by the weighted sum of its adapters' changes.
 """

@@ -44,8 +44,8 @@ class RequestFacts:
 
     ``Guard`` sets ``key`` and ``tenant``, ``ModelDirectory.find`` sets ``version`` (a digest), and ``adapter_seconds``
     if the adapter had to be loaded, routes set the fields up to ``ignored_fields``, ``generate`` sets ``generation``
-    and ``trace_id`` at the end. The code of an error is set by whoever makes the error's response, or by ``generate``
-    where a stream ends in one.
+    and ``trace_id`` at the end. The code of an error is set by the code that makes the error's response, or by
+    ``generate`` if a stream ends with an error.
     """
 
     key: str | None = None
@@ -79,7 +79,9 @@ def _values(facts: GenerationFacts | RequestFacts) -> Iterator[tuple[str, object
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Made by ``Guard`` for each request that it admits, and for each line of a batch.
+    """The client that has sent a request, with facts about the request.
+
+    ``Guard`` makes one for each request that it admits, and for each line of a batch.
 
     Attributes:
         key: the request's key, ``ANYBODY`` if no keys are in use.

@@ -1,4 +1,4 @@
-"""Known prefixes: which part of a prompt the engine has surely not seen, so that it must compute it.
+"""Known prefixes: finds the part of a prompt that the engine has certainly not seen and so must compute.
 
 A prompt is marked at lengths that grow by a quarter, with a chained hash of all tokens before each::
 

@@ -1,4 +1,4 @@
-"""Wait estimate: how long a new request surely waits for its first token, from what was measured and nothing else.
+"""Wait estimate: a lower bound of the time that a new request waits for its first token, computed from measurements.
 
 Requests wait for two resources, and the longer wait counts:
 
@@ -7,9 +7,9 @@ Requests wait for two resources, and the longer wait counts:
 - *Rows*: if no row is free, the running answers and the answers before this one must end. Their length and time per
   token are assumed to be those of the last ended answers.
 
-Unknown values count as no wait: a speed that was not measured, an answer's length before enough answers have ended, a
-prefix that may be cached, a sequence whose grammar may still be compiled or whose adapter may still be loaded. The
-estimate does not change while no event occurs.
+Anything unknown counts as no wait: a speed that was not measured, the length of answers before enough answers have
+ended, a prefix that may be cached, a sequence whose grammar may have to be compiled or whose adapter may have to be
+loaded. The estimate changes only when an event occurs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Batch service: accepts batches, answers them beside live traffic, and resumes them after a crash.
 
-Each worker appends an answer to the batch's answer file before it sends its next request. The requests that are not in
-this file are left to answer. If the disk has no space for an answer, it is kept in memory until it has, and its worker
-waits. So a request is answered twice only if the server ended between an answer and its line in the file; usage counts
-it once even then.
+Each worker appends an answer to the batch's answer file before it sends its next request. After a crash, the requests
+without a line in this file are answered. If the disk has no space for an answer, the answer is kept in memory and its
+worker waits until there is space. So a request is answered twice only if the server ended after an answer and before
+its line was written; even then its usage counts once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Beam search of one request: each step reads the scores of the next tokens of all beams, which share their prefixes.
 
-In a step, each beam is a sequence that draws one token after the prompt and the answer so far; all before it is in the
+In a step, each beam is a sequence that draws one token after the prompt and the answer so far, whose KV is in the
 prefix cache. If the answer has an output format, the grammar's mask determines which tokens may follow. Their scores
 are those of the model without the grammar.
 """

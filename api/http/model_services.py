@@ -1,6 +1,6 @@
 """Model services: all base models of a server process; adds, replaces and removes them while the server runs.
 
-SIGHUP --read again--> models that are new or changed --load beside the old--> take their names --> old ones end
+SIGHUP --read options--> new and changed models --load in addition--> names move to the new models --> old models end
 """
 
 from __future__ import annotations

@@ -292,10 +292,12 @@ class CacheOptions(StrictModel):
 
 
 class DecisionRequest(AdapterFields):
-    """OpenAI's fields; extensions: ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, those of questions.
+    """A request for decisions: OpenAI's fields, and extensions.
+
+    The extensions are ``adapters``, ``answer_with``, ``cache_salt``, ``priority``, and further fields of questions.
 
     Attributes:
-        answer_with: the labels that the model answers with: see ``Labels``.
+        answer_with: kind of the labels with which the model answers, see ``Labels``.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"safety_identifier"})

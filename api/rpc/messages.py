@@ -1,7 +1,7 @@
-"""Classes of the protobuf messages, made of the descriptors beside this module.
+"""Classes of the protobuf messages, made at import from the descriptors in ``messages.binpb``.
 
-``messages.binpb`` is what protoc makes of the ``.proto`` files: ``python -m rootgraft.api.rpc.messages`` writes it.
-Generated modules would want the protobuf runtime of the compiler that wrote them, or a newer one.
+``python -m rootgraft.api.rpc.messages`` has protoc write this file from the ``.proto`` files. Python modules generated
+by protoc are not used, because they require a protobuf runtime that is at least as new as the compiler.
 """
 
 from __future__ import annotations

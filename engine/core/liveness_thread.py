@@ -13,7 +13,8 @@ from ..ipc import LIVENESS_SECONDS, pack_liveness
 class LivenessThread:
     """Writes the number of the step loop's passes to a pipe, several times a second, until the reader is gone.
 
-    A process whose reader is gone has no purpose: it ends ``ORPHAN_SECONDS`` later, whatever its other threads do.
+    If the reader is gone, the process is not needed any more, and is ended ``ORPHAN_SECONDS`` later even if other
+    threads still run.
 
     The thread gets the interpreter's lock while the step loop waits, or runs code that releases the lock.
 

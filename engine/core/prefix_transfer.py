@@ -86,7 +86,7 @@ class PrefixTransfer:
     def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
         """Insert a tenant's pages from an open file into the prefix cache. Returns namespaces and cached tokens.
 
-        If ``load`` would return 0, the result is no path and no token.
+        If ``load`` would return 0, the result is None and an empty array.
         """
         stored = read_blocks(source, self._codec, self._base, tenant)
         num_tokens = 0 if stored is None else self._enter(stored)

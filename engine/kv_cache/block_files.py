@@ -1,6 +1,7 @@
-"""Block files: files are written under another name and renamed, so that a name never stands for half a file.
+"""Block files: a file is written under a temporary name and then renamed, so a file with its final name is complete.
 
-Writes are not synchronised to the disk: after a power failure a file may be short or wrong, which its checksum detects.
+Writes are not synchronised to the disk. So after a power failure a file may be cut or wrong, which its checksum
+detects.
 """
 
 from __future__ import annotations

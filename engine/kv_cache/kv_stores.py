@@ -84,9 +84,9 @@ class HostStore:
     """Pages in the host's memory, for the pool of a device.
 
     Args:
-        capacity: most bytes of pages.
-        tier: its name.
-        events: notes pages that come and go; None for nobody who asks.
+        capacity: largest number of bytes of all pages.
+        tier: name of the tier.
+        events: records pages that enter and leave the store; None if KV events are off.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class DiskStore:
     Args:
         files: files of this process.
         codec: codec of their content.
-        capacity: most bytes of all files.
-        events: notes pages that come and go; None for nobody who asks.
+        capacity: largest number of bytes of all files.
+        events: records pages that enter and leave the store; None if KV events are off.
     """
 
     tier = "disk"

@@ -1,7 +1,7 @@
 """Codec of the messages: frames in msgpack.
 
-A frame is a list of messages, those of a step together. A message is the array ``[tag, field, field, ...]`` in the
-order of its dataclass's fields.
+A frame is a list of messages; all messages of a step are in one frame. A message is the array ``[tag, field, field,
+...]``, with the fields in the order of its dataclass.
 """
 
 from __future__ import annotations

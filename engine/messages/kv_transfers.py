@@ -67,12 +67,13 @@ class CachedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Pages in the order of their tokens, from a replica and to another one.
+    """Pages in the order of their tokens, sent by a replica and then passed on to another one.
 
     Attributes:
-        id: id of the ``ReadKv``. To the other replica: id of its ``FetchKv``, or 0 for pages that it did not ask for.
-        blocks: encoded.
-        is_last: whether no more follow.
+        id: id of the ``ReadKv`` that the sender answers. In the message to the other replica: id of its ``FetchKv``, or
+            0 for pages that it has not requested.
+        blocks: the encoded pages.
+        is_last: whether this is the last message of the answer.
     """
 
     id: int

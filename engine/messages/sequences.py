@@ -27,21 +27,24 @@ class Submit:
         tokens: the prompt, ``array('i')``, at least one token, checked against the vocabulary.
         grammar: kind and content of the output's ``GrammarSpec``, None for free text.
         adapter: name of an adapter, None for the base model.
-        salt: separates its KV from that of other salts of the same ``cache_tenant``.
+        salt: text that separates its KV from KV with other salts of the same ``cache_tenant``.
         tenant: tenant whose share of the engine the sequence uses.
         cache_tenant: the tenant that may share its KV; "" is a tenant like any other.
         priority: its priority class in the queue.
-        session: name of the tenant's session whose call it is; "" for none.
-        session_seconds: how long the session is kept after its end; 0 releases its KV.
-        pin_seconds: how long its prompt is to be pinned, 0 for not at all.
-        prefix_pins: beginnings of the prompt that are to be pinned: (tokens, seconds).
-        reasoning: the thought before the answer, None where there is none or nothing depends on its end.
-        generated: the first tokens of its output, ``array('i')``, which another engine drew and sent: the sequence goes
-            on after them, with the tokens that the other would have drawn next. Fewer than ``params.max_tokens``.
+        session: name of the tenant's session to which the sequence belongs; "" for none.
+        session_seconds: seconds for which the session is kept after the sequence's end; 0 releases its KV.
+        pin_seconds: seconds for which its prompt is to be pinned; 0 for no pin.
+        prefix_pins: prefixes of the prompt that are to be pinned, each as (number of tokens, seconds).
+        reasoning: the thought before the answer; None if there is none or if nothing depends on where it ends.
+        generated: the first tokens of its output, ``array('i')``, which another engine has drawn and sent. The sequence
+            continues after them with the tokens that the other engine would have drawn next. Fewer than
+            ``params.max_tokens``.
         vocabulary: vocabulary of the grammar, as in ``TokenTexts``.
-        ends: tokens that end an answer, beside the model's: of an adapter's own tokenizer.
-        tokenizer: identity of the tokenizer that its adapter must have, which made its tokens; "" for the model's.
-        peer_tokens: how many of its first tokens another replica is likely to have KV of, which may be asked for it.
+        ends: end tokens of an adapter's own tokenizer, which end an answer in addition to the model's end tokens.
+        tokenizer: identity of the tokenizer that has made the tokens and that its adapter must have; "" for the
+            model's.
+        peer_tokens: number of its first tokens whose KV another replica probably has, so that it may be requested
+            there.
     """
 
     id: int
@@ -76,11 +79,12 @@ class Abort:
 class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
-    ``is_limited``: the budget of tokens has changed a draw: the model would have drawn another token without it.
-    ``pooled``: 32-bit floats, where ``SamplingParams.pooling`` asks for them. ``allowed``: of ``tokens`` and of a stop
-    token after them, where ``SamplingParams.allowed_logprobs`` asks for them.
+    ``is_limited`` is true if the token budget has changed a draw: the model would have drawn another token without it.
+    ``pooled`` has 32-bit floats if ``SamplingParams.pooling`` requests them. ``allowed`` has an entry for each of
+    ``tokens`` and for a stop token after them, if ``SamplingParams.allowed_logprobs`` requests them.
 
-    Immutable by convention: a frozen dataclass takes four times as long to make, and there is one for each token.
+    Instances must not be changed, although the dataclass is not frozen: creating a frozen one takes four times as long,
+    and there is one for each token.
     """
 
     id: int
@@ -103,10 +107,11 @@ class Done:
     """The sequence has ended.
 
     Attributes:
-        stop_token: the stop token that ended it, else None: a completion token that is in no ``TokenOut``.
+        stop_token: the stop token that ended the sequence, or None. It counts as a completion token, but is not in any
+            ``TokenOut``.
         stats: the engine's measurements of the sequence; None if it was never admitted.
-        is_limited: whether the budget of tokens has ended the answer of a grammar: in its last step as in ``TokenOut``,
-            or because a complete answer that could go on has used it up.
+        is_limited: whether the token budget has ended an answer under a grammar: either it has changed a draw in the
+            last step, as in ``TokenOut``, or it was used up by an answer that was complete but could have continued.
     """
 
     id: int

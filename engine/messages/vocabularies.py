@@ -13,9 +13,9 @@ class TokenTexts:
     Attributes:
         lengths: bytes of each token, ``array('i')``.
         data: the bytes of all tokens, one after the other.
-        special: ids of special tokens, which are no text.
+        special: ids of special tokens, which do not represent text.
         vocabulary: key of the tokenizer of an adapter, "" for the model's own.
-        ends: tokens that end an answer, beside the model's.
+        ends: tokens that end an answer, in addition to the model's end tokens.
     """
 
     lengths: array[int]

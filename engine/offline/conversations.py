@@ -17,7 +17,8 @@ def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[
     Texts in parts are joined to one text, and the arguments of tool calls are parsed to objects.
 
     Raises:
-        RequestError: a message is no object, has parts other than text, or its arguments are no JSON object.
+        RequestError: a message is not an object or has parts other than text, or the arguments of a call are not a JSON
+            object.
     """
     _check_list(messages)
     listed = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages

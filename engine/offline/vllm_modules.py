@@ -1,4 +1,4 @@
-"""Modules of vLLM under our package's name: they provide the names that scripts import, or say what to do instead.
+"""Modules of vLLM under our package's name: they provide the names that scripts import, or raise an error with advice.
 
 ``from rootgraft.utils.argparse_utils import FlexibleArgumentParser`` finds our class, although we have no file of that
 name. The table is ``vllm_modules.toml``; the comment at its beginning explains its values.

@@ -20,8 +20,8 @@ class PeerName:
     """A parameter, field or method of vLLM.
 
     Attributes:
-        status: how it is treated.
-        words: why it changes no answer, or what to do instead; "" if it is done.
+        status: how the name is treated: supported, accepted without effect, or refused.
+        words: the reason why it has no effect, or what to do instead; "" if it is supported.
     """
 
     status: Literal["done", "inert", "refuse"]

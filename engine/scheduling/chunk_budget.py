@@ -110,10 +110,10 @@ class ChunkBudget:
 
     @property
     def most_twice(self) -> int:
-        """Most tokens of a prefix that a step may compute twice, so that a sequence need not wait for the other one.
+        """Most tokens that a step may compute twice: for a waiting sequence and for a running one with the same prefix.
 
-        Computing them takes at most half as long as the fixed cost of a further step, and they are at most an eighth of
-        a usual chunk.
+        Otherwise the waiting sequence waits until the running one has computed the prefix. Computing these tokens takes
+        at most half as long as the fixed cost of a further step, and they are at most an eighth of a usual chunk.
         """
         return int(min(self._usual / 8, self._cost.overhead_tokens() / 2))
 

@@ -1,7 +1,8 @@
 """Check at start: a model's logits with our KV pool, in chunks and batches, against logits with its own attention.
 
-Parts of a model beside attention may depend on other tokens too: recurrent states, convolutions, positions that it
-counts by itself. No list of classes is complete, but the logits show such a dependence.
+Other parts of a model than attention may also depend on other tokens: recurrent states, convolutions, or positions that
+the model counts itself. A list of such classes would never be complete, but a comparison of logits shows the
+dependence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Linear modules of the transformers library on our native kernels: packed weights, products by our op.
 
 On a CPU, torch's own products of a few rows take most of a decode step, and its threads compete with those of our
-kernels. The packed weight replaces the module's own. Code that reads the weight in any other way than by calling the
-module finds no number there, which the check at start detects.
+kernels. The packed weight replaces the module's own. Code that reads the weight directly, without calling the module,
+gets no numbers, and the check at start detects this.
 """
 
 from __future__ import annotations
