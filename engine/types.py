@@ -107,12 +107,13 @@ class SamplingParams(SamplingNumbers):
 
     Attributes:
         max_tokens: largest number of tokens to generate, at least 1; "as many as fit" is resolved before.
-        seed: any 64-bit integer, which gives the same draws in any batch; None for a seed by the engine.
+        seed: any 64-bit integer, which gives the same draws in any batch; None for a seed that the engine chooses.
         stop_token_ids: tokens that end the sequence like the model's own end tokens. ``ignore_eos`` does not affect
             them.
         logit_bias: (token id, bias) pairs, biases in [-100, 100].
-        logprobs: None for none; k for those of the drawn token and of the k best (0 to 20).
-        prompt_logprobs: the same for prompt tokens (the first has none).
+        logprobs: number k of most likely tokens (0 to 20) whose logprobs are returned with that of the drawn token;
+            None for no logprobs.
+        prompt_logprobs: the same number for prompt tokens (the first one has no logprob).
         logprob_start_len: number of leading prompt tokens without ``prompt_logprobs``, whose KV may come from the
             prefix cache (as in SGLang); 0 and 1 are the same.
         logprob_token_ids: tokens whose logprobs are returned in place of the k best at each drawn position (vLLM's
@@ -120,7 +121,7 @@ class SamplingParams(SamplingNumbers):
         allowed_token_ids: the only tokens that may be drawn; None for all.
         allowed_logprobs: whether to return ``AllowedLogprobs`` at each drawn position.
         pooling: the kind of output in place of tokens: pooled hidden states of the prompt, or the classification head's
-            logits of the last one; "" for tokens. One token is drawn all the same, and is not used.
+            logits of the last hidden state; "" for tokens. One token is drawn nevertheless, and is not used.
         pooled_from: number of leading prompt tokens whose hidden states are not pooled.
     """
 

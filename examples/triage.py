@@ -1,4 +1,4 @@
-"""Typed decisions about mails: the base model picks a team, and an adapter is asked beside it, over the same text.
+"""Typed decisions about mails: the base model chooses a team, and an adapter answers the same question about the text.
 
 rootgraft serve --enable-lora --lora-modules pirate=examples/adapters/pirate
 python triage.py [URL] [ADAPTER]

@@ -1,7 +1,7 @@
 """Ops of a mixture of experts, on native kernels, Triton kernels or plain torch.
 
-For each of T tokens with hidden size H, a router picks k of E experts. The result of the layer is the weighted sum of
-their results:
+For each of T tokens with hidden size H, a router chooses k of E experts. The result of the layer is the weighted sum of
+the experts' results:
 
     routing = route(logits, params)                             [T, E] -> experts and weights [T, k]
     y       = expert_linear(x, gate_up, routing.experts)        [T, H] -> [T, k, 2 * I]

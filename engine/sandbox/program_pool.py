@@ -1,9 +1,9 @@
 """Program pool: runs untrusted programs in worker processes, each with a deadline that ends it.
 
-A thread cannot be stopped, and native code may hold the interpreter's lock, so whatever a client or a publisher brings
-as data and this server runs is run in a process that can be killed. The processes are shared by the whole process, are
-started when the first job comes, and are kept. A tenant gets as many of them, and of the threads that wait for them, as
-it leaves to others: programs that take all of their time keep nobody else waiting.
+A thread cannot be stopped, and native code may hold the interpreter's lock. So programs that come from a client or a
+publisher, such as templates, run in worker processes that can be killed. All callers in this process share the workers,
+which are started for the first job and then kept. A tenant may occupy at most as many workers, and threads that wait
+for workers, as it leaves free for others. So programs that use up their time limit do not block other tenants.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ProgramPool:
         self._threads = TenantThreads(_MOST_THREADS, "programs", MOST_CALLS)
 
     async def off_loop(self, call: Callable[[], T]) -> T:
-        """Await a call that may run programs, made on a thread of its own: no other work of the loop waits for it.
+        """Make a call that may run programs on a separate thread, and await its result without blocking the event loop.
 
         Raises:
             CapacityError: as many calls of the current tenant wait as the limit allows, or no thread can be started.
@@ -86,7 +86,7 @@ class ProgramPool:
             raise CapacityError("No thread for the programs of requests can be started now: ask again.") from None
 
     def run(self, program: str, seconds: float, arguments: Any, data: bytes = b"", *, memory: int = 0) -> bytes:
-        """Return what a function makes of its arguments, once the current tenant has its turn.
+        """Run a function in a worker process as soon as the current tenant has its turn, and return its result.
 
         Args:
             program: the function, as ``module:name`` below the package.
@@ -96,7 +96,7 @@ class ProgramPool:
 
         Raises:
             ProgramRefused: the program fails, or was ended at a limit.
-            CapacityError: no process can be started, or those that were are killed from outside.
+            CapacityError: no process can be started, or the started processes were killed from outside.
         """
         num_bytes = memory or MEMORY_BYTES
         job = encode_job(program, seconds, num_bytes, arguments, data)

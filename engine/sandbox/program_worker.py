@@ -1,8 +1,8 @@
 """Program worker process: runs one untrusted program at a time under limits on time and memory.
 
-A job names a function of ours, which runs the program: a head of JSON with the function, the limits and arguments, and
-bytes. Its answer is `STARTED` once the function is imported, then `DONE` with the function's bytes or `REFUSED` with
-its error. Frames are those of compile workers.
+A job is a head in JSON followed by bytes. The head names a function of this package, which runs the program, and has
+the limits and the function's arguments. The worker answers `STARTED` when the function is imported, and then `DONE`
+with the function's bytes or `REFUSED` with its error. Frames have the same form as those of compile workers.
 """
 
 from __future__ import annotations

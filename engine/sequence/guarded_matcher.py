@@ -15,7 +15,7 @@ logger = logging.getLogger("rootgraft.grammar")
 
 
 class GuardedMatcher:
-    """A grammar matcher that one thread at a time uses, as a ``Matcher`` is not thread-safe::
+    """Ensures that only one thread at a time uses a grammar matcher, because a ``Matcher`` is not thread-safe::
 
         thread               when                                          through
         grammar-slow-masks   a slow mask is filled before its step         ``fill_ahead``
@@ -26,8 +26,8 @@ class GuardedMatcher:
     The step thread makes all calls except ``lent``, ``fail`` and ``explain``. While another thread uses the matcher,
     these calls raise RuntimeError, except ``is_filling_ahead``, ``cancel`` and ``num_shortest``.
 
-    A matcher that raises has failed for good, as its state may be half changed: it accepts no token and proposes none.
-    The stop check then ends the sequence, with ``failure`` as the reason.
+    If the matcher raises an error, its state may be partly changed. So it is not used any more: it accepts no token and
+    proposes none. The stop check then ends the sequence, with ``failure`` as the reason.
     """
 
     def __init__(self, matcher: AnswerMatcher) -> None:

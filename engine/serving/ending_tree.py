@@ -1,4 +1,4 @@
-"""The endings of a prompt as a tree of short sequences. The logprob of an ending is the sum of those along its path.
+"""The endings of a prompt as a tree of short sequences. The logprob of an ending is the sum along its path.
 
 Endings with a common beginning share its tokens. Each inner node of the tree is computed once, at one position of one
 sequence. That position gives the logprobs of all children of the node::
@@ -6,8 +6,8 @@ sequence. That position gives the logprobs of all children of the node::
     prompt . [re -> {d, fund}] . [fund -> {ed, s}]
            . [gr -> {een, ay}]
 
-A stretch without a branch is one sequence, and the logprobs of its tokens are prompt logprobs. A sequence that
-continues another one finds the other's tokens in the prefix cache, whatever the steps in which they were computed.
+Consecutive tokens without a branch are one sequence, and their logprobs are prompt logprobs. If a sequence continues
+another one, it finds the other one's tokens in the prefix cache, in whichever step they were computed.
 """
 
 from __future__ import annotations

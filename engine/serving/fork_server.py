@@ -4,9 +4,10 @@
                <--number, descriptor of the process--
 
 The two sides share a socketpair of ``SOCK_SEQPACKET``. The server process sends ``READY`` when all is loaded. Each
-message to it contains the descriptors for one process to fork; its answer is the number of that process and a
-descriptor of it. The loaded data is in memory once. When the socket closes, the process that needs the others is gone.
-Then the server process waits for the others to end by themselves, kills those that do not, and exits.
+message to it contains the descriptors for one process to fork; its answer is that process's id and a descriptor of the
+process. All forked processes share the memory of the loaded data. The socket closes when the process that uses the
+forked ones has ended. Then the server process waits for the forked processes to end, kills those that do not, and
+exits.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class SequenceTable:
         served: ServedTokenizer,
         generated: array[int] | None = None,
     ) -> None:
-        """Submit the sequences of requests that ``RequestLimits.check`` has passed; none of them if anything raises.
+        """Submit the sequences of requests that ``RequestLimits.check`` has passed; after an error none is submitted.
 
         Args:
             served: the tokenizer of all requests.

@@ -24,7 +24,9 @@ _LEAST_PROCESSOR_SECONDS = 0.01
 
 
 class Watchdog:
-    """Counts the seconds without a sign of life, and those of the present step. Time when it did not run is left out.
+    """Counts the seconds without a sign of life, and the seconds of the present step.
+
+    Time in which the watchdog itself did not run is not counted.
 
     Args:
         heartbeat_timeout: seconds without a sign of life and without processor use after which the process hangs.

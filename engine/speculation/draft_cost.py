@@ -81,9 +81,9 @@ class DraftCost:
     """Learns the cost of drafts from the steps in which every token is at a sampling position.
 
     Steps are grouped by the number of their rows that draw: 1, 2, 3 to 4, 5 to 8 and so on. Each group has its own
-    linear model of seconds by tokens, and its own trial. The trial compares the gain that the linear model and the
-    acceptance rates promise with the measured one: the tokens of a step with drafts, and its length beside the length
-    of steps of as many rows without drafts.
+    linear model of seconds by tokens, and its own trial. The trial compares the gain that follows from the linear model
+    and the acceptance rates with a measured gain. The measured gain is computed from the tokens and seconds of steps
+    with drafts, and the seconds of steps with the same number of rows without drafts.
     """
 
     def __init__(self) -> None:

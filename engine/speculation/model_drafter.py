@@ -190,11 +190,11 @@ class ModelDrafter:
     def draft(self, limits: Iterable[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Return drafts by sequence id, for each sequence that the draft model catches up with in this step.
 
-        A sequence gets fewer drafts than its limit if pages are missing, after a token that ends it, and if its mask
-        allows no token of the draft model's vocabulary.
+        A sequence gets fewer drafts than its limit if pages are missing, if a draft ends it, or if its mask allows no
+        token of the draft model's vocabulary.
 
         Args:
-            limits: sequences that want drafts, each with its largest number of drafts, at least 1.
+            limits: sequences to draft for, each with its largest number of drafts, at least 1.
         """
         step, left = _Step(), most_tokens(self._num_rows)
         for sequence, limit in limits:
@@ -230,10 +230,11 @@ class ModelDrafter:
         assert sorted(lines) == list(range(self._num_rows)), f"lines {sorted(lines)} of {self._num_rows}"
 
     def _path(self, sequence: Sequence) -> Path:
-        """The namespaces of the draft model's KV, which the base weights compute, whatever the adapter.
+        """Return the namespaces of the draft's KV for a sequence.
 
-        The KV of a head depends on the target's hidden states. So its namespaces are the target's, and the skipped
-        token.
+        A draft model computes KV with its base weights for all adapters, so its namespaces have no adapter. The KV of a
+        head depends on the target's hidden states, so its namespaces are those of the target, extended by the token
+        that the head skips.
         """
         path, digest = sequence.path, self._runner.base_digest
         if not self._runner.num_skipped:

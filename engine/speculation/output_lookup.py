@@ -77,7 +77,7 @@ class OutputLookup:
 
 
 class OutputIndex:
-    """One sequence's part in the lookup: adds its own output and finds matches in those of others.
+    """Looks up outputs for one sequence: adds the sequence's own output, and finds matches in the outputs of others.
 
     Args:
         outputs: outputs of all sequences.

@@ -187,8 +187,8 @@ class Proposer:
     def from_model(self, sequence: Sequence, drafts: Seq[int]) -> Proposal | None:
         """Return the proposal of a draft model, after ``model_rate``.
 
-        None if the draft model could draw no token, mostly because its vocabulary has none that the grammar allows.
-        This counts as a wrong draft.
+        Returns None if the draft model could draw no token, mostly because the grammar allows no token of its
+        vocabulary. This counts as a wrong draft.
         """
         state = self._sequences[sequence.id]
         if not drafts:

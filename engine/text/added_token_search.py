@@ -51,8 +51,9 @@ class AddedTokenSearch:
 def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
     """Return the search for the tokens that the library finds before normalization; None if it cannot be exact or fast.
 
-    That is so if there are no such tokens; if one takes the spaces around it or matches whole words only, so that its
-    extent depends on the text around it; or if a search would take long, as tokens are very long or much alike.
+    The result is None in these cases: there are no such tokens; a token includes the spaces around it or matches only
+    whole words, so that its extent depends on the text around it; or tokens are very long or very similar, so that a
+    search would take long.
 
     Args:
         added: the added tokens, as in ``tokenizer.json``.

@@ -14,9 +14,9 @@ from .tokenizer_files import has_definition, read_folder, refusing_malformed
 def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end an answer, the tokenizer's own end token first.
 
-    As in vLLM, the tokenizer's end token counts whatever the model's files say: chat fine-tunes often change only that
-    one. A token named by ``config.json`` counts beside those of ``generation_config.json`` only if it is a special
-    token: an id left over from another model may be an ordinary word.
+    As in vLLM, the tokenizer's end token always counts, because chat fine-tunes often change only this one. If
+    ``generation_config.json`` names end tokens too, a token of ``config.json`` counts only if it is a special token: an
+    id that was left over from another model may be an ordinary word.
 
     Args:
         config: the model's configuration, with the end tokens that its files name.

@@ -107,7 +107,7 @@ class _Test(NamedTuple):
 
 
 class _Searched(NamedTuple):
-    """What the searches up to one position have found.
+    """The results of the searches up to one position.
 
     Attributes:
         known: position and tokens of the last completion found; None if no completion was found.
@@ -127,14 +127,14 @@ _NOTHING = _Searched()
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """What is known at one position of the answer.
+    """The data kept for one position of the answer.
 
     Attributes:
         lexical: lexical state: outside or inside of a JSON string, or in free text, which may end anywhere.
-        before: what the earlier positions have found.
-        here: what a search at this position has found; None before the search. It is valid only for the number of
-            tokens left at the search. After a thought that number depends on where the thought ends, and drafts try
-            several places.
+        before: results of the searches at earlier positions.
+        here: result of the search at this position; None before the search. It is valid only for the number of tokens
+            left at the search. After a thought that number depends on where the thought ends, and drafts try several
+            places.
         state: state of the language if its least ends are known (`LeastEnds`).
     """
 

@@ -69,10 +69,9 @@ class MaskBuffer:
         """Fill the rows of several matchers. Each row and each matcher belongs to one job.
 
         Returns:
-            The failures by row: a ``GrammarFailure``, after which the matcher can be rolled back, or another exception
-                of the
-            backend, after which the state of the matcher is unknown. The masks of such a row and of the rows of the
-            drafts after it allow no token. The rows after a refused draft allow no token either.
+            The failures by row. After a ``GrammarFailure`` the matcher can be rolled back; after any other exception of
+            the backend the state of the matcher is unknown. The masks of such a row and of the rows of the drafts after
+            it allow no token. The rows after a refused draft allow no token either.
         """
         return dict(failure for failure in map(self._fill_one, jobs) if failure is not None)
 
