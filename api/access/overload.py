@@ -36,7 +36,7 @@ class Load:
     """Sequences and prompt tokens that one HTTP request adds to the queue.
 
     Attributes:
-        is_short: whether all its prompts are short, so that none of them lets others pass.
+        is_short: whether all its prompts are short, so that no other prompt overtakes them.
         is_known: whether the engine may have the beginning of a prompt in its cache, so that the prompt goes first.
         may_be_deferred: whether it has a grammar or an adapter, which the engine may have to compile or to load first.
         is_strict: whether to refuse it if its first token cannot come within the target of its priority class.

@@ -1,7 +1,8 @@
 """Rate limits of API keys: token buckets for requests and tokens per minute, and OpenAI's rate limit headers.
 
-A request reserves its prompt and ``max_tokens`` in the bucket of tokens and returns the unused part at its end. A
-request larger than the bucket reserves a full one; use beyond that makes the level negative, and later requests wait.
+A request reserves the tokens of its prompt and ``max_tokens`` in the bucket of tokens, and returns the unused part at
+its end. A request larger than the bucket reserves a full bucket. If it uses more, the level becomes negative, and later
+requests wait.
 """
 
 from __future__ import annotations

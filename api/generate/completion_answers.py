@@ -24,7 +24,8 @@ class EchoedPrompt:
 
     Attributes:
         text: text of the prompt; empty without echo.
-        unscored: the first tokens, which have no logprob: one, or ``logprob_start_len``. Empty without echo.
+        unscored: the first tokens, which have no logprob: the first one, or ``logprob_start_len`` tokens. Empty without
+            echo.
         num_tokens: length of the prompt in tokens.
         silent: tokens without text.
         lead: characters of the tokens before the text (see ``CompletionLogprobs``).

@@ -62,7 +62,7 @@ class NameEntry(NamedTuple):
     """Facts about a name, from ``ModelDirectory.look_up``.
 
     Attributes:
-        public: the name to which keys may be restricted, and that the response carries.
+        public: the name that responses contain, and to which keys may be restricted.
         offered: whether requests may use the name; a version that is being unloaded is not offered.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stores:
-    """The server's stores for data of requests. All base models of a server share them.
+    """The server's stores for files, batches, responses and usage. All base models of a server share them.
 
     Attributes:
         batches: files and batches of clients; None without ``--batch-dir``.

@@ -52,14 +52,14 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class AllowedHosts:
-    """Middleware that refuses foreign names in ``Host`` and ``Origin`` with 403, before anything else is looked at.
+    """Middleware that refuses foreign names in ``Host`` and ``Origin`` with 403, before any other check.
 
     On a connection to a loopback address, only loopback's own names are served; on another address, names that the
     public DNS cannot have. Probes are open to all, and so is a Unix domain socket, which no browser reaches.
 
     Args:
-        names: further names that are served, in lower case; ``*`` stands for all. Where there are some, keys do not
-            lift the check.
+        names: further names that are served, in lower case; ``*`` stands for all names. If names are given, hosts are
+            checked even if the server has keys.
         origins: origins whose pages may send requests to this server (CORS).
     """
 

@@ -31,7 +31,7 @@ class _UnreadCoding(ValueError):
 
 
 class _LastingTransport:
-    """A transport whose ``close`` is the connection's, which may first drain data that the client still sends.
+    """A transport whose ``close`` calls the connection's, which may first drain data that the client still sends.
 
     Writes after ``close`` are dropped: uvloop would raise until it has reported the end of the connection.
     """

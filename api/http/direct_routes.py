@@ -15,13 +15,13 @@ from ..routes.dependencies import JsonRoute
 
 
 class DirectRoutes:
-    """Innermost middleware: requests of routes with a direct handler go to it, all others on to the application.
+    """Innermost middleware: passes a request to its route's direct handler, or to the application if there is none.
 
-    The framework tries routes one after another, each twice, and goes through a dozen of nested calls and wrappers of
-    ``send``, which every piece of a stream passes again.
+    This saves time, because the framework tries routes one after another, each twice, and makes a dozen nested calls
+    and wrappers of ``send``, through which every piece of a stream passes.
 
     Args:
-        app: answers requests without a direct handler, with the same errors.
+        app: application that answers requests without a direct handler, with the same errors.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:

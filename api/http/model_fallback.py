@@ -212,7 +212,7 @@ class _Held:
     """ASGI ``send`` that holds back an answer which reports that a model cannot answer.
 
     Args:
-        headers: added to any other answer.
+        headers: headers to add to an answer that is not held back.
         fails_from: least status that counts as a failure; 0 to count only the statuses of a failed server.
     """
 

@@ -1,6 +1,7 @@
-"""Ids of tool calls, for all protocols: the call that a result belongs to, and results in the order of their calls.
+"""Ids of tool calls, for all protocols: assigns results to their calls, and sorts results in the order of the calls.
 
-Clients send results in the order of completion. Chat templates without ids give them to the model by position.
+Clients send results in the order in which calls have completed. Chat templates without ids identify a result only by
+its position.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class TgiSampling(StrictModel):
 
 
 class TgiParameters(TgiSampling):
-    """The parameters. Without ``do_sample`` and any option of sampling, the likeliest token is taken each time.
+    """The parameters of a request. Without ``do_sample`` or any sampling option, decoding is greedy.
 
     Attributes:
-        truncate: most tokens of the prompt, whose beginning is cut off.
+        truncate: largest number of tokens of the prompt; the beginning of a longer prompt is cut off.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {

@@ -1,7 +1,6 @@
 """Session transfer: stores a session's KV between two calls as a file, and loads it. Called on the core's thread.
 
-magic, length and checksum of the head, head as JSON, blocks of ``prefix_files``
-
+A file has these parts: magic, length and checksum of the head, the head as JSON, and the blocks of ``prefix_files``.
 The head names the file's tenant and session, and the weights that computed its KV. The blocks repeat these names. With
 encryption, only the key of the right tenant decrypts them.
 """

@@ -18,8 +18,8 @@ class LoadAdapter:
         replace: whether the name may be in use; later sequences then get the new version.
         num_tokens: number of tokens of the tokenizer in the folder: an embedding of the adapter's own must have a row
             for each; 0 without a tokenizer.
-        of: the name that it is a version of, with which it counts as one name; "" for ``name``.
-        tenant: tenant whose share of the loads it uses.
+        of: name of which the adapter is a version; all versions of a name count as one name. "" for ``name``.
+        tenant: tenant whose share of the loads is used.
     """
 
     id: int

@@ -14,9 +14,10 @@ class Ready:
 
     Attributes:
         summary: lines for the log: device, dtype, pool size, threads.
-        adapters: loaded at the start.
-        base_digest: digest of the base model: replicas with the same one answer for each other.
-        pooler: values other than tokens that the model gives.
+        adapters: adapters that were loaded at the start.
+        base_digest: digest of the base model. A replica can continue the sequences of another one if both have the same
+            digest.
+        pooler: kinds of results other than tokens that the model has.
     """
 
     max_model_len: int

@@ -49,8 +49,8 @@ class ListPrefixes:
     """List prefixes that are worth a copy to other replicas, answered by ``CachedPrefixes``.
 
     Attributes:
-        of_sessions: list the prefixes that sessions hold, the last used one first; else the prefixes that were hit most
-            often.
+        of_sessions: whether to list the prefixes that sessions hold, the last used one first; otherwise the prefixes
+            that were hit most often are listed.
     """
 
     id: int

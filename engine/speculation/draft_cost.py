@@ -37,17 +37,18 @@ class DraftChoice:
 
 @dataclass(slots=True)
 class _Trial:
-    """Trial of drafts at one batch size, which lasts until they lose. Gains are shares of a step without drafts.
+    """Trial of drafts at one batch size. Gains are measured in units of a step without drafts.
 
-    A lost trial stops drafts for a wait, which doubles with every lost trial. So drafts cost about one step in sixteen
-    at first, and less and less later. Drafts that promise much more are used in spite of the wait.
+    A trial ends after a number of steps with drafts, or as soon as the measured gain is clearly negative. If the gain
+    is negative, drafts are not used for a number of steps, which doubles with every such trial. So drafts cost about
+    one step in sixteen at first, and fewer later. Drafts with a much larger expected gain are used even in this time.
 
     Attributes:
-        brought: measured gain of the steps since the last verdict.
+        brought: measured gain of the steps since the last trial ended.
         promised: expected gain of the same steps.
         bar: least expected gain with which drafts are used.
-        wait: length of the next wait.
-        left: steps without drafts until the bar falls.
+        wait: number of steps for which the next failed trial stops drafts.
+        left: number of steps without drafts until ``bar`` is 0 again.
     """
 
     brought: float = 0.0

@@ -38,11 +38,12 @@ class NgramIndex:
     def lookup(self, limit: int) -> tuple[int, array[int]]:
         """Return the tokens that followed the best earlier match of the last tokens.
 
-        A match that overlaps the end of the sequence is a period, which the draft repeats.
+        If the match overlaps the end of the sequence, the sequence ends with a repeated pattern, and the draft repeats
+        it.
 
         Returns:
-            The length of the match (1 to 16, or 0) and up to ``limit`` tokens. Of the last 16 tokens those before the
-            match count for a fourth where they agree: a copy that differs here and there has long matches too.
+            The length of the match (1 to 16, or 0) and up to ``limit`` tokens. Tokens before the match, within the last
+            16, that agree too count for a fourth each. So a copy with a few differences also has a long match.
         """
         self._extend()
         tokens, end = self._tokens, len(self._tokens)

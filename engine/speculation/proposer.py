@@ -7,14 +7,15 @@ Each source has its own acceptance rates for each sequence:
     ngram     prompt lookup: tokens that followed an earlier match in the sequence itself
     answer    output lookup (suffix decoding): tokens that followed a match in another recent output of the namespace
 
-Proposals are compared with the tokens drawn whether they were computed or not, so a wrong source costs only its lookup,
-and is used again as soon as it is right. The acceptance rate of a lookup depends on the length of its match
-(``AcceptanceRates``). A new sequence starts with the recent rates of all sequences. ``DraftCost`` chooses among the
-proposals of all rows of a step.
+All proposals are compared with the drawn tokens, even those that were not computed as drafts. So a source that is
+mostly wrong costs only its lookups, and is used again as soon as it is right. The acceptance rate of a lookup depends
+on the length of its match (``AcceptanceRates``). A new sequence starts with the recent rates of all sequences.
+``DraftCost`` chooses among the proposals of all rows of a step.
 
-A lookup costs about 20 us a row of a step of 10 ms. A sequence whose proposals have not been computed for long backs
-off: it looks up only once in several tokens. If nearly all sequences have backed off, a new one starts backed off, and
-backs off further. Grammars are asked in every step: forced text is short.
+A lookup takes about 20 us for each row, in a step of 10 ms. If the proposals for a sequence have not been used for a
+long time, the sequence backs off: lookups are made only once in several tokens. If nearly all sequences have backed
+off, new ones start in this state, and back off further. Text that a grammar forces is looked up in every step, because
+it is short.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How texts are cut and merged under one name.
+    """The rules by which texts are cut and merged, for one name of ``tokenizer.ggml.pre``.
 
     Attributes:
         expressions: regular expressions (Oniguruma) that cut the text one after another; text that does not match stays

@@ -1,6 +1,7 @@
-"""Grammar backends: llguidance's parser and XGrammar's automaton, each following one answer, behind one protocol.
+"""Grammar backends: one interface to llguidance's parser and XGrammar's automaton. A state follows one answer.
 
-The failure of a backend is not the end of an answer: a failed state allows no token, and `failure` returns the reason.
+If a backend fails, its state allows no token, and `failure` returns the reason. This must not be confused with the end
+of an answer, at which a state allows only end tokens.
 """
 
 from __future__ import annotations

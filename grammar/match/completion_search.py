@@ -221,7 +221,7 @@ class CompletionSearch:
             lexical: lexical state of the answer.
             most: largest number of tokens of a completion.
             first: texts that are tried before all others.
-            rotate: whether each step begins with another one of the listed texts.
+            rotate: whether each step tries the listed texts in another order, beginning with the next one of them.
             each_once: texts that are tried before ``first``, each of which is used at most once.
         """
         tokens: list[int] = []

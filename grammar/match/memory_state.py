@@ -95,7 +95,7 @@ class _Rivals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What the state knows at one place in the answer.
+    """The data kept for one place in the answer.
 
     Attributes:
         lexical: lexical state: outside or inside of a JSON string, after a backslash in one, or in a marker.

@@ -34,7 +34,7 @@ _Thread = tuple[int, tuple[int, int, int]]  # Number of a rule, and the position
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What the state knows at one place in the answer.
+    """The data kept for one place in the answer.
 
     Attributes:
         lexical: lexical state: outside or inside of a JSON string, or after a backslash in one.

@@ -184,9 +184,9 @@ def _refuse(fields: Mapping[str, Any]) -> None:
 
 
 def _class_name(fields: Mapping[str, Any]) -> str | None:
-    """Return the one class under ``architectures``, if it is a causal model of the library for the ``model_type``.
+    """Return the single class under ``architectures`` if it is the library's causal model for the ``model_type``.
 
-    If no class is named, it is the only causal model for the type.
+    If ``architectures`` is missing, return the causal model for the type if the library has only one.
     """
     names, model_type = fields.get("architectures"), fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
