@@ -3,8 +3,8 @@
 Its long description is README.md with addresses of the repository in place of relative ones, which a package index
 cannot follow.
 
-A build compiles the CPU kernels into the package, for the level of CPUs that this machine is of; with
-``ROOTGRAFT_KERNELS=all`` for all levels, and then it fails where they cannot be compiled.
+A build compiles the CPU kernels into the package for the CPU level of the build machine. With ``ROOTGRAFT_KERNELS=all``
+it compiles them for all levels, and fails if that is not possible.
 """
 
 import os

@@ -24,7 +24,8 @@ def plain_words(words: Sequence[str], shorts: Mapping[str, str], flags: frozense
     Args:
         words: the words after the command.
         shorts: long forms, with dashes, by short forms such as ``-tp``.
-        flags: options without a value, with their dashes; a true or false attached or following switches them.
+        flags: options without a value, with their dashes. ``--flag=true`` and ``--flag true`` mean ``--flag``, and with
+            ``false`` they mean ``--no-flag``.
 
     Raises:
         ConfigError: a dotted key has no value, or contradicts another key or the whole option.

@@ -1,7 +1,7 @@
 """Main supervisor: starts the gateways of a server, and replaces each gateway that ends or hangs.
 
 clients --> one listening socket --> gateway-1, gateway-2: HTTP, templates, tokens, streams
-                                          |  link, and HTTP for what is no generation
+                                          |  link for generation; HTTP forwarded for other requests
                                      main process: limits, ledger, stores, fleet --> replicas
 """
 

@@ -44,10 +44,10 @@ class FoundFile:
 
 
 class BlockFiles:
-    """The files of one folder, which this process holds alone until ``close``: DIR/0, or DIR/1 and so on.
+    """Files in one numbered folder below DIR (DIR/0, DIR/1, ...), locked for this process until ``close``.
 
     Args:
-        folder: DIR, which is made if need be.
+        folder: DIR, which is created if it does not exist.
 
     Attributes:
         folder: the folder of this process, below DIR.

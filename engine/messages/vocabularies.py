@@ -34,7 +34,7 @@ class ForgetTokens:
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """Compile a grammar ahead of sequences that may come. Not answered, and ignored where many wait to be compiled.
+    """Compile a grammar in advance. The engine sends no answer, and ignores the message if too many grammars wait.
 
     Attributes:
         tenant: tenant whose share of the compiles it uses.

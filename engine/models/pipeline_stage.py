@@ -19,7 +19,7 @@ class PipelineStage(DecoderModel):
     """The layers of one rank. The last rank has the embedding; rank 0 has the last layers and the head.
 
     Attributes:
-        ranks: the group.
+        ranks: group of ranks that run the stages of the pipeline.
         width: number of ranks of each stage; each has a shard of the stage's layers, and the whole residual stream.
     """
 

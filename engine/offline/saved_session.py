@@ -59,8 +59,8 @@ class SavedSession:
     def decode(cls, data: bytes) -> SavedSession | None:
         """Return the session from the bytes of ``encode``; None for bytes of another version, or of no session.
 
-        Whoever made the file may have made all of it up: values of other types are no session. What is out of bounds is
-        for ``RequestLimits``.
+        The file is untrusted: values of other types give None. Values out of bounds are not checked here but by
+        ``RequestLimits``.
         """
         try:
             saved = cls._decoded(data)

@@ -59,10 +59,12 @@ class ProgramStopped(ProgramRefused):
 
 
 class ProgramPool:
-    """Worker processes for programs. Thread-safe; its calls wait, so none is for an event loop's thread.
+    """Runs jobs in worker processes. Thread-safe.
+
+    ``run`` blocks until the job has ended, so it must not be called on the thread of an event loop.
 
     Args:
-        most: jobs at a time.
+        most: largest number of jobs that run at the same time.
     """
 
     def __init__(self, most: int = MOST_WORKERS) -> None:

@@ -183,7 +183,7 @@ class Tiles:
 
     Attributes:
         lines: [N, 3] int32: slot, first and end position in ``Segments.tokens``. Empty tiles are allowed.
-        size: most tokens of a tile.
+        size: largest number of tokens in a tile.
     """
 
     lines: Tensor
