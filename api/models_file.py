@@ -62,7 +62,7 @@ class ModelsFile:
     """The content of a models file.
 
     Attributes:
-        common: options above ``models``.
+        common: options of the whole server and for all models: the file without ``models`` and ``providers``.
     """
 
     common: Mapping[str, Any]

@@ -26,7 +26,9 @@ _MOST_BYTES = 1 << 30
 
 
 def calibrate(remote: RemoteOptions, options: CalibrateOptions) -> int:
-    """Ask the server about all lines, fit the calibration, write it, and print its quality. Returns 0.
+    """Ask the server the question for each labelled line, fit a calibration to its answers, and write it. Returns 0.
+
+    The quality of the calibration is printed.
 
     Raises:
         ConfigError: a file is malformed or cannot be read or written, or there are too few examples.

@@ -209,7 +209,8 @@ def _said(message: Message) -> Message:
 def _alternating(messages: Sequence[Message], shape: TemplateShape) -> list[Message]:
     """Return the messages with alternating turns, as far as the template requires it.
 
-    A message marked ``_SAID`` is joined to the user turn before it, or else to the turn after it.
+    A message that was made from instructions (marked ``_SAID``) is joined to the user turn before it, or else to the
+    turn after it.
     """
     joined = {
         role for role, may in (("user", shape.repeated_users), ("assistant", shape.repeated_assistants)) if not may

@@ -86,7 +86,7 @@ class FormSpeeds:
 
     @property
     def stored(self) -> bool:
-        """Whether to keep blocks as stored alone: faster in the geometric mean, ``LEAST_SPEED`` as fast at least."""
+        """Whether to keep only stored blocks: faster in the geometric mean, and nowhere below ``LEAST_SPEED``."""
         return math.prod(self.speeds) > 1.0 and min(self.speeds) >= LEAST_SPEED
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class FormSpeeds:
 
 
 class StoredBlocks(NamedTuple):
-    """Blocks that most bytes of a file have: their type, the values of a row, and the bytes of all with a kernel."""
+    """The most common type of blocks and width of rows in a file, and the bytes of all blocks with a kernel."""
 
     type: BlockType
     width: int
@@ -136,10 +136,10 @@ def measure_forms(blocks: StoredBlocks, dtype: torch.dtype) -> FormSpeeds:
 
 @cache
 def measure_few_rows(form: Format, dtype: torch.dtype) -> int:
-    """Measure up to how many rows blocks are to be used if their widened form is kept too, see ``most_rows``.
+    """Measure the largest number of rows for which stored blocks are used while their widened form is kept too.
 
-    The two forms are timed alternately, twice each, and the lesser time of each is used. The result is cached for the
-    process.
+    ``most_rows`` chooses it from the measured speeds. The two forms are timed alternately, twice each, and the lesser
+    time of each is used. The result is cached for the process.
 
     Args:
         form: format of the blocks, without a rearrangement for the kernels.
@@ -187,8 +187,8 @@ def is_dynamic_faster(form: Format, dtype: torch.dtype) -> bool:
 def most_rows(speeds: Sequence[float]) -> int:
     """Return the number of rows, among ``FEW_ROWS``, up to which blocks are to be used; 0 if they are never faster.
 
-    It is the number at which the product of all speeds so far is largest. So one disturbed measurement has little
-    weight.
+    It is the number at which the product of the speeds from the first to its own is largest. So one disturbed
+    measurement has little weight.
 
     Args:
         speeds: speed of blocks relative to widened weights, for each number in ``FEW_ROWS``.

@@ -17,7 +17,7 @@ class ReplicaStatus:
         name: unique name, also among replicas that are gone.
         engine: index of the replica, the label ``engine`` of its metrics. A later replica may get the same index.
         state: serving or draining; lost if the engine is a single process that has ended.
-        place: text that tells where it runs: ``this machine``, a process, or an actor of Ray.
+        place: text that tells where it runs: ``this machine``, a process id, or the host of an actor of Ray.
         up_seconds: seconds since it began to serve.
         silent_seconds: seconds since its last sign of life.
         adapters: names of the adapters that are probably in its slots, the most recently used one last.

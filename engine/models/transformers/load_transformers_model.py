@@ -35,7 +35,9 @@ def load_transformers_model(
     max_positions: int | None = None,
     dummy: bool = False,
 ) -> TransformersModel:
-    """Load a folder in Hugging Face format by the library's class that it names, and compare some logits.
+    """Load a folder in Hugging Face format with the class of ``transformers`` that its configuration names.
+
+    Logits of random prompts over pages of KV are compared with those that the class computes by its own attention.
 
     Args:
         dtype: type of weights and hidden states.
