@@ -24,13 +24,14 @@ class Transfer:
 
 
 class TransferTable:
-    """Transfers by the number with which their source answers.
+    """The running reads of KV, by the id of the ``ReadKv`` to the source, which the source's answers repeat.
 
     Args:
-        most: largest number of transfers at one time, which limits the memory of KV in transit.
+        most: largest number of reads at one time, which limits the memory of KV in transit.
 
     Attributes:
-        handover: transfers that no replica has requested, and planned ones.
+        handover: copies of prefixes from draining replicas and to joining ones, planned or running, which their targets
+            have not requested.
     """
 
     def __init__(self, most: int) -> None:

@@ -16,8 +16,8 @@ kept). Such rounding changes a few percent of the most likely tokens.
 ``dynamic=False``: the product equals that with the dequantised weight. With blocks, L = 127 * 128, which is finer than
 bfloat16 but takes two byte products instead of one. With row scales x is not quantised: ``y[n] = d (sum of q x)``.
 
-``widened=True``: the numbers of blocks are rounded to the type of x before the product, and x is not quantised; the
-bits are those of the plain weight.
+``widened=True``: x is not quantised. The dequantised weight is rounded to the type of x, and the result has the same
+bits as the product with a plain weight of these values.
 
 The result of a row is bit-identical whatever the other rows and the number of threads are. There is no torch path:
 without native kernels, weights are dequantised when they are loaded.

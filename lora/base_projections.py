@@ -127,7 +127,8 @@ class ProjectionShape:
         width: number of inputs; for the embedding the size of the vocabulary.
         place: position of an expert's product among the products of all experts of the layer; None for a product that
             all tokens pass through.
-        heads: how the projection is computed if it is split into products of heads; None for other projections.
+        heads: the heads of a module whose product is computed as two products of each head (latent attention's
+            ``kv_b_proj``); None for other projections.
     """
 
     modules: tuple[str, ...]

@@ -153,10 +153,10 @@ class Capacity:
 
 
 class AnswerMeter:
-    """Length and speed of the answers that ended last: lower bounds of both.
+    """Length of the answers that ended last, and their seconds per token: low estimates of both.
 
-    The smaller of two figures counts: the mean over the last few answers and over the last many. So shorter or faster
-    answers have an effect at once, and longer or slower ones only once there are many.
+    Each is computed from the last few answers and from the last many, and the smaller figure counts. So shorter or
+    faster answers have an effect at once, and longer or slower ones only once there are many.
     """
 
     def __init__(self) -> None:

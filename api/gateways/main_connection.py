@@ -88,7 +88,9 @@ class MainTicket:
 
 
 class MainConnection:
-    """One gateway, with its open sequences, calls and tickets. Belongs to the event loop of the main process.
+    """A gateway's state in the main process: its open sequences, running calls, and admitted requests (``MainTicket``).
+
+    Belongs to the event loop of the main process.
 
     Args:
         name: unique name, also among gateways that are gone.

@@ -1,8 +1,10 @@
-"""Label reads: the logprobs of the labels of many questions about one input, read in one pass over a tree of endings.
+"""Label reads: the logprobs of the labels of many questions about one input.
 
-The prompts of all questions begin with the input. ``LabelReader`` sends the sequences of their trees in windows,
-parents before children. So a request of many labels takes turns with others, and has few prompts in memory at a time.
-In all counts of requests, a reader is one sequence whose prompt is the tree; each of its tokens counts once.
+The prompts of all questions begin with the input. A question's labels are endings of its prompt; as tokens they form a
+tree (``EndingTree``), which is computed as several short sequences. ``LabelReader`` sends these sequences to the engine
+at most ``WINDOW`` at a time, parents before children. So a request of many labels takes turns with others, and has few
+prompts in memory at a time. When requests are counted, a reader counts as one sequence (``LabelReader.request``). Its
+prompt has as many tokens as the prompts and trees together; a token that several of them share counts once.
 """
 
 from __future__ import annotations

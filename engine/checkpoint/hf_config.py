@@ -387,8 +387,8 @@ def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
         unused["norm_head"] = (False,)
     if not family.logit_scale:
         unused["logit_scale"] = (1.0,)
-    # For a family that always normalises queries and keys, the keys of the configuration that say so are not read: if
-    # they contradict the family, its tensors do too.
+    # Both values of these flags are accepted for a family that always normalises queries and keys: a checkpoint without
+    # the norms lacks their tensors, and is refused when its weights are read.
     if family.qk_norm_flag != "use_qk_norm":
         unused["use_qk_norm"] = (False,) if family.qk_norm is None else (False, True)
     unused["qk_layernorm"] = (False,) if family.qk_norm is None else (False, True)

@@ -142,9 +142,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def begin_draw(self, step: RunnerStep, masks: Callable[[], Masks] | None) -> None:
-        """Begin all work on a step's hidden states, which the next step overwrites.
+        """Begin the draw and all other work that reads a step's hidden states, which the next step overwrites.
 
-        The sampler starts rows here, not at the launch, because the step before had not been read then.
+        Rows assigned to new sequences (``batch.starts``) get their sampling parameters here, not at the launch: a step
+        may be launched before the result of the step before is collected, which still needs the old ones.
         """
         step_timer, batch = step.step_timer, step.batch
         step_timer.skip()

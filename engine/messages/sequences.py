@@ -79,7 +79,8 @@ class Abort:
 class TokenOut:
     """New tokens of one sequence, without a stop token that ends it: see ``Done.stop_token``.
 
-    ``is_limited`` is true if the token budget has changed a draw: the model would have drawn another token without it.
+    ``is_limited`` is true if the token budget (``max_tokens``, the length of the context) has changed a draw: after the
+    token that would have been drawn without it, no end of the structured answer would have fitted in the budget.
     ``pooled`` has 32-bit floats if ``SamplingParams.pooling`` requests them. ``allowed`` has an entry for each of
     ``tokens`` and for a stop token after them, if ``SamplingParams.allowed_logprobs`` requests them.
 

@@ -82,10 +82,11 @@ class SharedProjection(Projection):
 
 @dataclass(frozen=True, slots=True)
 class SharedBlockMixer:
-    """``state(norm(h + linear(mlp(norm(attention(norm([h, e])))))))``: first ``store``, then the call.
+    """A Zamba 2 layer: ``state(norm(h + linear(mlp(norm(attention(norm([h, e])))))))``.
 
-    h is the residual stream, which the layer gets without a norm, and e are the token embeddings. The caches are those
-    of attention.
+    h is the residual stream, which the layer gets without a norm, and e are the token embeddings. ``store`` must be
+    called first, then the layer itself with its result. The cache arguments are attention's KV; the caches of the state
+    space are in ``ForwardInputs.beside``.
 
     Attributes:
         index: index of the layer, which is the key of its states in ``ForwardInputs.beside``.

@@ -103,8 +103,8 @@ class WorkerProcess:
 
         Raises:
             WorkerTimeout: the worker takes more than `seconds` of processor time after it has started the job.
-            WorkerDied: the worker ends.
-            WorkerStarved: the worker yields and makes no progress.
+            WorkerDied: the worker ends or hangs.
+            WorkerStarved: the worker yields (see `WorkerHandle`) and gets hardly any processor time.
         """
         self.num_jobs += 1
         self._send(job, starves=self.yields)
@@ -224,7 +224,7 @@ class WorkerHandle(WorkerProcess):
                 gets ready at the engine's priority.
             ending: event that ends all waits for the worker with `WorkerDied`; None for no such event.
 
-            Raises:
+        Raises:
             WorkerDied: the worker does not start.
         """
         self.yields = yields

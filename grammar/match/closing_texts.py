@@ -118,9 +118,10 @@ class ClosingTexts:
 
     @cached_property
     def tails(self) -> list[list[int]]:
-        """Ends of short strings, shortest first. One of them may complete a string (or a plain text) that has begun.
+        """Texts that may complete a string that has begun, those with the fewest tokens first.
 
-        Ends of optional property names come last, as they are needed only if such a name has begun.
+        They are the suffixes of the grammar's short strings; if the answer is not JSON, of its short texts. Suffixes of
+        optional properties, cut off within their names, come last: they are needed only if such a name has begun.
         """
         texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:
