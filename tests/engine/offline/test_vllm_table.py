@@ -13,7 +13,7 @@ import pytest
 import rootgraft
 from rootgraft import LLM, EngineArgs, PoolingParams, SamplingParams
 from rootgraft.engine.errors import RequestError
-from rootgraft.engine.offline.offline_engine import read_config
+from rootgraft.engine.offline.offline_model import read_config
 from rootgraft.engine.offline.vllm_table import NotOffered, PeerName, check_values, peer_names
 from rootgraft.engine.serving.request import RequestLimits
 from rootgraft.lora.request import LoRARequest
