@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from ..engine.types import AdapterInfo
 
 MOST_NAME = 256
-"""Characters of a name that the engine takes."""
+"""Largest number of characters of a name that the engine accepts."""
 MOST_COUNTED = 20_000
-"""Public names whose loads are counted; those in use are always."""
+"""Largest number of public names whose loads are counted. Beyond it, only the counts of names in use are kept."""
 
 BusyAdapters = tuple[tuple[str, ...], tuple[str, ...]]
 """Adapters with running and with waiting sequences, as in a heartbeat."""

@@ -60,13 +60,13 @@ from .placement.routing import Route
 from .transfer_table import TransferTable
 
 MOST_DEATHS = 3
-"""Replicas lost in a row with a sequence that got no token; then it fails."""
+"""Number of replicas lost in a row, while a sequence was there and got no token, at which the sequence fails."""
 
 MOST_REPLAYS = 16
-"""Replicas lost with a sequence in all, tokens or not; then it fails."""
+"""Number of all replicas lost while a sequence was there, with or without a token, beyond which it fails."""
 
 SUSPECT_DEATHS = 2
-"""Deaths from which a sequence is in quarantine."""
+"""Number of replicas lost in a row, without a token in between, from which on a sequence is in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Dispatcher:
         self._out.sent += [(name, message) for name in self.replicas]
 
     def name_adapter(self, name: str, version: str | None) -> None:
-        """Let an adapter's name mean a version from now on, None for itself. Open sequences keep their version."""
+        """Make an adapter's name refer to a version from now on, None for itself. Open sequences keep their version."""
         self._out.delivered.append(AdapterChanged(name, None))
         if version is None:
             self._versions.pop(name, None)
@@ -439,7 +439,7 @@ class Dispatcher:
         return True
 
     def _role(self, entry: JournalEntry, chain: Sequence[int], num_tokens: int) -> str:
-        """Return the role that a sequence needs next: prompts with few missing tokens run where they are answered."""
+        """Return the role that a sequence needs next; a prompt that lacks few tokens runs where it is answered."""
         is_short = num_tokens - self._table.num_decoding(chain) < self._limits.least_prefill
         return DECODE if entry.generated or is_short else PREFILL
 

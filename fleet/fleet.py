@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 TICK_SECONDS = 0.25
 DRAIN_SECONDS = 30.0
-"""Seconds that sequences of a replica that drains get to end there."""
+"""Seconds that the sequences of a draining replica have to end there."""
 HAND_OVER_SECONDS = 10.0
-"""Seconds more in which the KV of those that have not ended is copied to where they go on."""
+"""Further seconds in which the KV of sequences that have not ended is copied to the replicas that continue them."""
 MOST_FAILED_STARTS = 3
-"""Starts of replicas that fail in a row, without one that serves, after which the fleet is dead."""
+"""Number of failed starts in a row, while no replica serves, after which the fleet is dead."""
 RESUME_SECONDS = 2.0
-"""For streams of a lost replica to go on before another one is started in its place."""
+"""Longest time in seconds that the start of a new replica waits until the streams of a lost one have new tokens."""
 _RESUME_POLL_SECONDS = 0.05
 
 logger = logging.getLogger("rootgraft.fleet")
@@ -167,7 +167,7 @@ class Fleet:
         elsewhere. If a replica is needed again, a draining one is reopened before another is started.
 
         Raises:
-            ValueError: ``count`` is below 1, and there is no policy that would start a replica.
+            ValueError: ``count`` is below 1 in a fleet without a policy, which alone could start a replica again.
         """
         if count < 1 and self._autoscaler is None:
             raise ValueError(f"count is {count}; a fleet has at least 1 replica")
@@ -183,7 +183,7 @@ class Fleet:
         self._pump()
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the replicas the bytes of all tokens, before the first grammar, or let them forget them."""
+        """Send the replicas the bytes of all tokens, which the first grammar needs, or make them drop these bytes."""
         self._dispatcher.describe_tokens(message)
         self._pump()
 

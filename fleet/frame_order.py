@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MOST_EARLY = 256
-"""Frames that may wait for one before them; a gap that lasts longer is a broken stream."""
+"""Largest number of frames that wait for an earlier one; if more arrive before it, the stream is broken."""
 
 
 class FrameGap(Exception):

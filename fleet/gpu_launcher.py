@@ -14,7 +14,7 @@ from .replica_client import ReplicaClient
 from .replica_launcher import ReplicaLauncher
 
 FREE_SECONDS = 60.0
-"""For a replica that is ending to leave its GPU to the next one."""
+"""Longest time in seconds that a new replica waits for the GPU of one that is ending."""
 
 
 class GpuLauncher:
@@ -60,9 +60,9 @@ class GpuLauncher:
 
 
 def gpus_of(config: EngineConfig, options: FleetOptions, num_engines: int) -> tuple[str, ...]:
-    """Return the GPUs for the replicas: for each replica one, or the GPUs of its ranks ("0,1"); empty on the CPU.
+    """Return the GPU of each replica, or all GPUs of its ranks, joined by commas ("0,1").
 
-    If a server has several models, all of them share the first GPU.
+    The result is empty on a CPU, and if a server has several models, which all share the first GPU.
 
     Raises:
         ConfigError: there are fewer GPUs than replicas.

@@ -24,10 +24,10 @@ LEAST_UTILIZATION = 0.05
 """Lower bound of ``--gpu-memory-utilization``."""
 
 PEER_GIB = 0.5
-"""GiB of KV that a replica holds of others, where ``--kv-peer-gib`` does not say."""
+"""GiB for KV from other replicas that a replica holds by default; ``--kv-peer-gib`` sets another size."""
 
 START_SECONDS = 600.0
-"""That sequences wait for a replica, as one that starts loads the model first."""
+"""Longest time in seconds that sequences wait for a replica; one that is starting loads the model first."""
 
 
 def local_fleet(config: EngineConfig, path: Path, options: FleetOptions, num_engines: int) -> Fleet:

@@ -102,11 +102,11 @@ class ProcessGroup:
 
     Args:
         rank, size: see ``Ranks``.
-        store: a file that only the ranks of this group know; the first rank creates it.
+        store: a file that only the ranks of this group know; the first rank creates it. Between CPUs it may be removed
+            when the group is formed; NCCL reads it later too.
         device: device of the tensors.
         seconds: seconds for which a rank waits for the others in one call.
-        part_size: number of consecutive ranks that form a part of the group. After the parts are made, the store may
-            end.
+        part_size: number of consecutive ranks that form a part of the group.
         may_end: whether torch's watchdog may end this process when a communicator of GPUs fails or waits for too long.
             If not, the caller must call ``abort``.
 
@@ -270,7 +270,7 @@ class PartGroup:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for a block of code: the process may be an application's, with groups of its own."""
+    """Set a variable only within a block of code, because an application in this process may have its own groups."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

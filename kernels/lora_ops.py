@@ -36,9 +36,10 @@ __all__ = [
 
 
 def lora_shrink_beside(x: Tensor, table: SlotTable, segments: Segments) -> ShrunkInputs | None:
-    """Start ``scale * A x`` on a GPU, in a captured pass beside the product of ``x`` [T, K] that is launched next.
+    """Start to compute ``scale * A x`` on a GPU, for ``x`` [T, K].
 
-    ``lora_shrink_expand`` then computes the rest, and must be called. Returns None if that call computes everything.
+    In a captured pass it runs parallel to the next launch, the base model's product of ``x``. ``lora_shrink_expand``
+    then computes the rest, and must be called. Returns None if that call computes everything.
 
     Raises:
         ValueError: x has another shape or type than the table.

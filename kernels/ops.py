@@ -5,15 +5,16 @@ bfloat16 tensors on the CPU, those of ``kernels.triton`` for bfloat16 and float1
 (``kernels.reference``, fp32 inside) for everything else.
 
 On the native CPU path every sum has a fixed order. So the result of a token is bit-identical whatever the other tokens
-of the call, the chunks of its prompt and the number of threads are. The other paths give no such guarantee.
+of the call, the chunks of its prompt and the number of threads are. On a GPU only the kernels that ``use_invariant``
+selects give a guarantee like this, plain torch gives none.
 
 On a CUDA device no call reads a value back, so that calls can be captured in a CUDA graph. Rows without tokens and
 negative cells pad a captured batch and are skipped.
 
 Notation: T tokens of a ragged batch of R rows; Hq and Hkv query and KV heads of D dimensions. The KV cache of a layer
-is [num_pages, Hkv, page_size, D], and its *cell* ``loc`` is page ``loc // page_size``, offset ``loc % page_size``. On a
-CPU the cache may have 8 bits (``kernels.layouts.int8_kv_layout``); attention then rounds queries and weights to 8 bits
-too.
+is [num_pages, Hkv, page_size, D], and its *cell* ``loc`` is page ``loc // page_size``, offset ``loc % page_size``. The
+cache may have 8 bits, in forms with other shapes (``kernels.layouts.kv_forms``); on a CPU, attention then rounds
+queries and weights to 8 bits too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second stream of a GPU, beside the one that computes steps: copies and sums there delay no step."""
+"""A second stream of a GPU, parallel to the one that computes steps. Copies and sums on it delay no step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class SideStream:
-    """Work beside the steps of a device. On a CPU all work is done at once, and there is nothing to wait for."""
+    """Work parallel to the steps of a device. On a CPU all work is done at once, and there is nothing to wait for."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None

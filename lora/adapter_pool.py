@@ -58,7 +58,7 @@ class Broken:
 
 
 AdapterCheck = Callable[[PreparedAdapter], str]
-"""Returns the identity of an adapter's tokenizer; raises AdapterError if its name must not come to stand for it."""
+"""Returns the identity of an adapter's tokenizer; raises AdapterError if the adapter must not be served."""
 
 
 @dataclass(slots=True, eq=False)
@@ -344,7 +344,7 @@ class AdapterPool:
         try:
             on_device(self.bank.install, slot, adapter)
         except DeviceMemoryError:
-            # The slot is emptied, and nothing has been pinned yet.
+            # The adapter is not pinned yet, so emptying the slot suffices.
             self.bank.clear(slot)
             raise
         self.cache.pin(digest)

@@ -17,7 +17,7 @@ HEAD = "lm_head"
 
 
 def language_model_name(name: str) -> str:
-    """Return the name of a multimodal model's module or tensor in its language model alone."""
+    """Return the name that a multimodal model's module or tensor would have if the language model stood alone."""
     if name.startswith(("language_model.model.", "language_model.lm_head")):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
@@ -91,7 +91,8 @@ class AbsorbedHeads:
 
 
 StoredExperts = Literal["outputs first", "inputs first", "marked"]
-"""Of all experts of a layer: [E, out, in]; [E, in, out]; the same in a module whose ``is_transposed`` is true."""
+"""Shape in which the matrices of all experts of a layer are stored: [E, out, in]; [E, in, out]; or [E, in, out] in a
+module whose ``is_transposed`` is true."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _DEVICE_CELLS = 1 << 22
 _ON_GPU = Lock()
 
 NORM_BYTES = 5 * 4 * _DEVICE_CELLS
-"""What norms of DoRA take of a GPU's memory: some blocks in fp32, and the factors."""
+"""Bytes of a GPU's memory that computing the norms of DoRA takes: some blocks in fp32, and the factors."""
 # Alignment of factors in bytes: they begin at whole cache lines.
 _ALIGNMENT = 64
 

@@ -15,7 +15,8 @@ from .errors import AdapterError
 
 _MOST_CHARACTERS = 512
 _MOST_BYTES = 1 << 17
-"""Memory of one pattern's program and of the states that RE2 keeps of it; counts multiply the program's size."""
+"""Limit of the bytes of one pattern's program and of the states that RE2 keeps for it. Counted repetitions, such as
+``{100}``, multiply the program's size."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.]+")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")

@@ -18,7 +18,7 @@ from .prepare_factors import PreparedAdapter
 from .sum_parts import SumPart
 
 MOST_SUMS = 64
-"""Weighted sums of adapters that have a name at a time."""
+"""Largest number of weighted sums of adapters that have a name at one time."""
 
 
 @dataclass(frozen=True, slots=True)

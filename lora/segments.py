@@ -89,7 +89,7 @@ class StaticSegments:
         return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
 
     def _most_tiles(self, num_tokens: int) -> int:
-        """Most tiles of so many tokens: each segment may fill its last one with a single token."""
+        """Return the largest number of tiles for ``num_tokens`` tokens: a segment's last tile may hold one token."""
         segments = min(num_tokens, self._num_slots)
         return (num_tokens + (SHORT - 1) * segments) // SHORT
 

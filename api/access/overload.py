@@ -26,7 +26,7 @@ ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 """Share of the queue that is open to a priority class."""
 
 MARGIN = 1.5
-"""A request is refused for its wait if the estimate exceeds the limit so many times."""
+"""A request is refused if its estimated wait exceeds this number times the limit."""
 
 _OVERTAKEN = 7  # sequences of its tenant that one with a cached prefix may pass: the engine looks at the next eight
 
@@ -68,7 +68,9 @@ class _Group:
     """The work of a tenant that waits in one priority class; work that may be deferred is counted separately.
 
     Attributes:
-        joined: times at which the ready work has joined, in order; only in a class with a target.
+        ready: work that waits for no grammar and no adapter.
+        deferrable: work that may wait for a grammar or an adapter.
+        joined: the ready work with the times at which it has joined, in order; only in a class with a target.
     """
 
     ready: Work = NOTHING
@@ -197,8 +199,8 @@ class QueueLimits:
         """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown.
 
         Args:
-            target: the limit for its time to first token: requests of its tenant that have waited for longer do not go
-                before it.
+            target: the limit for its time to first token. Requests of its tenant that have waited for longer are late,
+                and late requests do not go before it.
         """
         capacity = self._capacity()
         ready = self._ready_share(capacity)
@@ -385,8 +387,9 @@ class QueueLimits:
         for other, group in self._waiting.items():
             lag = turn - self._served[other]
             if other[1] is load.priority and other != name and lag >= 0 and (work := group.surely(ready)).sequences:
-                # Among tenants that were served equally, the first to wait is next. Otherwise only whole sequences
-                # count, because the next one may come after the request.
+                # Of tenants that were served equally, the one that waits longer is next, with one sequence. Otherwise
+                # the part is rounded down to whole sequences: a sequence that is only partly within the lag may come
+                # after the request.
                 count = int(work.sequences * min(1.0, lag / work.cost)) if lag and work.cost else 1
                 yield work, min(1.0, count / work.sequences)
 

@@ -8,7 +8,7 @@ from ...tenancy.tenant_shares import TenantShares
 
 MAX_REQUESTS = 64
 MAX_ID = 64
-"""Characters of a request's or a lane's name."""
+"""Largest number of characters of the name of a request or of a lane."""
 CONVERSATION_BYTES = 1 << 20
 SEND_SECONDS = 30.0
 

@@ -1,7 +1,7 @@
 """Gateway client: a gateway's connection to the main process, which has the engine, the limits and the stores.
 
-A ticket stands for the resources that a request holds in the main process's limits. The ledger object sends usage
-records to the main process, which writes them.
+A ``GatewayTicket`` stands for the resources that a request holds in the main process's limits. ``GatewayLedger`` sends
+usage records to the main process, which writes them.
 """
 
 from __future__ import annotations

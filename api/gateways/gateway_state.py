@@ -87,7 +87,7 @@ class GatewayDirectory(ModelDirectory):
 
 
 class GatewayLimits(ServerLimits):
-    """The limits of the main process.
+    """Checks keys in the gateway itself, and has the main process admit requests, which alone counts the limits.
 
     Args:
         own: limits of this process; only its keys are used.

@@ -31,7 +31,7 @@ from .main_spawn import ForkedGateways, GatewayProcess, GatewaySpawn
 from .process_link import ProcessLink
 
 END_SECONDS = 10.0
-"""Seconds for gateways to end, once they are told to."""
+"""Seconds that gateways have to end after they were told to; then they are killed."""
 RETRY_SECONDS = 2.0
 """Seconds before a gateway that has never served is replaced."""
 LAST_SECONDS = 2.0

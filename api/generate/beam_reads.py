@@ -37,7 +37,7 @@ class BeamOptions:
 
 
 class BeamReader:
-    """Searches for the likeliest answers to each prompt. It takes the place of an engine as the stream of the requests.
+    """Searches for the likeliest answers to each prompt. ``generate`` reads its ``stream`` in place of an engine's.
 
     Args:
         length_penalty: see ``BeamRules``.

@@ -161,9 +161,11 @@ async def prefix_pins(target: ModelTarget, plan: ChatPlan, tokens: array[int]) -
 
 
 async def _reach(target: ModelTarget, plan: ChatPlan, messages: Sequence[ChatMessage], tokens: array[int]) -> int:
-    """Return the number of tokens up to the end of ``messages``.
+    """Return the number of the prompt's tokens up to the end of ``messages``, the first messages of the conversation.
 
-    Some templates require a user's message at the end, or refuse every such beginning. Then the whole prompt counts.
+    These messages are rendered alone, and the tokens that the result has in common with the prompt are counted. If the
+    template refuses them, an empty user's message is added, which some templates require at the end. If it refuses that
+    too, all tokens of the prompt count.
     """
     for beginning in (messages, [*messages, _NOTHING]):
         try:

@@ -17,7 +17,7 @@ from ..structured.output_format import OutputFormat
 
 
 class FieldNames:
-    """Translates the names of chat fields to those of the other protocol.
+    """Translates the names of chat fields to those of another protocol, whose requests the server translates to chats.
 
     Args:
         patterns: (regular expression of a chat field's path, its replacement), applied in this order.

@@ -197,7 +197,7 @@ class QuestionPlanner:
 
 
 class LabelReader:
-    """Reads the labels of planned questions. It takes the place of an engine as the request's stream (``generate``).
+    """Reads the labels of planned questions. ``generate`` reads its ``stream`` in place of an engine's.
 
     Attributes:
         request: the request that stands for all reads when requests are counted.

@@ -38,7 +38,7 @@ class ModelEngine:
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
         base_digest: the digest of the model's content; "" until it is loaded.
         draining: whether the server is shutting down and accepts no new work.
-        removed: name of the model if it was removed, while running requests may finish; else "".
+        removed: name of the model if it was removed from the server, so that only its running requests finish; else "".
     """
 
     def __init__(

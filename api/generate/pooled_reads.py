@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PooledReader:
-    """Reads the pooled values of prompts. It takes the place of an engine as the request's stream (``generate``).
+    """Reads the pooled values of prompts. ``generate`` reads its ``stream`` in place of an engine's.
 
     Attributes:
         request: the request that stands for all reads when requests are counted.

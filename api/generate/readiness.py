@@ -12,7 +12,7 @@ from .model_router import ModelRouter
 from .server_state import ServerState
 
 SILENT_SECONDS = 2.0
-"""Seconds since the engine's last sign of life; the engine gives four a second."""
+"""Seconds without a sign of life after which the engine counts as silent; it gives four signs of life a second."""
 KV_FULL = 0.98
 """Share of the KV pool held by running sequences from which on waiting sequences find no room."""
 

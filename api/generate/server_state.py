@@ -52,7 +52,7 @@ class ServerState:
         options: options of the server and of this model.
         version: version of the server.
         started: start of the server, in seconds since 1970.
-        plan: the models that may answer in place of this one.
+        plan: the models that may answer in place of this one: its fallbacks, and the routes to other models.
         is_main: whether this state reports the figures of the whole server, which states of other models leave out.
     """
 

@@ -72,12 +72,14 @@ class EventStream(Response):
 
 
 class _Body:
-    """Sends the body's pieces, and heartbeats between them. A piece that takes too long ends ``limit``.
+    """Sends the body's pieces, and heartbeats between them.
 
-    One timer watches all pieces, as one timer for each piece would cost more than sending it.
+    If the client does not take a piece within ``_SEND_TIMEOUT`` seconds, the whole response is ended. One timer watches
+    all pieces, because one timer for each piece would cost more than sending it.
 
     Args:
         start: message that starts the response, sent before the first piece.
+        limit: timeout around the whole response; it is made to expire at once to end the response.
         heartbeat: seconds without a piece before a heartbeat; 0 for none.
         heartbeat_piece: bytes that are sent as a heartbeat; clients ignore them.
     """

@@ -24,7 +24,7 @@ class Stores:
 
     Attributes:
         batches: files and batches of clients; None without ``--batch-dir``.
-        internal_client: calls the routes for batches. Set by ``create_app``.
+        internal_client: calls the server's own routes with the lines of batches. Set by ``create_app``.
         ledger: ledger of usage; None without ``--usage-ledger``, and in a gateway.
         relay: connection of a gateway, which sends the usage of each request to the ledger of the main process.
         validators: compiled validators of schemas, which check answers.

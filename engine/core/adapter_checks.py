@@ -26,7 +26,7 @@ class VocabularyCheck:
     Attributes:
         config: names the folders of adapters and of downloads.
         path: path of the adapter's folder.
-        base_size: number of tokens of the base model.
+        base_size: number of tokens of the base model's vocabulary.
         num_tokens: number of tokens of the tokenizer in the adapter's folder; 0 without a tokenizer.
     """
 

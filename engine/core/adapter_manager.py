@@ -1,8 +1,10 @@
 """Adapter manager: loads, unloads and pins LoRA adapters for sequences, and replies to calls about them.
 
-Submit ----> begin ----> pinned version ----> Done or Failed ----> settle: unpinned, at last dropped
-               |
-               +-- name not loaded, but loading or in the folder of adapters: waits, then begins again
+    Submit --> begin --> sequence runs, its version pinned --> Done or Failed --> settle: version unpinned
+                 |
+                 +-- adapter not loaded yet: the Submit waits for the load, then ``begin`` is called again
+
+A version that was unloaded or replaced is dropped when no sequence pins it any more.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class Adaptation:
     """The adapter of a sequence.
 
     Attributes:
-        path: the namespaces of the sequence.
-        adapter: load id of the version, -1 for the base model alone.
+        path: the namespaces of the sequence in the prefix cache.
+        adapter: load id of the adapter's version, -1 for the base model alone.
         adapted_from: position of the first token to which the adapter applies.
         vocab_size: number of tokens of the adapter's own vocabulary, 0 for the base model's.
         num_classes: rows of its classification head, 0 without one.
@@ -76,7 +78,7 @@ class Adaptation:
         """Return the namespaces of a sequence of ``num_tokens`` tokens, and the length beyond which they change.
 
         Args:
-            switch: length in tokens beyond which the rotary embedding changes.
+            switch: length in tokens beyond which the rotary embedding of the whole sequence changes (LongRoPE).
         """
         return (self.path.as_long(), ENDLESS) if num_tokens > switch else (self.path, switch)
 

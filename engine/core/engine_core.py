@@ -141,7 +141,7 @@ class EngineCore:
         return self._worker.overlaps
 
     def handle(self, messages: Iterable[Message]) -> None:
-        """Handle messages from the client. The next step returns the replies. On an error, start anew like `step`."""
+        """Handle messages from the client; the next step returns replies. After an error, start anew like `step`."""
         with self._starting_anew():
             for message in messages:
                 if isinstance(message, Submit):
@@ -185,8 +185,9 @@ class EngineCore:
     def launch(self) -> Launched | None:
         """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
 
-        If ``finish`` has already launched the step, only filling its masks is started. A GPU computes while the caller
-        does other work between the two calls. If the device has not enough memory for the step, see ``_drop_steps``.
+        If the last ``finish`` has already launched the step (overlap scheduling), this only starts to fill its masks.
+        A GPU computes the step while the caller does other work before it calls ``finish``. If the device has not
+        enough memory for the step, see ``_drop_steps``.
         """
         try:
             return self._launch()
@@ -232,8 +233,8 @@ class EngineCore:
             on_device(step.draw, masks)
         step_timer.skip()
         lacking = None
-        # If the token budget may exclude a drawn token, another one is drawn. Then the next step's input is not known
-        # yet.
+        # With such checks the sampler may reject a drawn token, after which the answer would not fit in the token
+        # budget, and draw another one. So the next step's input is not known yet.
         if self._worker.overlaps and not (masks is not None and masks().checks):
             try:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
@@ -371,8 +372,9 @@ class EngineCore:
     def _starting_anew(self) -> Iterator[None]:
         """Start anew if the block raises: drop all state that may be incomplete, and fail all sequences.
 
-        Rows, leases, adapter slots and the tree are not reused: a page of the tree may lack a copy that was never made.
-        A step that the device still computes writes its pages before any later step does.
+        The rows, leases, adapter slots and prefix tree so far are dropped, because the failed step may not have made
+        all of its copies, so that a page of the tree may lack its content. Their pages can be given out again even
+        if the device still computes a step: that step writes them before any later step does.
         """
         try:
             yield

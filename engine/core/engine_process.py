@@ -3,12 +3,12 @@
     python -P -m rootgraft.engine.core.engine_process PARENT [FD LIVENESS PATH OPTIONS]
 
 PARENT: id of the process that starts it. FD: its end of a socketpair. LIVENESS: its end of a pipe for signs of life.
-OPTIONS: an `EngineConfig` as JSON. Without the optional arguments it imports the engine, and then receives them from
-the socket that is its standard input (`EnginePreload`).
+PATH: folder or file of the model. OPTIONS: an `EngineConfig` as JSON. Without the optional arguments it imports the
+engine, and then receives them from the socket that is its standard input (`EnginePreload`).
 
-The process exits when the channel closes, and is killed when the thread that started it ends. So it never outlives its
-parent process, and only the parent handles signals. Exit codes: 0 after Shutdown or when the client is gone, 70 after
-an error.
+The process exits when the channel closes, and is killed when the thread that started it ends, so it never outlives its
+parent process. It ignores SIGINT, SIGTERM and SIGHUP, which the parent handles. Exit codes: 0 after Shutdown or when
+the client is gone, 70 after an error.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ SWITCH_SECONDS = 0.0005  # Longest time in seconds for which the mask thread kee
 def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     """Run steps until Shutdown, which fails all open sequences. Raises ConnectionError if the client ends.
 
-    On a device with overlap, a step's messages are sent after the launch of the next step. On other devices they are
-    sent at once: the client then reads them while one thread plans the next step, before all cores compute.
+    On a device that computes while the host continues (a GPU), a step's messages are sent after the launch of the next
+    step. On a CPU they are sent at once: the client then reads them while only one thread plans the next step, before
+    the kernels of that step occupy all cores.
     """
     due = 0.0
     told: frozenset[int] = frozenset()  # The sequences that the last heartbeat reported as waiting.
@@ -190,8 +191,8 @@ def parse_config(options: str) -> EngineConfig:
 def set_up_process() -> None:
     """Make the settings that an engine process needs before it starts a thread or imports torch."""
     if not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
-        # Adapters of many sizes are loaded and unloaded. Segments that can grow leave no holes too small for all of
-        # them.
+        # Adapters of many sizes are loaded and unloaded. In segments of fixed size this leaves holes that are too small
+        # for later adapters; segments that can grow leave no such holes.
         os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -201,7 +202,7 @@ def set_up_process() -> None:
 
 
 def end_orphan() -> None:
-    """Make the process, whose server is gone, end soon, whatever its threads do."""
+    """End the process, whose server is gone, after ``ORPHAN_SECONDS`` at the latest, whatever its threads do."""
     EndLimit(ORPHAN_SECONDS, EXIT_SOFTWARE, "An engine whose server is gone")
 
 
@@ -221,7 +222,7 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE
-            # Even if the client is gone: threads that wait for a step would keep the process alive.
+            # The core is closed even if the client is gone, because its waiting threads would keep the process alive.
             with closing(core):
                 try:
                     serve(core, channel, liveness)

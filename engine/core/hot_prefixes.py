@@ -20,7 +20,7 @@ _MOST_NODES = 192  # Limit of the tree's nodes that are ranked: leased ones, and
 def hot_prefixes(cache: PrefixCache) -> Iterator[tuple[Path, array[int]]]:
     """Yield namespaces and tokens of the prefixes that were hit, the most often hit one first.
 
-    Prefixes in which an adapter begins in the middle are left out.
+    Prefixes in which an adapter begins in the middle (activated LoRA) are left out.
     """
     nodes = (node for node in cache.tree_view(_MOST_NODES) if node.hits)
     for node in sorted(nodes, key=lambda each: -each.hits):
@@ -38,9 +38,12 @@ def session_prefixes(pins: SessionPins) -> Iterator[tuple[Path, array[int]]]:
 def within(
     found: Iterable[tuple[Path, array[int]]], scheme: BlockScheme, names: Mapping[str, str], most_pages: int
 ) -> tuple[KvPrefix, ...]:
-    """Return the first prefixes that together have at most ``most_pages`` pages. A page shared by several counts once.
+    """Return at most ``MOST_PREFIXES`` prefixes that together have at most ``most_pages`` pages, the first ones first.
+
+    A prefix that does not fit is skipped. A page that several prefixes share counts once.
 
     Args:
+        found: namespaces and tokens of prefixes, the most useful prefix first.
         scheme: gives pages their names.
         names: names of the adapters that are loaded, by digest; prefixes of others are left out.
     """

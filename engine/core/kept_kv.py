@@ -96,7 +96,10 @@ class KeptKv:
     def list_prefixes(
         self, message: ListPrefixes, cache: PrefixCache, pins: SessionPins, names: Mapping[str, str]
     ) -> CachedPrefixes:
-        """Return the prefixes that are most useful to another replica, as many as fit its tier ``peer``.
+        """Return the prefixes that are most useful to another replica.
+
+        Together they fill at most half of the other replica's tier ``peer`` (its store for KV of other replicas), if
+        that is as large as this replica's.
 
         Args:
             names: names of the adapters that are loaded, by digest.

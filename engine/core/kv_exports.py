@@ -26,8 +26,8 @@ class Export:
 
     Attributes:
         request: the request as received.
-        path, tokens: namespaces and tokens of the prefix; the path is None until the sequence with this prompt is
-            known.
+        path, tokens: namespaces and tokens of the prefix. If the request follows a sequence that is given by its
+            number only, the path is None until the scheduler has that sequence.
         first: index of the next page.
         keys: keys of the prefix's pages, as far as they are known.
     """
@@ -67,7 +67,7 @@ class KvExports:
 
         Args:
             sequence_of: returns the waiting or running sequence with a number.
-            is_open: whether a sequence has not ended, even if no step knows it yet.
+            is_open: whether the sequence with a number has not ended; it may still wait for its adapter or grammar.
         """
         answers: list[KvBlocks] = []
         room = STEP_BYTES

@@ -11,12 +11,13 @@ from ..ipc import LIVENESS_SECONDS, pack_liveness
 
 
 class LivenessThread:
-    """Writes the number of the step loop's passes to a pipe, several times a second, until the reader is gone.
+    """Writes the number of passes that the step loop has begun to a pipe, several times a second, as a sign of life.
 
     If the reader is gone, the process is not needed any more, and is ended ``ORPHAN_SECONDS`` later even if other
     threads still run.
 
-    The thread gets the interpreter's lock while the step loop waits, or runs code that releases the lock.
+    The thread needs the interpreter's lock. It gets the lock unless native code keeps it, so a long step alone does not
+    stop the signs of life.
 
     Args:
         fd: the end of the pipe; the thread closes it when it ends.

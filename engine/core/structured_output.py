@@ -32,8 +32,8 @@ from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
 MOST_WAITED = 120.0
-"""Seconds that a request waits for its grammar: for a worker, and for the compile beside other work. The work of the
-compile itself has another limit, of processor time."""
+"""Longest time in seconds that a request waits for its grammar: until a worker is free, and while it compiles beside
+other work. The work of the compile itself has another limit, of processor time."""
 MOST_TESTED = 64  # Number of tokens tested for an end that fits, if the end of an answer is postponed.
 _BUILD_BYTES = 2048  # Bytes for each token of a vocabulary: more than building the vocabulary needs at any moment.
 MOST_THREADS = 8
@@ -82,7 +82,7 @@ class StructuredOutputManager:
         Args:
             grammar: kind and content of the answer's grammar; None for free text after the thought.
             reasoning: the thought before the answer; None for none.
-            tenant: tenant whose share of the compiles is used.
+            tenant: tenant whose share of the compile workers and of their queue is used.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
         return Compilation(self._vocabulary(), spec, reasoning, tenant)

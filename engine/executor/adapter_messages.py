@@ -45,7 +45,7 @@ def unpack_adapter(content: bytes, *, pinned: bool) -> tuple[int, PreparedAdapte
 
 
 def _own_places(own: OwnWeights, tensors: list[Tensor]) -> tuple[Any, Any]:
-    """Add the tensors of weights in place of the model's; return where embedding and norms are behind the first one."""
+    """Add an adapter's own weights to ``tensors``; return the places of embedding and norms, counted from the first."""
     offset = 0
 
     def place(tensor: Tensor | None) -> _Place | None:
@@ -83,7 +83,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _places(block: Tensor, part: Factors) -> list[_Place | None]:
-    """Where the tensors of ``Factors`` are in the block, by offset, type and shape."""
+    """Return the place of each tensor of ``Factors`` in the block: offset, type and shape."""
     return [
         None
         if tensor is None

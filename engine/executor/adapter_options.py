@@ -27,7 +27,7 @@ _SLOT_PATIENCE = 64  # steps that an adapter waits for a slot before one is clos
 
 
 def check_folder(config: EngineConfig) -> None:
-    """Raise ConfigError unless ``--lora-dir`` is a folder, where it is given."""
+    """Raise ConfigError if ``--lora-dir`` is given and is not a folder."""
     if config.lora_dir is not None and not Path(config.lora_dir).is_dir():
         raise ConfigError(f"--lora-dir must be a folder, which {config.lora_dir} is not.")
 

@@ -1,4 +1,4 @@
-"""Batch invariance, ``--batch-invariant``: where a request's tokens do not depend on what else a step computes."""
+"""Batch invariance (``--batch-invariant``): when a request's tokens can be independent of other requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..errors import ConfigError
 
 
 def check_invariance(config: EngineConfig, model: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Check, before the weights are read, that ``--batch-invariant`` is possible for the model, if it is given.
+    """If ``--batch-invariant`` is given, check that the model can be computed so. Called before the weights are read.
 
-    The native CPU kernels add up the terms of each token in a fixed order. So do the GPU kernels for this option, but
-    they compute only dense models.
+    The results of a token must not depend on the other tokens of a step. The native CPU kernels always add up the terms
+    of a token in a fixed order. The GPU kernels for this option do so too, but they compute only dense models.
 
     Args:
         model: configuration of the model; None for a model of the transformers library.

@@ -35,7 +35,10 @@ _Projections = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A recorded pass in two parts: ``extend`` for all tokens up to the last layer's KV, ``finish`` for the kept ones.
+    """A recorded pass in two parts, ``extend`` and ``finish``.
+
+    ``extend`` computes all tokens up to the KV of the last layer. ``finish`` computes the rest of the last layer, for
+    the tokens whose hidden states are needed (``KeptTokens``).
 
     Attributes:
         inputs: inputs of the step that was recorded.
@@ -149,7 +152,7 @@ class CpuGraphs:
             self._kv.hidden.write_seen([each[: step.num_tokens] for each in seen], kv_loc)
 
     def _write_last(self, hidden: Tensor, step: HostInputs) -> None:
-        """Leave the last hidden states to a draft head, for which those of all tokens are kept."""
+        """Write the last hidden states to a draft head's pool; for a head that reads them, all tokens are kept."""
         if self._kv.hidden is not None and step.kept is None:
             kv_loc = to_device(step.kv_loc, hidden.device)
             self._kv.hidden.write_last(hidden, self._residual[: step.num_tokens], kv_loc)
@@ -185,5 +188,5 @@ class CpuGraphs:
         return residual
 
     def _of_layers(self, count: int) -> Tensor | None:
-        """Return the buffer of what layers get of so many tokens, None where they get nothing."""
+        """Return the buffer of the layers' further inputs for ``count`` tokens; None if layers have none."""
         return None if self._layer_inputs is None else self._layer_inputs[:count]

@@ -1,8 +1,8 @@
 """CUDA graphs of the forward pass of small steps, captured at the start: one launch in place of hundreds.
 
 A graph has a fixed size. A step replays the smallest graph that is large enough for it. The remaining space is padding:
-rows without tokens and tokens without a cell, for which the kernels do nothing. All graphs share the input and result
-buffers. There are these kinds of graphs:
+rows without tokens, and tokens whose K and V are written to no cell of the KV pool, for which the kernels do nothing.
+All graphs share the input and result buffers. There are these kinds of graphs:
 
     decode    every row has one token, as many rows as tokens
     mixed     rows have any number of tokens: drafts, and chunks of prompts
@@ -37,7 +37,7 @@ from ..models.model import Model
 from .input_builder import HostInputs, InputBuilder
 from .static_inputs import StaticInputs
 
-# Largest step that is captured, in tokens. The kernels of a larger one outlast their launches: a graph gains nothing.
+# Largest step that is captured, in tokens. In a larger one kernels take longer than launches, so a graph gains nothing.
 MOST_TOKENS = 2048
 # Sizes of captured steps: from each key on, the next size is larger by the value, in tokens.
 _STEPS = {16: 8, 64: 16, 256: 64, 1024: 128}
@@ -84,7 +84,7 @@ class CudaGraphs:
         max_tokens: largest number of tokens of a step, chunks of prompts included.
         max_rank: largest rank of an adapter.
 
-        Attributes:
+    Attributes:
         capturer: captures further passes, which share the memory pool of these graphs.
     """
 
@@ -183,7 +183,7 @@ class CudaGraphs:
         """Return a pass over the static inputs.
 
         Capturing fixes the number of parts into which attention splits a context, so the number is that for the longest
-        context. Programs of empty parts end at once.
+        context. In a shorter context some parts are empty; their Triton programs end at once.
         """
         size = variant.num_tokens
         lora = None

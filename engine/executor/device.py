@@ -111,7 +111,7 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
 
 
 def _row_dtype(name: str, model: ModelShape, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of KV in rows of 8 bits, which kernels of a GPU read. Raises ConfigError where none do."""
+    """Return the type of KV in rows of 8 bits for a GPU. Raises ConfigError if no kernel of this device reads them."""
     is_computed = ops.on_triton(device) and dtype in (torch.bfloat16, torch.float16)
     dim = max((shape.dim for shape in model.kv_shapes if shape is not None), default=0)
     if not is_computed or dim > _MOST_ROW_DIM:
@@ -157,7 +157,8 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 def gpu_room(config: EngineConfig, device: torch.device) -> int:
     """Return the bytes of a GPU that this process may still take: the rest of its share, as far as it is free.
 
-    If several engines share a GPU and each has its own share, each gets the same in whatever order they start.
+    The share is a part of the GPU's whole memory. So if several engines share a GPU and their shares fit in it
+    together, each gets its share, in whatever order they start.
     """
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device)

@@ -37,7 +37,7 @@ _SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The weights of a draft model or head, checked against the model that it drafts for; and where they come from."""
+    """The weights of a draft model or head that fits the model for which it drafts, and the digest of their content."""
 
     model: DecoderModel | DraftHead
     base_digest: str
@@ -58,7 +58,7 @@ class DraftModel:
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
-    """Where the weights of a draft model are: a folder or a GGUF file; of an MTP module the target's own folder."""
+    """The folder or GGUF file with the weights of a draft; for an MTP module it is the model's own folder."""
 
     kind: Literal["model", "head", "mtp"]
     path: Path
@@ -152,10 +152,9 @@ def load_draft(config: EngineConfig, target: Model, found: DraftFiles) -> DraftM
 def draft_pages(config: EngineConfig, num_bytes: int, page_bytes: int, draft: DraftModel) -> tuple[int, int]:
     """Return the number of pages of a draft's KV pool, and the bytes of all of them.
 
-    The draft's pool has room for as many tokens as the model's pool.
-
-    The memory is part of the memory for KV. The draft gets at most a quarter of it. If the number of the model's pages
-    is given, the draft gets as many pages in addition.
+    The draft's pool has as many pages as the model's pool, or fewer if they would take more than a quarter of the
+    memory for KV, which the two pools share. If an option sets the number of the model's pages, the draft gets as many
+    pages in addition, and the number of bytes returned is 0.
 
     Args:
         num_bytes: bytes for the KV of the model and of the draft together.

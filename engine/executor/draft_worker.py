@@ -78,7 +78,7 @@ class TargetVocabulary:
 
 
 def head_of(model: DecoderModel | DraftHead, vocab_size: int) -> Model:
-    """Return what computes the logits of a draft, as wide as those of the model that it drafts for."""
+    """Return the model that computes a draft's logits, as wide as those of the model for which it drafts."""
     return model if isinstance(model, DraftHead) else TargetVocabulary(model, vocab_size)
 
 
@@ -113,7 +113,7 @@ class DraftWorker:
         vocab_size: number of logits of the model that it drafts for.
         hidden: pool of hidden states of that model; only for a head.
 
-        Attributes:
+    Attributes:
         num_pages: number of pages of the draft's KV pool.
         max_model_len: largest number of tokens of a sequence.
         vocab_size: number of tokens in the vocabulary that it can read.

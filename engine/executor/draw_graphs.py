@@ -52,7 +52,7 @@ class LineMasks(NamedTuple):
 
 
 def joined_masks(masks: LineMasks | None, more: tuple[Longs, NDArray[np.int32]] | None) -> LineMasks | None:
-    """Return the masks of both, one for each line: what both allow where a line has two."""
+    """Join masks from two sources to one for each line; a line with two masks allows the tokens that both allow."""
     if masks is None or more is None:
         return masks if more is None else LineMasks(*more)
     lines, index = np.unique(np.concatenate([masks.lines, more[0]]), return_inverse=True)
@@ -62,7 +62,7 @@ def joined_masks(masks: LineMasks | None, more: tuple[Longs, NDArray[np.int32]] 
 
 
 class LineEdits(NamedTuple):
-    """What is changed of the logits before a draw: masks and single logits, None for none."""
+    """Changes of the logits before a draw: masks of lines, and edits of single logits; None for none."""
 
     masks: LineMasks | None = None
     edits: Edits | None = None
@@ -114,7 +114,7 @@ class DrawGraphs:
             self._replays[variant] = self._capture(self._pass(variant))
 
     def holds(self, num_lines: int, edits: LineEdits, *, has_logprobs: bool = False) -> bool:
-        """Return whether there is a graph for so many sampling positions and edits, with or without logprobs."""
+        """Return whether there is a graph for ``num_lines`` sampling positions with these edits and logprobs."""
         fits = edits.edits is None or len(edits.edits) <= len(self._edits)
         return fits and num_lines <= self._sizes[-1] and self._variant(num_lines, edits, has_logprobs) in self._replays
 

@@ -123,7 +123,7 @@ def _difference(expected: list[str], found: list[str]) -> str:
 
 
 def _end_all(engine: int, reason: str) -> None:
-    """End this process, and rank 0 too where that is a process of its own (``engine``): it is silent or gone."""
+    """End this process because rank 0 is silent or gone; kill rank 0 too if it is the engine process ``engine``."""
     write_last_line(f"Rank 0 {reason}: all ranks end")
     with suppress(ProcessLookupError):
         if os.getppid() == engine:

@@ -1,7 +1,8 @@
 """``Followers``: the other ranks of a tensor-parallel model, as rank 0 sees them: started, told each step, and ended.
 
-Rank 0 is the engine. It alone schedules, compiles grammars, draws tokens and speaks; a follower computes its shard of
-each step that it is told. No rank goes on without the others: when one has gone, or is silent, all end.
+Rank 0 is the engine's process. It alone schedules, compiles grammars, draws tokens, and exchanges messages with the
+client. A follower only computes its shard of each step that rank 0 sends. No rank goes on without the others: if one
+has ended, or gives no sign of life, all end.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from .rank_pages import RankPages
 T = TypeVar("T")
 
 COLLECTIVE_SECONDS = 1800.0
-"""For which a rank waits for the others in a collective: the load of the slowest. Signs of life tell who hangs."""
+"""Seconds that a rank waits for others in a collective. The slowest load takes less; hangs are found otherwise."""
 START_SECONDS = 1800.0
-"""For which rank 0 waits until a follower has imported the engine. As long as it computes it is not given up before."""
+"""Seconds that rank 0 waits until a follower is ready. A follower that gives no sign of life is given up earlier."""
 _END_SECONDS = 2.0
 _FAIL_SECONDS = 3.0  # seconds in which rank 0, while it loads, notices by itself that another rank is gone
 
@@ -108,7 +109,8 @@ class Followers:
                 )
             )
             if devices[0].type == "cpu":
-                # The ranks have met, and a rank 0 that is killed removes nothing. NCCL looks into the store later too.
+                # On a CPU the store is not needed once all ranks have joined. It is removed now, because a rank 0 that
+                # is killed later could not remove it. NCCL reads the store later too.
                 shutil.rmtree(self._folder, ignore_errors=True)
         except RuntimeError as error:
             self.fail("The ranks cannot reach one another.")
@@ -119,7 +121,7 @@ class Followers:
 
     @property
     def group(self) -> ProcessGroup:
-        """This process's rank in the group."""
+        """The process group from the view of rank 0, once all ranks have joined it."""
         return self._meeting.result()
 
     @property
@@ -129,7 +131,7 @@ class Followers:
 
     @property
     def num_sent(self) -> int:
-        """Messages so far."""
+        """Number of messages sent so far."""
         return self._number
 
     @property
@@ -154,7 +156,7 @@ class Followers:
         self._send_parts(Kind.LOAD, [pack_batch(part) for part in parts])
 
     def head(self, tokens: Sequence[int], *, best: bool) -> None:
-        """Have them compute logits, or the largest ones, for some tokens of the last step. Raises EngineDead."""
+        """Have followers compute logits, or only the largest ones, for tokens of the last step. Raises EngineDead."""
         self._send(Kind.BEST if best else Kind.LOGITS, pack_numbers(tokens))
 
     def install(self, slot: int, shards: Sequence[PreparedAdapter]) -> None:
@@ -184,7 +186,7 @@ class Followers:
             raise EngineDead(self._reason) from error
 
     def started(self) -> None:
-        """Note that all ranks have loaded the model: from now on a loss is told to ``lost``."""
+        """Record that all ranks have loaded the model: if a rank is lost from now on, ``lost`` is called."""
         self._is_started = True
         self._start_ended.set()
 
@@ -215,7 +217,7 @@ class Followers:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the followers that are left, and remove what they had in common."""
+        """Kill the followers that still run, close the links, and remove the folder with the group's store."""
         atexit.unregister(self.close)
         for process in self._processes.values():
             if process.poll() is None:
@@ -274,7 +276,8 @@ class Followers:
     def _meet(self, make: Callable[[], ProcessGroup]) -> None:
         """Wait until all ranks are in the group.
 
-        Nothing ends a call that waits for a rank that has not joined, so a thread makes it, which can be left.
+        The call that joins the group cannot be interrupted while it waits for another rank. So it is made on a daemon
+        thread: if a rank is lost meanwhile, this method raises although the call still waits.
 
         Raises:
             RuntimeError: the group does not come about, or a rank is lost before.
@@ -345,9 +348,9 @@ class Followers:
             raise EngineDead(self._reason) from error
 
     def _lose(self, rank: int, reason: str) -> None:
-        """End all, as one rank has gone."""
+        """End all ranks, because one has ended or is silent."""
         if reason == ENDED:
-            # Until then the thread that starts the ranks reads what each says, its last words too.
+            # Until then the thread that starts the ranks reads the answer of each, including this rank's last words.
             self._all_heard.wait()
         if self._reason:
             return
@@ -356,13 +359,13 @@ class Followers:
         for process in self._processes.values():
             process.kill()
         self._leave()
-        # While rank 0 loads, its own call of a collective fails, and says why the start ends.
+        # While rank 0 still loads, its own call of a collective fails too, and the start reports the reason.
         is_told = not self._is_started and self._start_ended.wait(_FAIL_SECONDS)
         if self._on_lost is not None and not is_told:
             self._on_lost(self._reason)
 
     def _leave(self) -> None:
-        """End whatever waits for a rank that is gone: the meeting, or a call of the group."""
+        """Make the calls fail that wait for a lost rank: ``_meet``, or a collective of the group."""
         try:
             self._meeting.set_exception(RuntimeError(self._reason))
         except InvalidStateError:

@@ -1,4 +1,4 @@
-"""``HeadInputs``: the hidden states that a draft head reads beside the tokens of a step."""
+"""``HeadInputs``: the hidden states that a draft head reads in addition to the tokens of a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeadInputs:
 
     def __init__(self, states: HeadStates, hidden: HiddenPool, num_rows: int, page_size: int) -> None:
         self._states, self._hidden, self._page_size = states, hidden, page_size
-        # Hidden states behind the last token of each row.
+        # Hidden states at the last token of each row.
         self._last = hidden.cells.new_zeros((num_rows, hidden.cells.shape[1]))
 
     @torch.inference_mode()
@@ -56,7 +56,7 @@ class HeadInputs:
 
     @torch.inference_mode()
     def keep(self, batch: Batch) -> None:
-        """Keep what the head left at the last token of each row that drew, for the next step."""
+        """Keep the head's hidden state at the last token of each row that drew, for the next step."""
         ends = accumulate(len(row.tokens) for row in batch.rows)
         drawn = [(row.row, end - 1) for row, end in zip(batch.rows, ends, strict=True) if row.draws]
         if drawn:

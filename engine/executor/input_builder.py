@@ -32,7 +32,7 @@ class DrawnTokens:
     Attributes:
         rows: [S] int64, the row of each token that is on the device.
         tokens: [S] int64 on the device; None if S is 0. The token of a row that fails may be any number.
-        forced: tokens that the host knows without reading them, by row.
+        forced: tokens that the host knows without reading them, such as the only token that a mask allows, by row.
         vocab_size: number of tokens of the vocabulary; tokens are clamped to be below it.
     """
 
@@ -64,9 +64,10 @@ def fill_in(token_ids: Tensor, drawn: Tensor | None, out: Tensor | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """The tokens of a step whose last hidden states are computed: the last ones of some rows, if not all are.
+    """The tokens of a step whose last hidden states are computed, if they are not all of its tokens.
 
-    Of most prompt tokens only K and V are needed, so the last layer's attention and MLP skip them.
+    They are the last tokens of some rows. Of all other tokens of prompts only K and V are needed, so the last layer's
+    attention and MLP skip them.
 
     Attributes:
         tokens: [S] int64, their indices among the step's tokens, ascending.
@@ -83,7 +84,7 @@ class KeptTokens:
     slots: Ints | None = None
 
     def some_rows(self, first: int, end: int, before: int) -> KeptTokens:
-        """Return those of rows from a first one to before another, with so many tokens of the step before them."""
+        """Return the kept tokens of rows [first, end), before whose first token the step has ``before`` tokens."""
         begin, stop = self.query_start[first], self.query_start[end]
         query_start = self.query_start[first : end + 1] - begin
         return KeptTokens(

@@ -31,13 +31,13 @@ from .kv_budget import check_budget, weight_room
 
 
 class Weights(NamedTuple):
-    """A model and the draft model, None without; what engine processes that are forked from one another share."""
+    """A model and its draft model (None without one). Engine processes that are forked share their memory."""
 
     model: Model
     draft: DraftModel | None
 
     def pooler(self, model_path: Path) -> Pooler:
-        """Return what the model gives beside tokens."""
+        """Return the kinds of results other than tokens that the model has, such as embeddings."""
         own = self.model.config if isinstance(self.model, DecoderModel) else None
         classes, generates = (own.num_classes, own.generates) if own else (0, True)
         return read_pooler(model_path, self.model.config, classes=classes, generates=generates)
@@ -111,7 +111,7 @@ def load_weights(
     if shape is not None and part is not None:
         check_budget(config, part, device, dtype)
         check_adapters(config, checkpoint, dtype)
-        if ranks.rank == 0:  # which alone draws
+        if ranks.rank == 0:  # only rank 0 draws tokens
             draft = find_draft(config, shape, model_path)
     available = weight_room(config, shape, device, dtype)
     if device.type == "cpu":
@@ -134,7 +134,7 @@ def load_weights(
         shard=shard,
         stage=stage,
     )
-    # The transformers library tells the shape of a model with its weights.
+    # The shape of a model of the transformers library is known only once its weights are loaded.
     if shape is None:
         draft = find_draft(config, model.config, model_path)
     return Weights(model, None if draft is None else load_draft(config, model, draft))

@@ -35,13 +35,13 @@ _PROMPT_SLICE = 64
 
 
 class StepMirror(Protocol):
-    """Has other ranks compute what this runner does, before it does it."""
+    """Makes the other ranks of the model compute each part of a step that this runner is about to compute."""
 
     def step(self, batch: Batch, /) -> Batch:
-        """The forward pass of a batch. Returns it with what this rank loads."""
+        """Start the forward pass of a batch on the other ranks. Returns the batch with this rank's parts of pages."""
 
     def head(self, tokens: Seq[int], /, *, best: bool) -> None:
-        """Logits of some tokens of the last step, or the largest of each."""
+        """Start to compute logits of tokens of the last step, or only the largest of each, on the other ranks."""
 
 
 _Head = Callable[[Tensor, LoraStep | None, OwnStep | None], Tensor | Largest]
@@ -185,7 +185,7 @@ class ModelRunner:
         masks: Masks | None,
         forced: Mapping[int, int],
     ) -> Drawing | None:
-        """Begin to draw by a graph of head and draw; None if none does all that these positions want."""
+        """Begin to draw by replaying a graph of head and draw; None if no graph has all options of these positions."""
         draws, sampler = self._draws, self._sampler
         if draws is None or not len(tokens) or not sampler.is_usual(positions):
             return None
@@ -258,7 +258,7 @@ class ModelRunner:
         hidden, inputs = step.hidden, step.inputs
         adapters = self._of_head(inputs.slots, tokens)
         own = adapters[1]
-        # Heads that adapters bring are on this rank alone; the others compute the model's where a row needs it.
+        # Adapters' own heads are only on this rank. The other ranks compute the model's head if a token needs it.
         if self._mirror is not None and (own is None or own.needs_head):
             self._mirror.head(tokens.tolist(), best=head == self._model.best and own is None)
         if len(tokens) != len(hidden):
@@ -273,7 +273,7 @@ class ModelRunner:
     def _of_head(
         self, slots: NDArray[np.int32] | None, tokens: NDArray[np.int64]
     ) -> tuple[LoraStep | None, OwnStep | None]:
-        """The adapters' part in the head for some tokens of the step, and their weights in its place."""
+        """Return the adapters' LoRA on the head for tokens of the step, and their own heads in place of the model's."""
         bank = self._inputs.bank
         if slots is None or bank is None:
             return None, None

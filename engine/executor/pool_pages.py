@@ -17,8 +17,9 @@ from ..models.model import Model
 class PoolPages:
     """Reads pages and recurrent states of a KV pool (``kv_cache.make_tiers.KvPages``).
 
-    KV also depends on how its numbers are computed, so the form names the arithmetic in addition to the layout. It does
-    not name the form of weights that was measured to be the fastest, because all of these forms give the same numbers.
+    Stored pages are used again only in a pool with the same ``form``. KV also depends on how its numbers are computed,
+    so the form names the arithmetic in addition to the layout. It does not name the form of weights that was measured
+    to be the fastest at the start, because all forms among which the measurement chooses give the same numbers.
 
     Attributes:
         form, page_bytes, state_bytes, refusal, on_device: see ``KvPages``.
@@ -33,7 +34,7 @@ class PoolPages:
         self.refusal = _refusal(config, kv)
 
     def populate_ahead(self) -> None:
-        """Have memory provided ahead of use from now on, on a CPU."""
+        """On a CPU, begin to allocate the memory of pages before they are used."""
         if not self.on_device:
             self._prefault = KvPrefault(self._kv)
 
@@ -77,7 +78,7 @@ def _static_scales(model: Model, kv: KvPool) -> str:
 
 
 def _arithmetic(config: EngineConfig, model: Model) -> str:
-    """Return what the numbers of the KV depend on beside the weights."""
+    """Return a text with everything except weights on which the numbers of the KV depend."""
     kernels = ops.native_kernels() if model.device.type == "cpu" else None
     instructions = kernels.library.instruction_set if kernels is not None else "plain"
     dtype = str(model.dtype).removeprefix("torch.")

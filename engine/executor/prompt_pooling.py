@@ -95,7 +95,7 @@ class PromptPooling:
         self._sums: dict[int, PromptSums] = {}
 
     def start(self, starts: Sequence[RowStart]) -> None:
-        """Replace what is pooled of these rows' prompts: sums of a row begin anew."""
+        """Begin the sums of rows that are assigned to new sequences; the sums of earlier sequences are dropped."""
         for start in starts:
             self._params.pop(start.row, None)
             self._sums.pop(start.row, None)

@@ -21,7 +21,7 @@ _WEIGHT = ".weight"
 
 
 class RankMirror(StepMirror, Protocol):
-    """Has the other ranks do what rank 0 does."""
+    """Makes the other ranks compute the steps of rank 0, and change their adapter slots like rank 0."""
 
     def install(self, slot: int, parts: Sequence[PreparedAdapter], /) -> None:
         """Write parts of an adapter, in the order of the ranks from 1 on, into their slots."""

@@ -21,10 +21,10 @@ PERIOD = 0.25
 SILENT_PERIODS = 14
 """Periods without a sign of life after which the other side counts as hanging."""
 START_PERIODS = 120
-"""Such periods while ranks start: importing a library from a cold disk holds the interpreter for seconds."""
+"""The same while ranks start: an import from a slow disk may keep the interpreter's lock for seconds."""
 ENDED = "has ended"
 _LEAST_PROCESSOR_SECONDS = 0.01
-"""One tick of the kernel's clock, in half of the periods: a rank that has used as much is not stopped."""
+"""A rank that has used this processor time in half of the periods is not stopped. It is one tick of Linux's clock."""
 
 
 def receive(link: socket.socket, after: int) -> RankMessage:
@@ -41,7 +41,7 @@ def receive(link: socket.socket, after: int) -> RankMessage:
 
 
 def receive_exactly(link: socket.socket, size: int) -> bytes:
-    """Wait for so many bytes. Raises ConnectionError at the end of the stream."""
+    """Wait for a number of bytes, and return them. Raises ConnectionError at the end of the stream."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -91,7 +91,7 @@ class SignsOfLife:
         self._thread.start()
 
     def started(self) -> None:
-        """Note that no rank imports anything any more."""
+        """Record that all ranks have imported their libraries, so that silence is noticed sooner from now on."""
         self._most_silent = SILENT_PERIODS
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class SignsOfLife:
         try:
             link.send(b"+")
         except BlockingIOError:
-            # It reads nothing, which the silence will show.
+            # The other side reads nothing. If that lasts, it gives no signs either, and is found silent.
             pass
         except OSError:
             return ENDED
@@ -141,7 +141,7 @@ class _Silence:
         self._used = 0.0  # processor seconds at half of the periods
 
     def last(self, most: int) -> str:
-        """Note one more. Returns what is wrong with the process, "" for nothing."""
+        """Count one more silent period. Returns what is wrong with the process; "" if it is not silent for too long."""
         self.periods += 1
         half = most // 2
         if self.periods == half:

@@ -25,7 +25,7 @@ _COPY, _LOAD_PAGE, _LOAD_STATE = range(3)
 
 
 class Kind(IntEnum):
-    """What a message asks of a follower."""
+    """The action that a message requests of a follower."""
 
     STEP = 1
     LOGITS = 2
@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
 
 class RankMessage(NamedTuple):
-    """A message in its place of the order, counted from 1."""
+    """A message, with its number in the order of messages, counted from 1."""
 
     number: int
     kind: Kind
@@ -86,7 +86,7 @@ def unpack_batch(content: bytes) -> Batch:
 
 
 def _write_numbers(write: PoolWrite) -> tuple[int, int, int, int]:
-    """What is written, in four numbers: a kind first, last the tokens that are copied or the bytes that are loaded."""
+    """Return a copy or load as four numbers: kind, source, target, and the number of tokens copied or bytes loaded."""
     if isinstance(write, PageCopy):
         return _COPY, write.source, write.target, write.num_tokens
     if isinstance(write, PageLoad):

@@ -22,7 +22,7 @@ from .pool_pages import PoolPages
 from .rank_link import read_line, receive_exactly
 
 _ASK = struct.Struct("<qqq")
-"""Messages that rank 0 has sent before, whether a state is asked for, and the number of the page or slot."""
+"""A request: number of messages that rank 0 has sent before, whether a state is read, number of the page or slot."""
 
 
 class PagesOfRanks(Protocol):
@@ -49,7 +49,7 @@ class RankPages:
         own: pages of rank 0.
         others: the other ranks; their pools must exist already.
 
-        Raises:
+    Raises:
         EngineDead: another rank has ended.
     """
 
@@ -67,7 +67,7 @@ class RankPages:
         self.refusal, self.on_device = own.refusal, own.on_device
 
     def populate_ahead(self) -> None:
-        """Have rank 0's memory provided ahead of use; the others do so by themselves."""
+        """Begin to allocate rank 0's memory of pages before they are used; the other ranks do so themselves."""
         self._own.populate_ahead()
 
     def reach(self, batch: Batch) -> None:

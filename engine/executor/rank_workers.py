@@ -37,7 +37,7 @@ class LeadWorker(Worker):
 
 
 class FollowWorker(Worker):
-    """The worker of another rank: it computes what rank 0 tells it. Raises as ``Worker``."""
+    """The worker of a follower: it computes its part of the steps that rank 0 sends. Raises as ``Worker``."""
 
     def __init__(self, config: EngineConfig, model_path: Path, ranks: Ranks) -> None:
         super().__init__(config, model_path, ranks=ranks)

@@ -18,7 +18,8 @@ from .input_builder import HostInputs, HostStates, fill_in
 class StaticInputs:
     """Static input buffers for captured passes up to a size. Passes of several sizes may read them, one at a time.
 
-    Before the first step, and after the last row and token of a smaller step, tokens have no cell and rows no tokens.
+    Before the first step, and beyond the last row and token of a smaller step, the buffers hold padding: rows without
+    tokens, and tokens without a cell of the KV pool (-1).
 
     Attributes:
         shared: buffers of shared prefixes.

@@ -55,7 +55,7 @@ class Worker:
             ahead, because only rank 0 has the drawn tokens.
         mirror: the other ranks, on rank 0; None on the other ranks and for a single rank.
 
-        Attributes:
+    Attributes:
         draft: the draft model; None without one.
         vocab_size: width of the logits.
         eos_ids: the tokens that end an answer, see ``read_end_tokens``.
@@ -147,9 +147,9 @@ class Worker:
         return self._runner.run(batch, masks)
 
     def free_memory(self) -> None:
-        """Give memory of a GPU back that torch only caches."""
+        """Return to the GPU the memory that torch only caches."""
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """End what computes beside this process: nothing."""
+        """End other processes that compute the model: a single rank has none."""

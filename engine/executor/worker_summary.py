@@ -50,7 +50,7 @@ def summary_lines(
 
 
 def _kv_scales(model: DecoderModel, dtype: torch.dtype) -> str:
-    """Return the line on the checkpoint's ``k_scale`` and ``v_scale`` beside KV of 8 bits."""
+    """Return the line that says whether KV of 8 bits uses the checkpoint's ``k_scale`` and ``v_scale``."""
     scales = list((model.kv_scales or {}).values())
     if used := sum(kv_forms.takes_static(dtype, each.form) for each in scales):
         return f"KV scales: static, the checkpoint's k_scale and v_scale of {used} layers"
@@ -118,7 +118,7 @@ def _states(slots: StateSlots, state_bytes: int) -> str:
 
 
 def _kernel_status(device: torch.device) -> str:
-    """Return the line on kernels; where a compiler is all that they lack, with the command that installs it."""
+    """Return the line about kernels; if they lack only a compiler, it names the command that installs one."""
     if device.type != "cpu":
         return ops.triton_status(device)
     status = ops.native_status()

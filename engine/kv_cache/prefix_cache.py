@@ -199,7 +199,7 @@ class PrefixCache:
     Attributes:
         num_evicted: number of pages evicted since the start.
 
-        Args:
+    Args:
         num_pages: number of pages of the KV pool.
         page_size: number of tokens in a page.
         sharing: whether prefixes are kept and found.

@@ -20,7 +20,7 @@ def row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
     """Return the reordering of each tensor whose rows are permuted in GGUF files, by a part of its name.
 
     Args:
-        joined: whether the matrices of delta nets are stored in two tensors.
+        joined: whether the file stores the matrix ``in_proj_qkvz`` of a delta net in two tensors, which are joined.
     """
     if BY_NAME[config.family].permuted_gguf:
         heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}

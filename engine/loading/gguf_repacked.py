@@ -52,7 +52,7 @@ def kept_as(type_name: str) -> BlockType | None:
 
 
 def kept_bytes(type_name: str, stored: int) -> int:
-    """Return the bytes of such blocks for so many bytes of a type that is ``kept_as`` another one."""
+    """Return the number of bytes of repacked blocks, for ``stored`` bytes of a type that is repacked."""
     return stored // _SIZES[type_name] * BLOCK_SIZES[_REPACKINGS[type_name].kept_as][1]
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from .gguf_grids import grid
 
 Fields = Callable[[Tensor], Tensor]
-"""What some bytes of blocks mean: [..., bytes] uint8 -> [..., fields]."""
+"""Reads fields from the bytes of blocks: [..., bytes] uint8 -> [..., fields]."""
 
 VALUES: Final = 256
-"""Values of a block, but for IQ4_NL with 32."""
+"""Number of values of a block; blocks of IQ4_NL have 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _half(at: int) -> Fields:
 
 
 def _words(raw: Tensor, size: int) -> Tensor:
-    """[..., bytes] uint8 -> [..., words] int64, of unsigned words of so many bytes, the lowest first."""
+    """Read unsigned words of ``size`` bytes, the lowest byte first: [..., bytes] uint8 -> [..., words] int64."""
     shifts = 8 * torch.arange(size, device=raw.device)
     words: Tensor = (raw.unflatten(-1, (-1, size)).long() << shifts).sum(-1)
     return words
@@ -107,7 +107,7 @@ def _points(type_name: str, indices: Tensor) -> Tensor:
 
 
 def _in_quarters(at: int, count: int) -> Fields:
-    """Two bits each of so many bytes: 32 bytes hold 128 values, the first 32 in their lowest bits."""
+    """Read numbers of two bits from ``count`` bytes: 32 bytes hold 128 of them, the first 32 in their lowest bits."""
     return lambda raw: (_shifted(raw[..., at : at + count].unflatten(-1, (-1, 32)), 0, 2, 4, 6) & 3).flatten(-3)
 
 
@@ -226,7 +226,7 @@ def _with_signs(*levels: float) -> tuple[float, ...]:
 
 
 INTEGERS: Final = tuple(float(code - 8) for code in range(16))
-"""Of codes that kernels read as integers of four bits."""
+"""The table for codes that kernels read as integers of four bits: code - 8."""
 
 _TWO_BITS: Final = _with_signs(*(level / 8 for level in (8, 25, 43)))
 _ONE_BIT: Final = (*(level / 8 for level in (-7, 1, 9, -9, -1, 7)), *(0.0 for _ in range(10)))

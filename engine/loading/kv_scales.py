@@ -86,7 +86,7 @@ def _stores(config: ModelConfig, index: int) -> bool:
 
 
 def _of_heads(name: str, view: View, heads: int) -> Tensor:
-    """Return a scale of each of so many heads in fp32."""
+    """Return the scale of each of ``heads`` KV heads in fp32."""
     values = view.tensor().float().flatten()
     if values.numel() not in (1, heads):
         raise ModelError(

@@ -72,7 +72,8 @@ class LayerLoader:
     Attributes:
         ranks: ranks that the model is split over; None for a single rank.
         kv_scales: static scales of keys and values, by layer.
-        shared: products of a model with shared blocks, by the names of their stored weights.
+        shared: packed matrices that were read, by the names of their stored weights, so that layers with a shared block
+            (Zamba 2) use the same ones; empty for other models.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class LayerLoader:
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
 
     def model(self, progress: LoadProgress) -> DecoderModel:
-        """Read the whole model, and tell which layers have been. Raises ModelError where the device has no kernels."""
+        """Read the whole model, and report progress by layers. Raises ModelError if the device lacks a kernel."""
         config = self.config
         if config.has_v_norm and self.weights.device.type == "cuda":
             raise ModelError("Normed values are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
@@ -119,7 +120,7 @@ class LayerLoader:
         )
 
     def norm_before(self, index: int, name: str) -> str | None:
-        """Return the norm in front of a layer; None in front of a shared block, which has one of its own."""
+        """Return the name of the norm before a layer; None for a layer with a shared block, which has its own norm."""
         return f"model.layers.{index}.{name}" if self.config.layers[index].shared_block is None else None
 
     def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
@@ -158,7 +159,7 @@ class LayerLoader:
         return ScaledSum(norm, factor, kept=factor)
 
     def layer_inputs(self, sizes: PerLayerInputs) -> LayerInputs:
-        """Read what makes the inputs of layers beside the residual stream."""
+        """Read the weights that compute the layers' further inputs for each token (per-layer inputs)."""
         config, embedding = self.config, self.weights.tensor(LAYER_EMBEDDING)
         return LayerInputs(
             embedding=embedding,
@@ -171,7 +172,7 @@ class LayerLoader:
         )
 
     def layer_input(self, index: int, prefix: str) -> LayerInput:
-        """Read the weights that a layer applies to its input beside the residual stream."""
+        """Read the weights that a layer applies to its further input (``layer_inputs``)."""
         config, sizes = self.config, self.config.layer_inputs
         assert sizes is not None and config.activation != "xielu"
         return LayerInput.of(
@@ -204,7 +205,7 @@ class LayerLoader:
         return torch.cat((above, below + line, line[None], highest[None]))
 
     def beside_mlp(self, index: int, prefix: str) -> BesideMlp | None:
-        """Read the mixture of experts beside a layer's MLP, None for none."""
+        """Read the mixture of experts that a layer has in addition to its MLP; None if it has none."""
         config, mixture = self.config, self.config.layers[index].mixture
         if mixture is None or not mixture.is_beside_mlp:
             return None
@@ -291,7 +292,7 @@ class LayerLoader:
         return StaticScales(found.form, found.values.to(self.weights.device))
 
     def spread_columns(self, index: int) -> ColumnRuns | None:
-        """Return where q, k and v are in their product, if values are keys or its columns are grouped; else None."""
+        """Return the columns of q, k and v in their product; None if they simply follow one another."""
         config = self.config
         if config.layers[index].shares_values:
             q, kv = qkv_modules(config, index).values()
@@ -366,7 +367,7 @@ class LayerLoader:
         return Projection(names, tuple(modules.values()), packed, added_over)
 
     def last_norm(self) -> Norm:
-        """Return the norm behind the last layer."""
+        """Return the norm after the last layer."""
         return self.norm(final_norm(self.config))
 
     def norm(self, name: str | None) -> Norm:

@@ -86,7 +86,7 @@ def _activation(mixture: Mixture) -> ExpertActivation | Literal["relu2"]:
 
 
 class _Reader:
-    """Reads the parts of one mixture, in the storage that its names say."""
+    """Reads the parts of one mixture in the form in which the checkpoint stores them (``names.storage``)."""
 
     def __init__(self, weights: WeightReader, prefix: str, mixture: Mixture) -> None:
         self._weights = weights
@@ -94,7 +94,7 @@ class _Reader:
         self._mixture = mixture
 
     def gate(self, module: str, size: int, *, biased: bool) -> Projection:
-        """A small product whose result decides: its rounding would change which experts compute."""
+        """Read a small product, such as the router. It stays plain: rounding could change which experts are chosen."""
         name = f"{self._prefix}.{module}"
         bias = self._weights.tensor(f"{name}.bias") if biased else None
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
@@ -164,7 +164,7 @@ class _Reader:
         return self._weights.pack(name, self._weights.part(name, expert), None)
 
     def _transposed(self, tensor: str, expert: int, turns: int) -> Linear:
-        """A matrix stored as [K, N], whose columns belong to so many modules by turns, and its bias [N], if any."""
+        """Read a matrix stored as [K, N], with columns of ``turns`` modules in turn, and its bias [N], if any."""
         name = f"{self._prefix}.{tensor}"
         bias = _by_module(self._weights.part(f"{name}_bias", expert), turns) if self._mixture.biased else None
         grouped = self._weights.grouped_part(name, expert, turns, bias)
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def _by_product(experts: tuple[AnyLinear, ...]) -> tuple[tuple[Linear, ...], ...]:
-    """Return the experts' parts by product: one, or two where each expert has two; nothing together where some have."""
+    """Group the experts' parts by product: one or two for each expert. If numbers differ, all parts are one group."""
     parts = [parts_of(each) for each in experts]
     if len(set(map(len, parts))) > 1:
         return (tuple(part for each in parts for part in each),)

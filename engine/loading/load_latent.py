@@ -31,7 +31,7 @@ from .tensor_names import (
 )
 from .weight_forms import WeightReader
 
-_NORM_EPS = 1e-6  # of the two inner norms, whatever the config says of the others
+_NORM_EPS = 1e-6  # of the two norms within latent attention; the config's epsilon is for the other norms
 
 
 def load_latent(

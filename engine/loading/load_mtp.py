@@ -1,4 +1,4 @@
-"""Load the MTP module of a checkpoint: the layer behind a model's last, as a ``DraftHead`` beside the model."""
+"""Load the MTP module of a checkpoint, the layer stored after a model's last layer, as a ``DraftHead`` of the model."""
 
 from __future__ import annotations
 

@@ -188,11 +188,13 @@ def behind_shared_block(
     norm: Callable[[str], Norm],
     projection: Callable[[str, dict[str, int], bool], Projection],
 ) -> SharedBlockMixer:
-    """Return a layer's state space behind the shared block of this attention and MLP.
+    """Return a layer of Zamba 2: a shared block, which consists of this attention and MLP, and then a state space.
 
     Args:
-        norm: reads the norm of a name.
-        projection: reads the modules with a prefix, by their names and rows, with biases or without.
+        attention, mlp: the shared weights, to which the layer's own low-rank products are added here.
+        norm: reads the norm with a name.
+        projection: reads modules side by side, given the prefix of their names, the rows of each by the rest of its
+            name, and whether they have biases.
     """
     assert isinstance(mlp, Mlp) and isinstance(state, Mamba2)
     prefix, hidden, block = f"model.layers.{index}", config.hidden_size, config.layers[index].shared_block
@@ -222,7 +224,7 @@ def behind_shared_block(
 
 
 def _gated_norm(weights: WeightReader, block: str, layer: Mamba2Layer, eps: float) -> GatedNormParams | ColumnRuns:
-    """Return the norm and gate of a state space, or the columns of the gate beside its results."""
+    """Return the norm and gate of a state space; without a norm, the columns of gate and results side by side."""
     if not layer.normed:
         return ColumnRuns.of([(0, 0, layer.width), (1, 0, layer.width)])
     norm = weights.tensor(f"{block}.norm.weight")

@@ -20,7 +20,7 @@ from ...kernels.grouped_weights import StoredNumbers
 from ...kernels.layouts.grouped_forms import SUPER_BLOCK
 
 Run = tuple[int, int]
-"""From the first to before the last."""
+"""A run of rows or columns: the first one, and the end, which is excluded."""
 
 
 class RowPieces:
@@ -41,7 +41,7 @@ class RowPieces:
         return self.of((0, self._count))
 
     def of(self, *runs: Run) -> Iterator[Tensor]:
-        """Yield the rows of some runs alone."""
+        """Yield the rows of the given runs only, in pieces."""
         for first, end in runs:
             for start in range(first, end, self._step):
                 yield self._read(start, min(end, start + self._step))
@@ -59,7 +59,7 @@ class MatrixCut(NamedTuple):
         return sum(end - first for first, end in self.runs)
 
     def is_between(self, size: int) -> bool:
-        """Return whether columns are cut between blocks of so many; of rows this is always so."""
+        """Return whether all cuts are between blocks of ``size`` columns; cuts of rows always are."""
         return self.dim == 0 or not any(first % size or end % size for first, end in self.runs)
 
     def take(self, part: Tensor, size: int = 1) -> Tensor:
@@ -94,7 +94,7 @@ def cut_blocks(pieces: Iterable[Tensor], cut: MatrixCut, block: tuple[int, int])
 
 
 def cut_numbers(stored: StoredNumbers, cut: MatrixCut) -> StoredNumbers | None:
-    """Return the kept part of a matrix; None where columns are cut within a super-block, or groups are out of order."""
+    """Return the kept part of a matrix; None if columns are cut within a super-block, or have groups out of order."""
     if cut.dim == 0:
         return _cut_rows(stored, cut)
     rows, width = stored.shape

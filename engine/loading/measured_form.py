@@ -29,17 +29,17 @@ ROWS: Final = (1, 4, 16, 32, 128, 512)
 """Numbers of rows that are measured: from one stream to a chunk of a prompt."""
 
 LEAST_SPEED: Final = 0.8
-"""Where blocks as stored are slower than this with some number of rows, they are widened."""
+"""Stored blocks are not kept alone if, with some number of rows, their speed relative to widened ones is below this."""
 
 LEAST_BYTES: Final = 256 << 20
-"""With fewer bytes of blocks, and memory for both forms, only few rows are measured: to measure all of ``ROWS`` takes
-half as long as to load them."""
+"""With fewer bytes of blocks and memory for both forms, only few rows are measured, because measuring all of ``ROWS``
+would take half as long as loading the blocks."""
 
 FEW_ROWS: Final = (1, 16, 64, 128, 256)
-"""Numbers of rows that are measured where both forms are kept."""
+"""Numbers of rows that are measured if both forms are kept."""
 
 MOST_ROUNDS: Final = 12
-"""Rounds of a measurement on a busy machine."""
+"""Largest number of rounds of a measurement, which a busy machine needs."""
 
 DYNAMIC_ROWS: Final = (1, 8, 32)
 """Numbers of rows for which activations of 8 bits are measured: from one stream to the steps of many."""
@@ -68,14 +68,14 @@ _TYPES: Final[dict[Format, BlockType]] = {
     Format.FIVE_BITS: "Q5_1",
     Format.SYMMETRIC_5_BITS: "Q5_0",
 }
-_MANY: Final = 128  # rows that are measured with an eighth of that: their products take long
+_MANY: Final = 128  # number of rows from which a weight of an eighth of the size is measured, to save time
 _ROUNDS: Final = 5
-_CONFIRMED: Final = 1.1  # times the least one: a time that nothing else has lengthened either
+_CONFIRMED: Final = 1.1  # a second time of at most this many times the least one confirms it
 
 
 @dataclass(frozen=True, slots=True)
 class FormSpeeds:
-    """How many times as fast blocks as stored are, for each number of ``ROWS``."""
+    """Speed of stored blocks relative to widened weights, for each number of rows in ``ROWS``."""
 
     speeds: tuple[float, ...]
 
@@ -213,12 +213,12 @@ def _speeds(blocks: StoredBlocks, dtype: torch.dtype, size: int, rows: tuple[int
 
 
 def _random_blocks(block_type: BlockType, width: int, size: int) -> QuantisedLinear:
-    """Return a weight of so many values. They are random, as AMX makes products of zeros in half of the time."""
+    """Return a weight with ``size`` values. They are random, because AMX multiplies zeros twice as fast."""
     return quantised_weights.pack_blocks(random_bytes(block_type, width, size), block_type, widened=True)
 
 
 def random_bytes(block_type: BlockType, width: int, size: int) -> Tensor:
-    """Return the raw rows of such a weight."""
+    """Return random rows of a weight in blocks with ``size`` values, [rows, bytes of a row] uint8."""
     values, num_bytes = BLOCK_SIZES[block_type]
     below_half_infinity = 0x3F  # in each byte, so that scales are finite
     shape = max(1, size // width), width // values * num_bytes

@@ -18,12 +18,14 @@ from ...kernels.quantised_weights import BlockType
 
 BLOCK = 32  # values
 BLOCKS, SCALES = "_blocks", "_scales"
-"""Endings of the two tensors in which one is stored: [E, N, K / 32, 16] and [E, N, K / 32], uint8."""
+"""Ends of the names of the two tensors that store the matrices: [E, N, K / 32, 16] and [E, N, K / 32], uint8."""
 
 BLOCK_BYTES: Final = 17
-"""Of a block in a GGUF file: its exponent, then low halves of the first 16 values and high halves of the others."""
+"""Bytes of a block in a GGUF file: one with its exponent, then 16, each with value i in its low half and value i + 16
+in its high half."""
 KEPT_AS: Final[BlockType] = "E2M1"
-"""Type of the blocks that native kernels of a CPU read: as a GGUF file's, half the scale in half precision in front."""
+"""Type of the blocks that native kernels of a CPU read: like a GGUF file's blocks, but with half of the scale, in half
+precision, in place of the exponent."""
 _KEPT_BYTES: Final = 18
 _LEAST_HALF, _MOST_HALF = 104, 143  # exponents whose halved powers are numbers of half precision
 
@@ -44,7 +46,7 @@ def scaled_values(nibbles: Tensor, scales: Tensor) -> Tensor:
 
 
 MOST_EXPONENT: Final = 252
-"""The largest one whose numbers are all finite in fp32 and bfloat16; 255 stands for no number."""
+"""Largest stored exponent with which all values of a block are finite in fp32 and bfloat16; 255 means NaN."""
 
 
 def are_numbers(exponents: Tensor) -> bool:

@@ -16,9 +16,9 @@ from ...kernels.quantised_weights import BLOCK_SIZES, BlockType
 from . import mxfp4
 
 GROUP: Final = 16
-"""Numbers with one scale."""
+"""Number of consecutive numbers that share a scale."""
 BLOCK_BYTES: Final = 36
-"""Of a block of 64 numbers in a GGUF file."""
+"""Bytes of a block of 64 numbers in a GGUF file."""
 KEPT_AS: Final[BlockType] = "NVFP4"
 """Type of the blocks that native kernels of a CPU read."""
 _SCALE_BYTES: Final = 4  # of a block
@@ -54,12 +54,12 @@ def e2m1(codes: Tensor) -> Tensor:
 
 
 def takes_kept(width: int) -> bool:
-    """Return whether rows of so many numbers are whole blocks of ``KEPT_AS``."""
+    """Return whether a row of this many numbers consists of whole blocks of ``KEPT_AS``."""
     return width % BLOCK_SIZES[KEPT_AS][0] == 0
 
 
 def kept_bytes(num_values: int) -> int:
-    """Return the bytes of so many numbers in blocks of ``KEPT_AS``."""
+    """Return the bytes that this many numbers take in blocks of ``KEPT_AS``."""
     values, size = BLOCK_SIZES[KEPT_AS]
     return num_values // values * size
 

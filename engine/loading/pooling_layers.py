@@ -1,4 +1,4 @@
-"""Dense layers behind the pooling of a checkpoint, in the files of sentence-transformers."""
+"""Dense layers that a checkpoint applies after pooling, in the files of sentence-transformers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ the module's name. With q the stored integer, z a zero point, s a scale, and g t
     awq            like gptq, with another order of the eight integers in a word
     packed, int8   w[n, k] = s[n, g(k)] (q[n, k] - z[n, g(k)])     weight_packed or weight, weight_scale
     float8         w[n, k] = s q[n, k], s of the matrix, a row, or a block
-    nvfp4          w[n, k] = q[n, k] s[n, k / 16] / s, q in E2M1, scales in E4M3, one more for the matrix
+    nvfp4          w[n, k] = q[n, k] s[n, k / 16] / f, q in E2M1, s in E4M3, one f for the matrix (ModelOpt: times f)
     mxfp4_packed   w[n, k] = q[n, k] 2^(e[n, k / 32] - 127)
     bnb_4bit       w = table[q] s[block], blocks of the flat matrix; scales may be quantised once more
     bnb_int8       w[n, k] = q[n, k] s[n] / 127
@@ -41,7 +41,7 @@ _PIECE: Final = 1 << 23  # values that are decoded at once
 _WORD: Final = 32
 _WORD_BYTES: Final = 4
 BLOCK: Final = 32
-"""Inputs of a block that native kernels multiply with as it is."""
+"""Number of inputs of a block of integers that native kernels can multiply with."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # position in an AWQ word of the integer of each of eight columns
 _FLOAT4: Final = ("nvfp4", "nvfp4_modelopt", "mxfp4_packed")
 _FLOAT8: Final = "F8_E4M3"
@@ -90,13 +90,15 @@ LAYOUT_NAMES: Final[dict[Layout, str]] = {
     "bnb_4bit": "bitsandbytes 4 bits",
     "bnb_int8": "bitsandbytes LLM.int8()",
 }
-"""What people call the layouts."""
+"""Usual names of the layouts, for error messages."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "bias_scale"}
     | {"k_scale", "v_scale", "q_scale", "prob_scale", "k_zero_point", "v_zero_point"}
 )
-"""Parts that say how activations and cached keys and values are rounded where they are: here they are not."""
+"""Parts that do not change a weight: they specify how activations and cached keys and values may be quantised.
+
+Scales of keys and values are read separately (``kv_scales``); the others are not used."""
 
 
 def part_names(quantization: Quantization | None) -> tuple[str, ...]:
@@ -248,7 +250,7 @@ class QuantisedTensor:
 
 
 Rows = Callable[[int, int], Tensor]
-"""Some rows [first, end) of a matrix."""
+"""Returns rows [first, end) of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +295,7 @@ class Integers:
             found = self.numbers(first, end)
             if is_signed:
                 found = found.view(torch.uint8)
-            # Bytes are signed where their middle is their zero point, and unsigned otherwise.
+            # The result is signed bytes if all zero points are the middle of the range, and unsigned bytes otherwise.
             return found ^ 128 if is_byte and is_signed is not is_middle else found
 
         return StoredNumbers(
@@ -369,7 +371,7 @@ class Floats:
         return replace(self.meaning, shape=shape, pieces=RowPieces(self.codes, shape[0], step))
 
     def block_type(self, width: int) -> BlockType | None:
-        """Return the type of blocks that have the same numbers, None where rows are no whole blocks of it."""
+        """Return the type of blocks that hold the same numbers; None if rows do not consist of whole blocks of it."""
         return self.kept_as if self.kept_as and width % BLOCK_SIZES[self.kept_as][0] == 0 else None
 
     def blocks(self, block_type: BlockType) -> Rows:
@@ -381,7 +383,7 @@ class Floats:
 Opened = Integers | Floats
 """The parts of a matrix."""
 
-_NOWHERE: Final = (0, 0)  # in place of a shape that the caller knows
+_NOWHERE: Final = (0, 0)  # placeholder for a shape, which the caller sets
 
 
 def _of_blocks(values: Tensor, blocks: int) -> Tensor:
@@ -407,7 +409,7 @@ class _Checked:
         )
 
     def shape(self, part: str, dims: int, *dtypes: str) -> tuple[int, ...]:
-        """Return the shape of a part that must be there with so many dimensions, all above 0, in one of the types."""
+        """Return the shape of a part. Raises ModelError unless it has ``dims`` sizes above 0 and one of the types."""
         view = self._parts.get(part)
         if view is None or len(view.shape) != dims or view.dtype not in dtypes or not all(view.shape):
             raise self.wrong(part, f"{' or '.join(dtypes)} of {dims} dimensions")
@@ -482,7 +484,7 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def words_of(count: int, bits: int) -> int:
-    """Return the words that so many integers take."""
+    """Return how many words ``count`` integers of ``bits`` bits take."""
     return -(-count * bits // _WORD)
 
 
@@ -652,7 +654,7 @@ def _open_packed(parts: _Checked) -> Opened:
 
 
 def _packed_groups(parts: _Checked, found: Tensor, width: int, groups: int) -> Tensor | None:
-    """Return the group of each input; None for groups in order, which -1 says as well."""
+    """Return the group of each input; None if groups are in order, or if all indices are -1, which means the same."""
     if bool((found == -1).all()) or torch.equal(found, torch.arange(width) // (width // groups)):
         return None
     if bool((found < 0).any()) or bool((found >= groups).any()):
@@ -818,7 +820,7 @@ def _open_mxfp4_packed(parts: _Checked) -> Opened:
 
 @dataclass(frozen=True, slots=True)
 class _BlockState:
-    """What bitsandbytes writes beside a matrix of four bits: its shape, and the values that share a scale."""
+    """Facts that bitsandbytes stores with a matrix of four bits: its shape, and how many values share a scale."""
 
     shape: tuple[int, int]
     block: int

@@ -86,7 +86,7 @@ def shared_run(count: int, rank: int, size: int) -> Run:
 
 
 def _times(run: Run, rows: int, start: int = 0) -> Run:
-    """Rows of a run of heads of so many rows each, behind a start."""
+    """Return the run of rows of a run of heads with ``rows`` rows each, of which the first head begins at ``start``."""
     return start + run[0] * rows, start + run[1] * rows
 
 

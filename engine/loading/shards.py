@@ -148,7 +148,7 @@ class Shard:
 
 
 def _layer(layer: LayerConfig, size: int) -> LayerConfig:
-    """A layer as each of so many ranks computes it."""
+    """Return the configuration of a layer as each of ``size`` ranks computes it."""
     kv, mixture = layer.kv_heads, layer.mixture
     return replace(
         layer,
@@ -268,7 +268,7 @@ class ShardSource:
         return -(-cut.size // FLOAT8_GROUP) if is_between else 0
 
     def rounds_inputs(self, name: str) -> bool:
-        """Return whether inputs are rounded, by their largest one: of a cut row no rank knows it."""
+        """Return whether inputs are rounded. Inputs that are cut are not: no rank knows the largest input of a row."""
         cut = self._cut(name)
         return (cut is None or cut.dim == 0) and self._source.rounds_inputs(self._stored(name))
 

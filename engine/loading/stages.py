@@ -139,7 +139,7 @@ class StageSource:
 
 
 def stage_name(name: str, layers: range) -> str | None:
-    """Return the name of a tensor or module in a model of some layers alone; None for one of another layer."""
+    """Return the name that a tensor or module has in a model of only these layers; None if it is in another layer."""
     if not name.startswith(LAYERS):
         return name
     number, _, rest = name.removeprefix(LAYERS).partition(".")

@@ -48,10 +48,11 @@ FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
 XIELU, XIELU_CONSTANTS = ("act_fn.alpha_p", "act_fn.alpha_n"), ("act_fn.beta", "act_fn.eps")
-"""Trained factors of an MLP's activation before their softplus, and the numbers beside them."""
+"""Parameters of an MLP's xIELU activation: trained numbers whose softplus gives its factors, and constants."""
 
 INDEXER = "indexer"
-"""What chooses tokens in a layer of indexed attention: no part of a model that has no longer sequences."""
+"""Module that chooses the tokens in a layer of indexed attention. It is left out of a model whose longest sequence is
+so short that all tokens would be chosen."""
 INDEX_QUERY, INDEX_KEY, INDEX_NORM, INDEX_WEIGHTS = "wq_b", "wk", "k_norm", "weights_proj"
 
 # Tensors of latent attention.
@@ -59,7 +60,7 @@ QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm",
 KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 
 KV_SCALES = (".k_scale", ".v_scale")
-"""Ends of the names of scales of cached keys and values."""
+"""Ends of the names of tensors with scales of cached keys and values."""
 _CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale"})
 # Old checkpoints store the rotary frequencies, which follow from the config.
 _COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -91,9 +92,10 @@ def shared_name(name: str, config: ModelConfig) -> str:
 
 
 def own_modules(config: ModelConfig, index: int) -> dict[str, str]:
-    """Return the modules with products of a layer's own beside those of its shared block, by the shared module.
+    """Return a layer's own modules that add to the results of a shared block's modules (Zamba 2), by the shared module.
 
-    Each stands for two modules, which are called 0 and 1: the narrow product and the one from its results.
+    Each name stands for two modules, with ``.0`` and ``.1`` after the name, which are like A and B of a LoRA: 0 reduces
+    the inputs to a few numbers, from which 1 computes what is added.
     """
     block = config.layers[index].shared_block
     if block is None:
@@ -199,7 +201,7 @@ def _shared_block(config: ModelConfig, index: int) -> dict[str, Shape]:
 
 
 def _layer_inputs(config: ModelConfig, sizes: PerLayerInputs) -> dict[str, Shape]:
-    """The tensors of what layers get of a token beside the residual stream."""
+    """Return the tensors that compute the layers' further inputs for each token, with their shapes."""
     hidden, size, width = config.hidden_size, sizes.size, sizes.size * config.num_layers
     shapes: dict[str, Shape] = {
         LAYER_EMBEDDING: (sizes.vocab_size, width),
@@ -255,7 +257,7 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def final_norm(config: ModelConfig) -> str:
-    """Return the name of the norm behind the last layer."""
+    """Return the name of the norm after the last layer."""
     return f"model.{config.final_norm}"
 
 
@@ -470,9 +472,10 @@ def unused_modules(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _modules_of_others(config: ModelConfig) -> Iterator[str]:
-    """Yield, of the modules that layers with the same shared block have in common, those of the other layers.
+    """Yield, for each layer with a shared block, the names of the other layers' ``own_modules`` beneath this layer.
 
-    They are named as checkpoints and adapters name them.
+    Checkpoints and adapters store a shared block beneath each of its layers, with the own modules of all of them. A
+    layer uses only its own.
     """
     blocks = {index: layer.shared_block for index, layer in enumerate(config.layers) if layer.shared_block is not None}
     for index, block in blocks.items():
@@ -532,7 +535,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
 
 
 def _has_no_effect(name: str) -> bool:
-    """Whether a tensor is computed anew, or is the scale of an FP8 cache of keys and values, which is not used here."""
+    """Whether a tensor is computed anew, or is a scale that changes no weight (``kv_scales`` reads those of KV)."""
     return _COMPUTED.fullmatch(name) is not None or name.rpartition(".")[2] in _CACHE_SCALES
 
 
@@ -658,7 +661,7 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
 def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     norms, attention, mlp = config.norms, config.qkv_modules, config.mlp_modules
     if module in _GGUF_NORMS:
-        # Where the output of attention has no norm, Seed-OSS's files call that in front of the MLP so.
+        # Seed-OSS's models have no norm after attention, and their files use its name for the norm before the MLP.
         first, second = _GGUF_NORMS[module]
         return norms[first] or norms[second]
     names = {
@@ -713,5 +716,5 @@ _GGUF_LATENT = {
     "attn_kv_a_mqa": KV_DOWN,
     "attn_kv_a_norm": KV_NORM,
 }
-# The index in ``LayerNorms``, and of the norm that is meant where that is None.
+# For each GGUF name, the index of its norm in ``LayerNorms``, and the index of the norm that it names if that is None.
 _GGUF_NORMS = {"attn_norm": (0, 0), "post_attention_norm": (1, 2), "ffn_norm": (2, 2), "post_ffw_norm": (3, 3)}

@@ -37,13 +37,14 @@ WeightForm = Literal[
 
 plain: in the model's type.
 stored: GGUF's blocks of 4 and 8 bits as they are, other tensors plain; see ``kernels.quantised_weights.pack_blocks``.
-stored_widened: the same, and numbers of blocks rounded to the model's type in products: the bits of "plain". Also FP8
-    in its 8 bits, with these bits too, and integers of 8 bits with a scale of each row, which is applied to sums;
-    models in bfloat16 that were made for activations in integers of 8 bits are multiplied with such, as "int8_dynamic".
-stored_both: the same for few rows, and beside it the plain form for more: again the bits of "plain".
-grouped: on a GPU, whatever was quantised as it was stored, with the digits of the dequantised weight in fp32; see
+stored_widened: as "stored", but products round the numbers of blocks to the model's type, so that results have the same
+    bits as with "plain". FP8 stays in its 8 bits too, with the same bits in results. Integers of 8 bits with a scale
+    for each row stay too, and the scale is applied to sums. If the checkpoint specifies activations in integers of 8
+    bits and the model is in bfloat16, these are used, as in "int8_dynamic".
+stored_both: as "stored_widened" for few rows, with the plain form beside it for more rows, with the same bits.
+grouped: on a GPU, quantised matrices as they are stored, as precise as the dequantised weight in fp32; see
     ``kernels.grouped_weights``.
-stored_dynamic: as "stored", and activations rounded to 8 bits.
+stored_dynamic: as "stored", but with activations rounded to 8 bits.
 int8_weight_only, int8_dynamic: rounded to 8 bits with a scale for each output (``pack_channels``).
 """
 
@@ -300,7 +301,7 @@ class WeightReader:
         return found
 
     def _kept_as(self, name: str) -> tuple[object, ...]:
-        """Return what matrices must have in common to be kept as one, beside their width."""
+        """Return the properties that, with the width, must be equal for matrices that are kept as one matrix."""
         if not self._form.startswith("stored"):
             return ()
         if self._form in _KEEPS_BYTES and (scales := self._source.byte_scales(name)):
@@ -343,14 +344,14 @@ class WeightReader:
             pieces = [torch.cat(list(pieces))]
         shape = sum(each.shape[0] for each in kept), kept[0].shape[1]
         form = Format.FLOAT8 if kinds == {NumberForm.E4M3} else Format.WIDENED
-        # In float32 every digit is asked for.
+        # A user of float32 wants all digits, so inputs are not rounded.
         rounds_inputs = self.dtype is torch.bfloat16 and all(map(self._source.rounds_inputs, names))
         if form is Format.WIDENED and rounds_inputs and shape[1] <= quantised_weights.MOST_WIDTH:
             form = Format.CHANNELS
         return quantised_weights.pack_bytes(pieces, shape, torch.cat(scales), bias, form=form)
 
     def grouped(self, *names: str, bias: Tensor | None = None) -> GroupedLinear | None:
-        """Return matrices [N, K] as one, in their quantised numbers, for a GPU; None where no kernel reads them so."""
+        """Return matrices [N, K] joined, in their quantised numbers, for a GPU; None if no kernel reads any of them."""
         if self._form != "grouped":
             return None
         found = [self._source.numbers(name) for name in names]

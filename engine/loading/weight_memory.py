@@ -1,4 +1,4 @@
-"""Memory that a model's weights take in a form: known before they are read, and refused where there is less."""
+"""Memory of a model's weights in a form: computed before they are read; without enough memory they are refused."""
 
 from __future__ import annotations
 
@@ -141,6 +141,6 @@ def held_bytes(
 
 
 def _kept_bytes(block_type: str, stored: int) -> int:
-    """Return the bytes of blocks in memory, where each scale of a super-block, and each number of Q6_K, has a byte."""
+    """Return the bytes of blocks in memory, where each scale of a super-block and each number of Q6_K takes a byte."""
     in_file, in_memory = _KEPT_SIZES.get(block_type, (1, 1))
     return stored // in_file * in_memory

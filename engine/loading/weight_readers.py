@@ -57,7 +57,7 @@ from .upload import upload
 _BARE_EMBEDDING = EMBEDDING.removeprefix("model.")
 _FLOATS = ("F32", "F16", "BF16", "F64")
 PLAIN_TYPES = frozenset({*_FLOATS, "random"})
-"""What ``WeightSource.storage`` says of tensors that are not quantised."""
+"""Results of ``WeightSource.storage`` for tensors that are not quantised."""
 _NVFP4_PARTS = ("scale", "input_scale")  # beside a matrix in a GGUF file; the second is for activations of 4 bits
 _PIECE = 8 << 20  # bytes of blocks that are copied and packed at once
 _BLOCK_BYTES = {name: size for name, _, size in TENSOR_TYPES.values()}
@@ -281,7 +281,7 @@ class SafetensorsFolder:
         release_mapped(found)
 
     def normalise_columns(self, name: str) -> None:
-        """Divide the columns of a plain matrix by their lengths whenever it is read.
+        """Divide the columns of a plain matrix by their lengths whenever it is read, as ``norm_head`` requires.
 
         Raises:
             ModelError: the tensor is quantised.
@@ -603,7 +603,7 @@ class GgufWeights:
         return self._factors[tensor.stored][tensor.expert or 0]
 
     def _dequantise(self, data: NDArray[np.uint8], stored: str, out: Tensor, expert: int = 0) -> None:
-        """Decode bytes of a tensor, and let go of them: the file is not to be in memory beside the model."""
+        """Decode bytes of a tensor, and release them, so that the file is not in memory in addition to the model."""
         try:
             factor = self._factors[stored][expert] if stored in self._factors else None
             dequantise(data, self._file.tensors[stored].type, out, factor)
@@ -655,7 +655,7 @@ def _nvfp4_factors(file: GgufFile) -> dict[str, tuple[float, ...]]:
 
 
 def _beside(name: str, part: str) -> str:
-    """Return the name of a tensor beside a matrix ``NAME.weight``: ``NAME.PART``."""
+    """Return the name ``NAME.PART`` of a tensor that belongs to the matrix ``NAME.weight``."""
     return f"{name.removesuffix('weight')}{part}"
 
 

@@ -4,9 +4,10 @@
     | the streams' own rows | prompts                | slack |
 
 ``StepCostModel`` predicts the seconds of the streams' rows, and prompts get the rest of the target. Under load the
-streams alone would use up the target, and prompts would be computed more slowly than new ones arrive. So the target
-makes a prompt at most ``slowdown`` times slower than usual chunks beside the same streams: 1.15 times with a target of
-100 ms, 1.6 with 50, 4.8 with 20. A prompt gets at least ``LEAST`` tokens of a step. Without streams there is no target.
+streams alone would use up the target, and prompts would be computed more slowly than new ones arrive. So prompts have a
+minimum share of a step, even if the step then exceeds the target: a prompt takes at most ``slowdown`` times as long as
+it would in usual chunks beside the same streams. The factor is 1.15 with a target of 100 ms, 1.6 with 50 ms, 4.8 with
+20 ms. Together the prompts of a step always get at least ``LEAST`` tokens. Without streams there is no target.
 
 ``TokenLimit`` bounds all tokens of a step. It halves the bound after a step for which the device had no memory.
 """
@@ -64,7 +65,7 @@ class PrefillAllowance:
         return min(most, self._cost.draft_tokens(max(0.0, self._left()[1]))) if self._taken else most
 
     def _left(self, without: AbstractSet[int] = frozenset()) -> tuple[int, float]:
-        """Return the tokens left of ``LEAST`` and the seconds left; each below 0 where more was taken."""
+        """Return the tokens left of ``LEAST`` and the seconds left; a number is below 0 if more was taken."""
         taken = [each for number, each in self._taken.items() if number not in without]
         return LEAST - sum(tokens for tokens, _ in taken), self._seconds - sum(seconds for _, seconds in taken)
 
@@ -173,7 +174,7 @@ class TokenLimit:
 
 
 def usual_chunk(most: int) -> int:
-    """Return the tokens of prompts in a usual step where one has ``most`` at most: the rest is for a prompt's end."""
+    """Return the prompt tokens of a usual step, given the largest number: the rest is kept for the end of a prompt."""
     return most - most // 5
 
 

@@ -78,7 +78,7 @@ class Scheduler:
         target_ttft: target time to first token in seconds by priority class; a class without an entry has no deadlines.
         clock: seconds, monotonic.
 
-        Attributes:
+    Attributes:
         session_pins: soft pins of sessions and prompts.
         slow_masks: fills the masks for which steps do not wait.
     """
@@ -156,7 +156,8 @@ class Scheduler:
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
         """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is in use.
 
-        The matcher is in the state before the first output token, even if another engine has already generated tokens.
+        The matcher must be in the state before the first output token. If another engine has already generated tokens
+        of the sequence, the matcher is first advanced by these, on another thread.
         """
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
@@ -184,7 +185,7 @@ class Scheduler:
         self.session_pins.expire()
         plan = StepPlan(self._chunks.limit.tokens, self._clock())
         for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
-            # It has outgrown its rotary embedding, and is computed anew by the other one.
+            # The sequence is too long for its rotary embedding, so all of its KV is computed again with the other one.
             sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
             self._preempt(sequence, plan)
         self._fill(plan)
@@ -376,7 +377,7 @@ class Scheduler:
         return bool(plan.room and self._rows.free)
 
     def _may_preempt_to_admit(self) -> bool:
-        """Whether a waiting sequence may have a running one preempted. Cheap, as it is asked in every step."""
+        """Whether a running sequence may be preempted for a waiting one. Called in every step, so it is cheap."""
         return any(each.priority is Priority.BATCH for each in self._running) and self._queue.has_before(Priority.BATCH)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
@@ -444,7 +445,7 @@ class Scheduler:
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         counts = sequence.counts
         counts.num_scored += len(result.prompt_logprobs)
-        # Accepted drafts behind the end of the sequence are no tokens of its answer.
+        # Accepted drafts after the end of the sequence are no tokens of its answer.
         counts.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
         counts.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)

@@ -1,4 +1,4 @@
-"""Sequence meter: the times, the batch size and the KV pages of each sequence, told once, with its end."""
+"""Sequence meter: the times, the batch size and the KV pages of each sequence, sent to the client at its end."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class SessionPins:
             self._end_session(next(name for name in self._sessions if name[0] == largest))
 
     def _retain(self, tenant: str, session: str, pin: SoftPin) -> bool:
-        """Note a session that is kept for longer. False if that is more than its tenant's share."""
+        """Record a session to keep for longer than ``SESSION_SECONDS``; False if the tenant's share is used up."""
         own = self._retained.setdefault(tenant, {})
         num_pages = sum(self._cache.pinned_nodes([*own.values(), pin]).values())
         fits = len(own) < MAX_PINS and num_pages <= TENANT_SHARE * self._cache.num_pages

@@ -58,7 +58,7 @@ class StepCostModel:
         return sum(self._parts(work))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn from a step that took ``seconds``; one in which the clock did not move says nothing."""
+        """Learn from a step that took ``seconds``; a step in which the clock did not advance is ignored."""
         if seconds <= 0:
             return
         parts = self._parts(work)

@@ -81,7 +81,8 @@ class StepPlan:
     def can_go_on(self, sequence: Sequence) -> bool:
         """Return whether a sequence can be planned now.
 
-        It cannot if the token that the step in flight draws is certainly its last one, or if its next mask is slow.
+        It cannot if the token that the step in flight draws is certainly its last one, or if filling the mask of its
+        next token takes long and has not ended (``SlowMasks``).
         """
         row = self.before.get(sequence.id)
         if row is None or not row.draws:
@@ -193,7 +194,7 @@ class StepPlan:
                 sequence.params,
                 sequence.tokens[:],
                 sequence.num_prompt,
-                # Under a grammar the mask keeps an answer from ending early: it knows where only the end is allowed.
+                # Under a grammar the mask excludes an early end, and makes exceptions where only the end is allowed.
                 () if sequence.matcher else tuple(sequence.spec.stop_ids),
                 sequence.spec.seed,
                 sequence.slot,
@@ -221,7 +222,7 @@ class StepPlan:
 
 
 def _turn(want: tuple[Sequence, int, int]) -> int:
-    """Return when in a step a sequence gets the span that it wants: 0 is first."""
+    """Return a sequence's turn in the distribution of a step's tokens: 0 is first."""
     sequence, start, end = want
     if end - start <= 1:
         return 0

@@ -22,7 +22,7 @@ from ..sequence.sequence import Sequence
 from ..types import Priority
 
 WINDOW = 8
-"""Sequences of a tenant, the first ones, of which the one with the longest prefix hit is admitted."""
+"""Number of a tenant's first sequences, among which the one with the longest prefix hit is admitted next."""
 
 MAX_OVERTAKEN = 16
 LATE_TURN = 4

@@ -22,9 +22,9 @@ from .fairness import TokenCounters
 from .tenant_queue import Cached, TenantQueue, WaitingEntry
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
-"""Seconds that a sequence waits in its priority class at most, all waits together."""
+"""Longest time in seconds that a sequence waits in its priority class, all of its waits together."""
 AIM = 0.9
-"""Part of the target time to first token that a sequence is planned for, as steps vary."""
+"""Part of the target time to first token for which a sequence is planned, because the times of steps vary."""
 
 
 class WaitingQueue:

@@ -180,7 +180,7 @@ class EngineClient(asyncio.Protocol):
     ) -> None:
         """Load an adapter under a name, which may be in use if ``replace`` is set. Returns when requests can name it.
 
-        The load counts against the current tenant's share.
+        The load uses the current tenant's share of the loads in progress.
 
         Args:
             trusted: whether the path may lead outside of the folder of adapters.

@@ -99,7 +99,8 @@ def fault_of_start(process: EngineProcess, *, on_gpu: bool = False) -> str:
     """Return how a process ended before its model was loaded. Waits for its end, as nothing is served yet.
 
     Args:
-        on_gpu: whether the model was to run on a GPU, where weights have one form only.
+        on_gpu: whether the model was to run on a GPU. If memory ran out, the message then advises fewer adapters, and
+            not a smaller form of weights, as on a CPU.
     """
     try:
         status = process.wait(_LAST_SECONDS)

@@ -70,7 +70,9 @@ def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> s
 
 
 def num_left_out(prompt: Sequence[int], special_ids: Collection[int], num_tokens: int) -> int:
-    """Return how many tokens at the beginning belong to the prompt, counted as in sentence-transformers.
+    """Return how many tokens at the beginning of an input are not pooled, for a checkpoint that leaves out its prompt.
+
+    They are counted as in sentence-transformers (``include_prompt``).
 
     Args:
         prompt: tokens of the prompt alone, encoded like a text. A special token at its end is not counted.

@@ -42,8 +42,8 @@ class ProcessWatch:
         """Start the checks by the watchdog, one in each ``TICK_SECONDS`` until the process hangs or has ended.
 
         The socket of a killed process closes when its last thread ends. For a thread of low priority this may take a
-        second while other processes use the cores. So the end is reported only at the second check that finds the main
-        thread ended, and all that the process has sent is read before that.
+        second while other processes use the cores. So the process counts as ended when its main thread has. This is
+        reported only at the check after the one that finds it, so that all that the process has sent is read first.
         """
         if self._main_ended:
             return self.on_end(ENDED)

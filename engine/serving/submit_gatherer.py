@@ -23,7 +23,7 @@ class SubmitGatherer:
     The sequences of a request that comes alone are held back for five rounds of the event loop, about 60 us.
 
     Args:
-        send: called once for all sequences that are held; it gets them by ``take``.
+        send: called when the held sequences are to be sent; it must fetch them by ``take``.
         clock: returns monotonic time in seconds.
     """
 

@@ -1,9 +1,10 @@
 """Watchdog of the engine process: determines from its signs of life and its steps whether it hangs. No I/O.
 
 A process that is stopped, or waits for ever with the interpreter's lock, sends no signs of life and uses no processor
-time. A process whose native code computes with the lock sends none either but uses processor time, as does a process on
-an overloaded machine: neither hangs. A step that never ends does not stop the signs of life. So a step has a time limit
-of its own. It is long, because prompts on a slow machine and kernels compiled at first use take long.
+time. So it hangs. A process whose native code computes while it keeps the lock, or a process on an overloaded machine,
+may send none either, but it uses processor time. So it does not hang. A step that never ends does not stop the signs of
+life. So a step has a time limit of its own. It is long, because prompts on a slow machine and kernels compiled at first
+use take long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 
 HEARTBEAT_TIMEOUT = 5.0
 FLEET_HEARTBEAT_TIMEOUT = 3.0
-"""Seconds without a sign of life after which a replica hangs. An error here costs a pause, not the server."""
+"""Seconds without a sign of life after which a replica counts as hung. The time is short, because if a replica is
+given up wrongly, its sequences only pause until another one continues them."""
 WATCHDOG_TIMEOUT = 300.0
 TICK_SECONDS = 0.1
 """Seconds between two calls of ``tick``."""

@@ -12,7 +12,7 @@ from .tokenizer_files import DEFINITION, FURTHER_TEMPLATES
 MOST_BYTES = 64 << 20
 """Limit of the size of all tokenizer files of an adapter, in bytes."""
 MOST_TOKEN_BYTES, MOST_TEXT_BYTES = 1024, 8 << 20
-"""Limits of the bytes of one token's text and of all texts together: grammars walk through them byte by byte."""
+"""Limits of the bytes of one token's text and of all texts together, which grammars process byte by byte."""
 
 _FILES = (
     *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),

@@ -60,8 +60,9 @@ def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
     """
     tokens = [token for token in added if not token.get("normalized") and token["content"]]
     texts = [token["content"] for token in tokens]
-    # The cost of a position is at most a token's length plus the tokens listed beyond the trie. Both are limited, as
-    # the tokens come from a model's publisher.
+    # Beyond a certain depth of the trie, the rests of the tokens are listed as a plain alternation. So the cost of a
+    # position is at most a token's length plus the number of rests in a list. Both are limited, because the tokens come
+    # from a model's publisher.
     if max(map(len, texts), default=0) > _LONGEST:
         return None
     if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):

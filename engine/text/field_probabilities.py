@@ -25,7 +25,7 @@ from ..types import AllowedLogprobs
 _BLANKS = frozenset(b" \t\n\r")
 _OF_NUMBERS = frozenset(b"0123456789+-.eE")
 _LONGEST_NUMBER = 4_000
-"""Characters; Python parses no integer of more than 4,300 digits."""
+"""Largest number of characters of a number that is read; Python parses no integer of more than 4,300 digits."""
 _LITERALS = (b"true", b"false", b"null")
 _BEFORE_VALUE = _BLANKS | frozenset(b"]")
 _NEXT = frozenset(b",}")

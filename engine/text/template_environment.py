@@ -1,4 +1,4 @@
-"""Jinja environment of chat templates: a sandbox that counts the work of a template and computes no constants early.
+"""Jinja environment of chat templates: a sandbox that counts the work of a template, and folds no constants.
 
 A template is a program by the publisher of a model or an adapter. In this environment each loop, call, operator and
 output is charged to a budget before it runs. An operation without a known cost raises ``TemplateDeferred``. Such a

@@ -33,7 +33,7 @@ from .traffic_split import FULL_WEIGHT, shares
 
 MAX_NAME = 64
 MIN_PREFIX = 6
-"""Fewest digits of a digest that name a version."""
+"""Least number of digits of a digest with which a version may be named."""
 MAX_HISTORY = 1000
 _APPLICATION_ID = 0x52474D43
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)

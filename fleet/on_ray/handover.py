@@ -29,10 +29,10 @@ CONTROL, CHANNEL, LIVENESS = b"C", b"M", b"L"
 
 TOKEN_BYTES = 32
 REPORT = struct.Struct("<d")
-"""Of a report of the control connection: seconds of processor time that the engine process has used."""
+"""A report on the control connection: seconds of processor time that the engine process has used."""
 
 ACCEPT_SECONDS = 30.0
-"""For the gateway to connect."""
+"""Longest time in seconds that the host process waits for the gateway to connect."""
 
 _HELLO_SECONDS = 2.0  # seconds within which a connection must send its token
 _REPORT_SECONDS = 0.5

@@ -29,7 +29,7 @@ VERSIONS = (2, 60)
 """Major and minor version of Ray that this was written for."""
 
 OBJECT_STORE_BYTES = 80 << 20
-"""Nearly the least that Ray takes: nothing of a request goes through its object store."""
+"""Size of Ray's object store: nearly the smallest that Ray accepts, because no part of a request goes through it."""
 
 REACH_SECONDS = 3.0
 

@@ -21,7 +21,8 @@ from .ray_replica import HostAddress, RayReplica
 from .replica_actor import ReplicaActor
 
 PLACEMENT_SECONDS = 150.0
-"""For Ray to find a place for a replica and to start its actor, which a busy machine does within ``START_SECONDS``."""
+"""Longest time in seconds for Ray to find a place for a replica and start its actor. A busy machine needs up to
+``ray_services.START_SECONDS``."""
 
 
 class RayLauncher:

@@ -17,9 +17,9 @@ from .handover import CHANNEL, CONTROL, LIVENESS, REPORT, prepare
 
 CONNECT_SECONDS = 10.0
 LAST_MESSAGES_SECONDS = 0.5
-"""For the engine's last messages to come after the end of its actor."""
+"""Seconds for which the engine's last messages are awaited after the end of its actor."""
 CLOSE_SECONDS = 15.0
-"""For an engine to end its streams and its process; then its actor is killed."""
+"""Seconds that an engine has to end its streams and its process; then its actor is killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Changes to the start of Ray's processes for busy machines, on which Ray's own time limits are too short.
 
 A raylet waits 15 seconds for ports that its agent, a Python process with many imports, writes into files, and aborts
-without them. A driver waits 30 seconds for its node and up to 60 for a dashboard. No option changes this.
+without them. A driver waits 30 seconds for its node and up to 60 for a dashboard. No option of Ray changes these times,
+so functions of Ray are replaced in this process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import wraps
 from typing import Any
 
 START_SECONDS = 120.0
-"""So long a local Ray has to start. Ray itself gives up after 30, which it takes on a machine that others keep busy."""
+"""Seconds that a local Ray has to start. Ray's own limit of 30 may be too short on a machine that is busy."""
 _NO_PORT = -1  # the value that an agent without dashboard modules writes
 
 
@@ -49,9 +50,10 @@ def until_there(get_node: Callable[..., Any], seconds: float = START_SECONDS) ->
 
 
 def without_agent_ports(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Ray's start of a raylet, changed so that the ports of its agents are already there and it need not wait.
+    """Return Ray's function that starts a raylet, changed so that the raylet need not wait for the ports of its agents.
 
-    The dashboard's agent is not used here, and callers of the other agent retry until it is there.
+    The ports are set before the raylet starts. The dashboard's agent is not used here, so its files say that it has no
+    port. The other agent, for runtime environments, gets a free port, at which callers retry until the agent answers.
     """
     if hasattr(start_raylet, "__wrapped__"):
         return start_raylet

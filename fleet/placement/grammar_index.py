@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 MOST_GRAMMARS = 512
-"""Grammars of a replica that are remembered, the last used ones; it may have dropped one of them, which costs time."""
+"""Number of a replica's grammars that are remembered, the last used ones. If the replica has dropped one of them, it
+only has to compile it again."""
 
 
 def grammar_key(grammar: tuple[str, bytes] | None) -> int:

@@ -16,22 +16,23 @@ from .prefix_index import PrefixIndex
 from .routing import ReplicaColumns, Route, choose_replica, rendezvous
 
 ROW_TOKENS = 64.0
-"""Tokens of prefill that a running sequence delays a new one by, for as long as both run.
+"""Delay of a new sequence by each running one, for as long as both run, in tokens of prefill.
 
-Where it is less, replicas are loaded less evenly; where it is more, adapters are loaded more often for that
-(``benchmarks/fleet/simulated/routing_cost.py``).
+With a smaller number, replicas are loaded less evenly; with a larger one, adapters are loaded more often to even out
+the load (``benchmarks/fleet/simulated/routing_cost.py``).
 """
 
 FIRST_RATE = 1000.0
-"""Tokens of prefill a second, before any was measured."""
+"""Tokens of prefill per second that are assumed before the first measurement."""
 
 COMPILE_SECONDS = 0.25
 REPLAY_COMPILE_SECONDS = 1.0
-"""What a replica's lack of a grammar counts for: a compile, for a sequence whose client waits for its next token more,
-as the replicas that are left are busy with those of the one that is lost."""
+"""Seconds added to the wait at a replica that has to compile the sequence's grammar. They are more for a replayed
+sequence, whose client waits for its next token, because the remaining replicas are busy with the sequences of the lost
+one."""
 
 GRAMMAR_COPIES = 2
-"""Replicas that have a grammar that is in use: the second one goes on with the first one's sequences."""
+"""Number of replicas that should have a grammar in use. The second one can continue the sequences of the first."""
 
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 
@@ -207,7 +208,9 @@ class ReplicaTable:
         return (best, num_tokens) if num_tokens else (None, 0)
 
     def standby(self, grammar: int, base_digest: str) -> ReplicaInfo | None:
-        """Return a replica that should compile a grammar ahead; None if enough have it, or there is no other replica.
+        """Return a replica that should compile a grammar in advance, to be able to continue sequences of another one.
+
+        None if ``GRAMMAR_COPIES`` replicas have the grammar, or there is no other replica.
 
         Args:
             grammar: key of the grammar.

@@ -2,7 +2,8 @@
 
     score = 1.5 to 4.5 x prefill tokens saved + home bonus - expected wait in tokens - load of the adapter in tokens
 
-All terms are in tokens of prefill. The *home* of a prompt is chosen by rendezvous hashing of the first block that no
+All terms are in tokens of prefill. The factor of the tokens saved is 1.5 while a replica is idle, and grows with the
+least wait of all replicas. The *home* of a prompt is chosen by rendezvous hashing of the first block that no
 replica has. Prompts that share this block get the same home on every gateway, while prompts that branch after a known
 prefix get different homes. A replica that is the home of many prompts would be overloaded if they all had to go there.
 So the bonus is worth at most a part of the prompt: if the wait at home is longer, the second choice of the hash is
@@ -31,29 +32,29 @@ Flags = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
 SAVED_WORTH = 1.5
-"""What a cached token is worth in tokens of wait: one that is computed again keeps others waiting too.
+"""Worth of a cached token in tokens of wait. It is above 1, because computing a token again delays other sequences.
 
-Where it is 1, branches of a prompt that come at once spread too far; where it is 2, a program that has the fleet to
-itself takes a tenth longer (``benchmarks/fleet/simulated/hit_rates.py``).
+With 1, the branches of one prompt, arriving together, are spread over too many replicas. With 2, a program that has the
+whole fleet for itself takes a tenth longer (``benchmarks/fleet/simulated/hit_rates.py``).
 """
 
 BUSY_WORTH = 3.0
-"""What it is worth more at most where all replicas are busy: as many times as the prompt fits in the least wait.
+"""Limit of the worth that is added to ``SAVED_WORTH`` if all replicas are busy: the least wait divided by the prompt.
 
-While one is idle, computing a prefix again there costs nobody anything; where all have work, it is work for all.
+While a replica is idle, computing a prefix again there delays nobody. If all replicas have work, it delays others.
 """
 
 HOME_PART = 0.1
-"""What a first home is worth, as a part of the prompt's tokens; a second home is worth half of that."""
+"""Bonus of the first home, as a part of the prompt's tokens that no replica has; the second home gets half of it."""
 
 LEAST_HOME = 16.0
-"""What a home is worth at least, in tokens: prompts shorter than a block have homes too."""
+"""Least bonus of the first home, in tokens, so that prompts shorter than a block have a home too."""
 
 FULL_SLOTS = 4.0
-"""Factor of an adapter's load where another adapter has to leave: that will be loaded again too."""
+"""Factor of the cost of loading an adapter where it replaces another one, which will have to be loaded again too."""
 
 EVEN_LOADS = 1.0
-"""What it costs, in loads of an adapter, that a replica got the mean of the sequences lately and another one none."""
+"""Cost, in loads of an adapter, of a replica that got the mean number of recent sequences while another got none."""
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))

@@ -212,7 +212,7 @@ class BudgetClose:
     def _is_pausing(self, remaining: int) -> bool:
         """Return whether the next search is put off because an earlier one found nothing.
 
-        Meanwhile `check` starts a search only where the text so far is complete.
+        Meanwhile `check` starts a search only where the answer could end at once.
         """
         retry_at = self._positions[-1].searched(remaining).retry_at
         return not self.is_free and retry_at is not None and remaining > retry_at
@@ -452,10 +452,15 @@ class EndCheck:
             rollback_unless_failed(self._state, 1)
 
     def _known_end(self, after: BackendState, token: int, left: list[int]) -> list[int] | None:
-        """Return the completion, or a part of it, that also ends the answer after a token and fits.
+        """Return the completion found before the token, or a suffix of it that fits, if it ends the answer after it.
 
-        If a string goes on, the completion is still as short an end as before, even if it does not fit. Free text
-        accepts every part as a whole, so half of the work is kept for a search.
+        If the token only lengthens a string that the completion closes at once, the end is as far away as before. So
+        the whole completion is returned, even if it does not fit. In free text every token is allowed, so each suffix
+        is tried to its last token. Therefore the trials stop when half of the tokens that may be tried are used up; the
+        other half is left for a search.
+
+        Args:
+            left: list with the number of tokens that may still be tried.
         """
         if not self.most:
             return [] if after.can_end() else None
@@ -470,7 +475,7 @@ class EndCheck:
         return None
 
     def _stays_in_string(self, token: int) -> bool:
-        """Whether a string that the completion ends at once goes on with a token: its end is then as far as before."""
+        """Whether a token only lengthens a string that the completion closes at once; its end is as far as before."""
         tokens, found = self._texts.vocabulary.tokens, self._found
         is_inside = self._lexical == INSIDE and self._texts.lexical(INSIDE, token) == INSIDE
         return is_inside and b'"' not in tokens[token] and bool(found) and tokens[found[0]][:1] == b'"'

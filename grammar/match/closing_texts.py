@@ -121,7 +121,8 @@ class ClosingTexts:
         """Texts that may complete a string that has begun, those with the fewest tokens first.
 
         They are the suffixes of the grammar's short strings; if the answer is not JSON, of its short texts. Suffixes of
-        optional properties, cut off within their names, come last: they are needed only if such a name has begun.
+        optional properties that begin within the property's name come last: they are needed only if such a name has
+        begun.
         """
         texts = [text.encode() for text in (*self._texts, *chain.from_iterable(self._artifact.scalars))]
         if self.is_json:

@@ -122,10 +122,15 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A place in a linked list: the link before it, the text of the token between them, and the bytes so far.
+    """An element of a linked list with the place after each accepted token.
 
-    `probed` holds, for each text tried from here, the numbers of the containers that may begin after it; `searched`
-    holds, for each text searched, whether an item can have a new end after it.
+    Attributes:
+        place: the place.
+        before: the link of the place before the last token; None at the beginning.
+        text: text of the last token.
+        size: number of bytes of the answer so far.
+        probed: for each text tried from here, the numbers of the containers that may begin after it.
+        searched: for each text searched from here, whether an item can have a new end after it.
     """
 
     place: _Place

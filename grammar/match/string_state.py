@@ -49,9 +49,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A place in a linked list: the link before it, and the number of tokens that the library took for the last token.
+    """An element of a linked list with the place after each accepted token.
 
-    `probed` holds, for each text tried from here, the rules that may begin after it.
+    Attributes:
+        place: the place.
+        before: the link of the place before the last token; None at the beginning.
+        num_taken: number of tokens by which the library was advanced for the last token: more than one if the end of a
+            string in it had to be marked for the library (`MATCHED`).
+        probed: for each text tried from here, the rules that may begin after it.
     """
 
     place: _Place
@@ -103,7 +108,7 @@ class StringState:
             self._check_each(bits, some.tolist())
 
     def _check_each(self, bits: NDArray[np.uint32], tokens: list[int]) -> None:
-        """Clear the bits of those ``tokens`` that open or close a string where no rule or the library allows it."""
+        """Clear the bits of those ``tokens`` that open or close a string and that the rules or the library refuse."""
         probed: dict[bytes, tuple[int, ...]] = {}
         if not self._link.place.opened:
             # There are hundreds of such tokens, but the texts before their quotes are few.

@@ -34,7 +34,7 @@ _RULES: dict[StoredExperts, tuple[Layout, Layout, Layout]] = {
     "inputs first": ("inputs", "inputs", "outputs"),
     "marked": ("inputs", "outputs", "inputs"),
 }
-"""The layout before 0.19.0, of 0.19.0, and since 0.19.1."""
+"""The layout that PEFT writes before 0.19.0, in 0.19.0, and since 0.19.1, by the stored form of the experts."""
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?P<early>\.?(?:dev|rc|a|b)\d*)?(?:[.+@].*)?", re.DOTALL)
 # Development versions that may follow either rule.

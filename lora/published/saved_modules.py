@@ -20,10 +20,10 @@ from ..config import AdapterConfig
 from ..errors import AdapterError
 
 MOST_ADDED_TOKENS = 4096
-"""Tokens that an adapter may add to the base model's vocabulary."""
+"""Largest number of tokens that an adapter may add to the base model's vocabulary."""
 
 MOST_CLASSES = 1 << 16
-"""Classes of an adapter's classification head."""
+"""Largest number of classes of an adapter's classification head."""
 
 WHOLE = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 """Parts of a module in an adapter's file that are its whole weight."""

@@ -5,9 +5,9 @@ For E experts, a tensor with K inputs and N outputs, and rank r for each expert,
     A [E * r, K]    rows of the experts, one expert after the other
     B [N, r * E]    column i * E + e is rank i of expert e
 
-    or A [E * r, N] and B [K, r * E], with which the change of an expert's matrix is the transpose of its B A: see
-    ``expert_layouts``. PEFT stores a pair under the name of the module that has the tensor, or of its ``base_layer`` if
-    two tensors of the module are adapted. The shapes show which tensor a pair belongs to.
+or A [E * r, N] and B [K, r * E], with which the change of an expert's matrix is the transpose of its B A: see
+``expert_layouts``. PEFT stores a pair under the name of the module that has the tensor, or of its ``base_layer`` if two
+tensors of the module are adapted. The shapes show which tensor a pair belongs to.
 """
 
 from __future__ import annotations
