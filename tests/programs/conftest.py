@@ -52,7 +52,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> Iterator
     worker = FakeWorker(400, 16, vocab_size=420, eos=tuple(Tokenizer.load(tokenizer_folder).eos_ids))
     monkeypatch.setattr(EngineCore, "load", lambda config, path: EngineCore(config, worker))
     monkeypatch.setattr(
-        "rootgraft.engine.offline.llm.resolve_served_model", lambda config: ModelFiles(tokenizer_folder, "tiny")
+        "rootgraft.engine.offline.offline_model.resolve_served_model",
+        lambda config: ModelFiles(tokenizer_folder, "tiny"),
     )
     llm = LLM()
     with Session(llm) as session:

@@ -70,7 +70,7 @@ def core(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> FakeCore:
     core = FakeCore()
     monkeypatch.setattr(EngineCore, "load", lambda config, path: core)
     monkeypatch.setattr(
-        "rootgraft.engine.offline.llm.resolve_served_model", lambda config: ModelFiles(tiny_folder, "tiny")
+        "rootgraft.engine.offline.offline_model.resolve_served_model", lambda config: ModelFiles(tiny_folder, "tiny")
     )
     return core
 

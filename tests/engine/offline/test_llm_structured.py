@@ -62,7 +62,9 @@ def structured_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     worker = FakeWorker(400, 16, vocab_size=420, eos=tuple(Tokenizer.load(folder).eos_ids))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineCore, "load", lambda config, path: EngineCore(config, worker))
-        patch.setattr("rootgraft.engine.offline.llm.resolve_served_model", lambda config: ModelFiles(folder, "tiny"))
+        patch.setattr(
+            "rootgraft.engine.offline.offline_model.resolve_served_model", lambda config: ModelFiles(folder, "tiny")
+        )
         llm = LLM()
     yield llm
     llm.close()

@@ -41,7 +41,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> Iterator[Make]:
     """Make an ``LLM`` on a core, by default the real one over a device of integers."""
     made: list[LLM] = []
     monkeypatch.setattr(
-        "rootgraft.engine.offline.llm.resolve_served_model", lambda config: ModelFiles(tiny_folder, "tiny")
+        "rootgraft.engine.offline.offline_model.resolve_served_model", lambda config: ModelFiles(tiny_folder, "tiny")
     )
 
     def make(core: EngineCore | None = None, *, overlaps: bool = False, num_pages: int = 300) -> LLM:

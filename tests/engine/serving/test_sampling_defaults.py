@@ -180,7 +180,7 @@ def open_llm(monkeypatch: pytest.MonkeyPatch, folder: Path, source: Path, conten
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "generation_config.json").write_text(json.dumps(content))
     files = ModelFiles(folder, "tiny")
-    monkeypatch.setattr("rootgraft.engine.offline.llm.resolve_served_model", lambda config: files)
+    monkeypatch.setattr("rootgraft.engine.offline.offline_model.resolve_served_model", lambda config: files)
     return LLM(**options)
 
 
