@@ -28,7 +28,7 @@ from support.machine.waits import HANG_SECONDS, wait_until
 from rootgraft.api.access.api_keys import read_entries
 from rootgraft.api.access.key_file import add_key, rotate_key
 from rootgraft.api.batches import batch_service as service_module
-from rootgraft.api.batches.batch_files import BatchOutput, BatchRequest, BatchResponse
+from rootgraft.api.batches.batch_files import BatchOutput, BatchRequest, BatchResponse, answer_line
 from rootgraft.api.batches.batch_service import BatchService
 from rootgraft.api.config import ServerConfig
 from rootgraft.api.http.run_record import RunRecord, RunRecordFile
@@ -267,10 +267,14 @@ def test_a_batch_that_fails_on_a_full_disk_ends_when_it_can(
 
 
 def test_a_line_that_is_written_in_part_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = BatchRequest("a", CHAT, {})
     write = os.write
+
+    def add(out: BatchOutput, custom_id: str, response: BatchResponse) -> None:
+        request = BatchRequest(custom_id, CHAT, {})
+        out.add(request, response, answer_line(request, response))
+
     with BatchOutput(tmp_path / "out") as out:
-        out.add(request, BatchResponse(200, "", "first"))
+        add(out, "a", BatchResponse(200, "", "first"))
 
         def half(fd: int, data: Any) -> int:
             if len(data) > 40:
@@ -281,8 +285,8 @@ def test_a_line_that_is_written_in_part_is_taken_back(tmp_path: Path, monkeypatc
             patch.setattr("rootgraft.api.batches.batch_files.os.write", half)
             for _ in range(2):
                 with pytest.raises(ConfigError, match="No space left"):
-                    out.add(BatchRequest("b", CHAT, {}), BatchResponse(200, "", "x" * 19))
-        out.add(BatchRequest("c", CHAT, {}), BatchResponse(500, "", "third"))
+                    add(out, "b", BatchResponse(200, "", "x" * 19))
+        add(out, "c", BatchResponse(500, "", "third"))
         assert (out.done, out.failed) == ({"a", "c"}, 1)
     with BatchOutput(tmp_path / "out") as again:
         assert (again.done, again.failed) == ({"a", "c"}, 1)
