@@ -573,7 +573,7 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "files" / f"file-{'0' * 32}.part").write_text("half")
     account = tmp_path / "batches" / f"{batch.id}.answers"
     whole = {"custom_id": "r1", "response": {"status_code": 200, "request_id": "", "body": {"usage": {}}}}
-    account.write_text(json.dumps(whole) + '\n{"custom_id": "r2", "resp')
+    account.write_text(json.dumps(whole) + '\n{"id":"batch_req_0a","custom_id":"r2","resp')
     with start(tmp_path) as live, live.openai() as client:
         done = ended(client, batch)
         assert done.status == "completed" and done.request_counts.completed == 3
