@@ -1,4 +1,4 @@
-"""Answer room: the bytes that answers of batches take of their owners' share of the files, until they are files."""
+"""Answer room: counts the answers of unfinished batches as part of their owners' share of the stored files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import HTTPError
 from ..storage.batch_store import BatchRecord
 from ..storage.file_store import FileStore
 
-RETRY_SECONDS = 5.0  # seconds between two looks whether the owner has made room
+RETRY_SECONDS = 5.0  # Seconds between two checks whether the owner has deleted files.
 
 logger = logging.getLogger(__name__)
 
 
 class AnswerRoom:
-    """What batches hold of a file store for their answers. Belongs to one event loop.
+    """The bytes that each batch holds in a file store for its answers. Belongs to one event loop.
 
     Args:
-        files: store of which it is taken, in ``FileStore.answers``.
+        files: the store; the bytes are counted in its ``FileStore.answers``.
     """
 
     def __init__(self, files: FileStore) -> None:
@@ -26,14 +26,14 @@ class AnswerRoom:
         self._held: dict[str, int] = {}
 
     def hold(self, record: BatchRecord, size: int) -> None:
-        """Hold so many bytes for a batch in all: those that are on the disk, or 0 once they are files."""
+        """Set the bytes that a batch holds: the size of its answers on the disk, or 0 once they are stored as files."""
         self._files.answers.give_back(record.owner, self._held.pop(record.id, 0))
         if size:
             self._files.answers.take(record.owner, size)
             self._held[record.id] = size
 
     async def take(self, record: BatchRecord, size: int) -> None:
-        """Take bytes that are about to be written, or wait until the owner has made room, as the batch tells then."""
+        """Take ``size`` bytes for an answer. Waits while the owner has no room; the batch's ``errors`` say so."""
         while True:
             try:
                 self._files.check_room(record.owner, size)

@@ -24,7 +24,7 @@ from ..protocol.exact_json import dumps_exact, loads_exact
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions")
 MAX_CUSTOM_ID = 512
 _FIELDS = {"custom_id", "method", "url", "body"}
-# What a line of answers begins with.
+# Every line of answers begins with these bytes.
 _ANSWER = b'{"id":"batch_req_'
 
 
@@ -119,7 +119,7 @@ class BatchOutput:
     Opening the file truncates a last line cut off by a crash, so that its request is answered again.
 
     Raises:
-        ConfigError: the file cannot be written, or has something else than answers, and is left alone.
+        ConfigError: the file cannot be written, or contains lines that are not answers; then it is not changed.
 
     Attributes:
         done: ``custom_id`` of each answer in the file.

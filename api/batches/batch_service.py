@@ -259,7 +259,7 @@ class BatchService:
                 with await self.on_thread(record.owner, opened) as output:
                     self._room.hold(record, output.size)
                     remaining = (request for request in read_requests(path) if request.custom_id not in output.done)
-                    # The next one may be behind many that are answered, and a line may be long.
+                    # A thread reads, as many answered requests may precede the next one, and a line may be long.
                     next_request = partial(self.on_thread, record.owner, partial(next, remaining, None))
                     keep = partial(self._write, record, output)
                     await answer_all(post, next_request, keep, concurrency=WORKERS, fields={})
@@ -306,7 +306,7 @@ class BatchService:
         """Write the output and error files. After a crash this is repeated with the same file ids."""
         answers = self.records.answers_path(record)
         for file_id in (record.output_file_id, record.error_file_id):
-            # Of a try that failed: its bytes would count beside those of the answers.
+            # The file of an earlier attempt is deleted: its bytes would count in addition to the answers'.
             if (file := self.files.get(record.owner, file_id or "")) is not None:
                 self.files.delete(file)
         if record.output_file_id is None:

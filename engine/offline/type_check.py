@@ -8,11 +8,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _NAMES: dict[str, Any] = {"array": {int: array}}
-"""What names mean in annotations: before Python 3.12, the class takes no type of its items."""
+"""Meaning of names in annotations. ``array[int]`` needs it: before Python 3.12 the class takes no item type."""
 
 
 def is_of_type(value: object, hint: Any) -> bool:
-    """Return whether a value is of a type: a class, dataclass, tuple, frozenset, array, literal, or one of several.
+    """Return whether a value is of a type: a class, dataclass, tuple, frozenset, array, literal, or a union of these.
 
     An integer is also of the type float; a boolean is neither.
     """
