@@ -76,7 +76,7 @@ class Command:
 
 _COMMON_OF_SERVE = (
     *("model", "host", "port", "served_model_name", "api_key_file", "lora_modules", "lora_dir", "max_model_len"),
-    *("kv_cache_memory", "max_num_seqs", "quantization", "device"),
+    *("quantization", "device"),
 )
 COMMANDS = {
     "serve": Command(
