@@ -4,10 +4,10 @@
     python -m benchmarks.soak_model --summary FILE.json
 
 Chats free, sampled, structured and with tools, for the model and for adapters; adapters that come, are loaded, asked,
-unloaded and deleted; streams that are left; schemas that nobody has sent before, and one that doubles; background
-responses, a second turn after them, cancelled ones; batches with their files; scores and embeddings; what must be
-refused. What must come was asked of a server beforehand that did nothing else. The pauses between requests follow the
-processor time that the server uses, so that it uses ``--cores``.
+unloaded and deleted; chats over a WebSocket and over gRPC; streams that are left; schemas that nobody has sent before,
+and one that doubles; background responses, a second turn after them, cancelled ones; batches with their files; scores
+and embeddings; what must be refused. What must come was asked of a server beforehand that did nothing else. The pauses
+between requests follow the processor time that the server uses, so that it uses ``--cores``.
 
 Caches of the server are small, so that they are full within the first ten minutes (``benchmarks.soaking
 .bounded_server``). Every few seconds are noted, by the roles of processes: memory, descriptors, threads, processes;
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import psutil
 
 from benchmarks.serve.server import ROOT, free_port, machine
@@ -75,15 +76,20 @@ class Pacer:
 
 
 @contextmanager
-def serving(folder: Path, threads: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a server with its files in a folder; it is killed if the block has not ended it."""
+def serving(folder: Path, threads: int) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+    """Start a server with its files in a folder; it is killed if the block has not ended it.
+
+    Yields:
+        the URL of its API, the address of its gRPC port, and its process.
+    """
     folder.mkdir()
     shutil.copytree(ROOT / "examples" / "adapters", folder / "adapters")
-    port = free_port()
-    words = [sys.executable, "-m", "benchmarks.soaking.bounded_server", "api", str(folder), str(port), str(threads)]
+    port, grpc_port = free_port(), free_port()
+    words = [sys.executable, "-m", "benchmarks.soaking.bounded_server", "api", str(folder)]
+    words += [str(port), str(grpc_port), str(threads)]
     with (folder / "log").open("wb") as log, subprocess.Popen(words, stderr=log, cwd=ROOT) as process:
         try:
-            yield f"http://127.0.0.1:{port}/v1", process
+            yield f"http://127.0.0.1:{port}/v1", f"127.0.0.1:{grpc_port}", process
         except BaseException:
             print((folder / "log").read_text()[-4000:], file=sys.stderr)
             raise
@@ -137,15 +143,21 @@ class Soak:
         """Learn what must come, then soak. Returns the report."""
         timeout = aiohttp.ClientTimeout(total=900)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-            with serving(folder / "alone", self._options.threads) as (url, process):
+            with serving(folder / "alone", self._options.threads) as (url, address, process):
                 await until_ready(http, url, process)
-                async with RemoteServer.connect(RemoteOptions(url)) as server:
-                    await Clients(server, http, url, folder / "alone" / "adapters", self._known).learn()
+                async with (
+                    RemoteServer.connect(RemoteOptions(url)) as server,
+                    grpc.aio.insecure_channel(address) as rpc,
+                ):
+                    await Clients(server, http, rpc, url, folder / "alone" / "adapters", self._known).learn()
                 self._ends["the server without load ended with code 0"] = await _end(process) == 0
-            with serving(folder / "soaked", self._options.threads) as (url, process):
+            with serving(folder / "soaked", self._options.threads) as (url, address, process):
                 await until_ready(http, url, process)
-                async with RemoteServer.connect(RemoteOptions(url)) as server:
-                    self._clients = Clients(server, http, url, folder / "soaked" / "adapters", self._known)
+                async with (
+                    RemoteServer.connect(RemoteOptions(url)) as server,
+                    grpc.aio.insecure_channel(address) as rpc,
+                ):
+                    self._clients = Clients(server, http, rpc, url, folder / "soaked" / "adapters", self._known)
                     await self._load(http, url, psutil.Process(process.pid))
                 self._ends["the server ended with code 0"] = await _end(process) == 0
             self._note_log(folder / "soaked" / "log")

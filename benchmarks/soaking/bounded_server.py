@@ -4,7 +4,7 @@ All worker processes and all threads of pools are started with it: one that come
 after half an hour, would look like growth.
 
 python -m benchmarks.soaking.bounded_server engine FD LIVENESS FOLDER OPTIONS    started by the API process
-python -m benchmarks.soaking.bounded_server api FOLDER PORT THREADS
+python -m benchmarks.soaking.bounded_server api FOLDER PORT GRPC_PORT THREADS
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def spawn(fd: int, liveness: int, model_path: str, options: str) -> subprocess.P
     return subprocess.Popen([*words, str(fd), str(liveness), model_path, options], pass_fds=[fd, liveness], cwd=ROOT)
 
 
-def api(folder: str, port: str, threads: str) -> int:
+def api(folder: str, port: str, grpc_port: str, threads: str) -> int:
     """The API process."""
     place = Path(folder)
     output_check.MOST_BYTES = VALIDATOR_BYTES
@@ -115,8 +115,9 @@ def api(folder: str, port: str, threads: str) -> int:
         lora_modules=(f"second-pirate={place / 'adapters' / 'pirate'}",),
     )  # fmt: skip
     options = ServerConfig(
-        port=int(port), log_level="info", log_format="json", usage_ledger=str(place / "usage.db"),
-        batch_dir=str(place / "batches"), max_stored_response_bytes=RESPONSE_BYTES, max_queue_seconds=600.0,
+        port=int(port), grpc_port=int(grpc_port), log_level="info", log_format="json",
+        usage_ledger=str(place / "usage.db"), batch_dir=str(place / "batches"),
+        max_stored_response_bytes=RESPONSE_BYTES, max_queue_seconds=600.0,
     )  # fmt: skip
     model = ServedModel(ModelEntry(), config, options)
     return server.serve_models([model], lambda: [model], spawn)

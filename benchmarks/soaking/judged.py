@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 
 from benchmarks.fleet.mixed_requests import Answer, ask, first_difference, is_whole, request
 from benchmarks.hostile_programs import doubling
 from benchmarks.serve.schemas import is_valid
+from benchmarks.soaking.doors import Streamed, is_expected, over_grpc, over_socket
 from rootgraft.api.cli.remote_server import RemoteServer
 
 REQUESTS, TOKENS, BATCH_LINES = 36, 24, 6
 GUESTS = (6, 7, 16)
 """Numbers of requests that name an adapter of ``examples/adapters``, of which a guest is a copy."""
+ALONE = (0, 9, 18, 27, 1, 10, 19, 28)
+"""Numbers of requests whose answers have one choice of text and no schema, for doors other than HTTP."""
 POLL_SECONDS = 1.0
 _ENDED = {"completed", "failed", "cancelled", "incomplete", "expired"}
 
@@ -70,16 +74,24 @@ class Clients:
     Args:
         server: a connection to the server.
         http: a session for requests that ``server`` does not know.
+        rpc: a channel to its gRPC port.
         adapters: the server's ``--lora-dir``.
     """
 
     def __init__(
-        self, server: RemoteServer, http: aiohttp.ClientSession, url: str, adapters: Path, known: Known
+        self,
+        server: RemoteServer,
+        http: aiohttp.ClientSession,
+        rpc: grpc.aio.Channel,
+        url: str,
+        adapters: Path,
+        known: Known,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._server = server
         self._http = http
+        self._rpc = rpc
         self._url = url
         self._adapters = adapters
         self._known = known
@@ -87,6 +99,7 @@ class Clients:
         self._kinds: tuple[tuple[int, Callable[[random.Random], Awaitable[None]]], ...] = (
             (30, self._chat), (8, self._leave), (6, self._fresh), (2, self._doubling), (8, self._guest_adapter),
             (8, self._background), (4, self._cancelled), (4, self._batch), (8, self._pooled), (4, self._refused),
+            (6, self._socket), (6, self._grpc),
         )  # fmt: skip
 
     async def one(self, rng: random.Random) -> None:
@@ -253,6 +266,23 @@ class Clients:
         found, wanted = _pooled_facts(await self._call("POST", path, POOLED[path])), self._known.pooled[path]
         if found != wanted:
             raise Unexpected(f"{path}: {first_difference(wanted, found)}")
+
+    async def _socket(self, rng: random.Random) -> None:
+        """Three chats over one WebSocket at the same time, one of which the client cancels."""
+        numbers = {f"r{place}": number for place, number in enumerate(rng.sample(ALONE, 3))}
+        bodies = {name: self._body(number) for name, number in numbers.items()}
+        came = await over_socket(self._http, self._url, bodies, rng.choice(list(numbers)))
+        for name, number in numbers.items():
+            self._compare(came[name], number)
+
+    async def _grpc(self, rng: random.Random) -> None:
+        number = rng.choice(ALONE)
+        self._compare(await over_grpc(self._rpc, self._body(number), rng, leaves=rng.random() < 0.4), number)
+
+    def _compare(self, came: Streamed, number: int) -> None:
+        wanted = self._known.facts[number][0][0]
+        if not is_expected(came, wanted):
+            raise Unexpected(f"request {number}: {came} is not {wanted['text']!r} ({wanted['reason']})")
 
     async def _refused(self, rng: random.Random) -> None:
         body = self._body(0)
