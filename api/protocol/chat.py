@@ -15,7 +15,7 @@ from .call_ids import in_call_order
 from .chat_messages import ChatMessage, Messages, check_template_kwargs, num_characters
 from .foreign_fields import foreign_rules
 from .reasoning import ReasoningFields
-from .sampling import SamplingFields
+from .sampling import SamplingFields, Verbosity, verbosity_left_out
 from .tools import CallableTool, ToolChoice, Tools, check_tools, functions_of, tools_left_out
 
 _FOREIGN = foreign_rules("chat")
@@ -76,7 +76,6 @@ class ChatRequest(ReasoningFields):
         "modalities": Refusal("only text can be produced.", (["text"],)),
         "moderation": Refusal("there is no moderation model here."),
         "web_search_options": Refusal("nothing is searched here."),
-        "verbosity": Refusal("the length of answers cannot be chosen.", ("medium",)),
     }
 
     messages: Messages
@@ -85,6 +84,7 @@ class ChatRequest(ReasoningFields):
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    verbosity: Verbosity = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -139,8 +139,8 @@ class ChatRequest(ReasoningFields):
 
     @property
     def left_out(self) -> list[str]:
-        """Tools that cannot be called, by place and type."""
-        return tools_left_out(self.tools)
+        """Tools that cannot be called, by place and type, and a verbosity that no model knows."""
+        return [*tools_left_out(self.tools), *verbosity_left_out("verbosity", self.verbosity)]
 
     @property
     def max_new_tokens(self) -> int | None:

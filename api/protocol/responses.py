@@ -16,7 +16,7 @@ from .foreign_fields import foreign_rules
 from .kv_hints import KvHints
 from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
-from .sampling import CacheKey, OptionFields, PriorityName, Salt, Stop
+from .sampling import CacheKey, OptionFields, PriorityName, Salt, Stop, Verbosity, verbosity_left_out
 from .structured import Schema
 from .tools import BY_CHOICE_FORM, MAX_TOOLS, Definition, OtherChoice, OtherTool, by_tool_type, tools_left_out
 
@@ -60,10 +60,10 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """Options of the answer's text."""
+    """Options of the answer's text. A ``verbosity`` other than "medium" is left out, and named in a header."""
 
     format: TextFormat = Field(default_factory=lambda: TextFormat(type="text"))
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity = None
 
 
 class FunctionTool(StrictModel):
@@ -176,14 +176,15 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool = False
 
 
-_PROMPT_REFUSED = {
-    "conversation": Refusal("go on from a response with 'previous_response_id'."),
-    "truncation": Refusal("nothing is left out of a conversation here.", ("disabled",)),
-}
+_PROMPT_REFUSED = {"conversation": Refusal("go on from a response with 'previous_response_id'.")}
 
 
 class ResponsePrompt(AdapterFields):
-    """Fields of both routes: those that determine the prompt and its tokens."""
+    """Fields of both routes: those that determine the prompt and its tokens.
+
+    ``truncation`` is taken and never used: "auto" allows what does not happen here, as a prompt that does not fit is
+    refused.
+    """
 
     instructions: str | None = None
     previous_response_id: Id | None = None
@@ -193,6 +194,7 @@ class ResponsePrompt(AdapterFields):
     tools: Tools = Field(default_factory=list)
     tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
+    truncation: Literal["auto", "disabled"] | None = None
     prompt_cache_key: CacheKey | None = None
     cache_salt: Salt | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
@@ -253,8 +255,9 @@ class ResponseRequest(ResponsePrompt, OptionFields):
 
     @property
     def left_out(self) -> list[str]:
-        """Tools that cannot be called, and items of such tools, by place and type."""
-        return [*tools_left_out(self.tools), *items_left_out(self.input)]
+        """Tools that cannot be called, items of such tools, by place and type, and a verbosity that no model knows."""
+        verbosity = verbosity_left_out("text.verbosity", self.text.verbosity)
+        return [*tools_left_out(self.tools), *items_left_out(self.input), *verbosity]
 
     @property
     def num_logprobs(self) -> int | None:

@@ -33,6 +33,7 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]{1,128}")
 MAX_LENGTH_PENALTY = 10.0
 OPTION_NAMES = tuple(option.name for option in OPTIONS)
 PriorityName = Literal["realtime", "interactive", "batch"]
+Verbosity = Literal["low", "medium", "high"] | None
 
 IGNORED = frozenset(
     {
@@ -50,6 +51,14 @@ IGNORED = frozenset(
 
 
 _FOREIGN = foreign_rules("generation")
+
+
+def verbosity_left_out(place: str, wanted: Verbosity) -> list[str]:
+    """Return the field's place if a client wants another verbosity than "medium".
+
+    OpenAI's own models were trained on the hint and clients send it by default; no model here knows it.
+    """
+    return [] if wanted in (None, "medium") else [place]
 
 
 def priority_of(name: PriorityName) -> Priority:

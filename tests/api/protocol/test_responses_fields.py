@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.api.api_live import Live
 from support.api.bad.bad_structured import tool
 from support.api.reply_checks import check_error
@@ -96,7 +97,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
     ({"input": "x" * 5000}, "input", "context_length_exceeded"),
     ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
-    ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
+    ({"truncation": "middle"}, "truncation", "invalid_value"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
@@ -106,7 +107,7 @@ BAD: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"include": ["everything"]}, "include[0]", "invalid_value"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
     ({"metadata": {"a": "b" * 513}}, "metadata", "invalid_value"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
+    ({"text": {"verbosity": "none"}}, "text.verbosity", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "invalid_value"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": LARGE}}}, "text.format", "invalid_value"),
     ({"tools": [{"type": 5}]}, "tools[0].type", "invalid_value"),
@@ -173,3 +174,17 @@ def test_integers_beyond_64_bits_are_exact_in_schemas_and_come_back(live: Live) 
         )
     assert whole.status_code == 200 and kept.json() == whole.json() and "response.completed" in stream.text
     assert whole.json()["text"]["format"]["schema"] == schema and tools.json()["tools"][0]["parameters"] == schema
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "named"), [("low", "text.verbosity"), ("medium", None), ("high", "text.verbosity")]
+)
+def test_hints_of_clients_are_taken_and_named(live: Live, verbosity: str, named: str | None) -> None:
+    """Codex sends a verbosity by default; with "auto" a server may leave items out, and need not."""
+    with live.http() as http:
+        reply = http.post(PATH, json={**ASKED, "text": {"verbosity": verbosity}, "truncation": "auto"})
+        chat = {"messages": [{"role": "user", "content": "hi"}], "verbosity": verbosity, "max_tokens": 2}
+        chatted = http.post("/v1/chat/completions", json={**chat, "transforms": ["middle-out"]})
+    assert reply.status_code == chatted.status_code == 200, reply.text + chatted.text
+    assert reply.headers.get("x-rootgraft-left-out") == named
+    assert chatted.headers.get("x-rootgraft-left-out") == (named and "verbosity")

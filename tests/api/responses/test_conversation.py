@@ -77,7 +77,7 @@ def test_input_tokens_are_counted_as_usage_says(live: Live) -> None:
     ("fields", "param", "code"),
     [
         ({}, "input", "invalid_value"),
-        ({"input": "x", "truncation": "auto"}, "truncation", "unsupported_parameter"),
+        ({"input": "x", "truncation": "middle"}, "truncation", "invalid_value"),
         ({"input": "x", "conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"input": "x", "personality": "friendly"}, "personality", "unsupported_parameter"),
         ({"input": "x", "max_output_tokens": 5}, "max_output_tokens", "unknown_parameter"),

@@ -21,7 +21,6 @@ MODEL = "gpt-5.5"
 CONFIG = """
 model = "{model}"
 model_provider = "rootgraft"
-model_verbosity = "medium"
 
 [model_providers.rootgraft]
 name = "rootgraft"

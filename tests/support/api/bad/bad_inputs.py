@@ -67,7 +67,7 @@ OTHERS: list[Case] = [
     (CHAT, {"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     (CHAT, {"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
     (CHAT, {"thinking_token_budget": "5"}, "thinking_token_budget", "invalid_type"),
-    (CHAT, {"verbosity": "low"}, "verbosity", "unsupported_parameter"),
+    (CHAT, {"verbosity": "none"}, "verbosity", "invalid_value"),
     (CHAT, {"logits_processors": ["x"]}, "logits_processors", "unsupported_parameter"),
     (COMPLETIONS, {"best_of": 2}, "best_of", "unsupported_parameter"),
     (COMPLETIONS, {"best_of": True}, "best_of", "unsupported_parameter"),
