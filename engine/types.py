@@ -21,6 +21,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 512
 MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 256
 MAX_ALLOWED_LOGPROBS = 2048
 MAX_SESSION_NAME = 256
 MAX_PIN_SECONDS = 86400.0
@@ -101,9 +103,9 @@ class Priority(IntEnum):
 class SamplingParams(SamplingNumbers):
     """Sampling parameters of one sequence. ``RequestLimits`` checks them; lower layers do not check again.
 
-    They are applied in a fixed order: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``,
-    temperature, filters (``engine.sampling.top_k_top_p``), draw. Logprobs belong to the raw distribution, before any of
-    these (vLLM's ``raw_logprobs``).
+    They are applied in a fixed order: grammar mask, ``allowed_token_ids``, ``logit_bias``, penalties, ``min_tokens``
+    and ``bad_words``, temperature, filters (``engine.sampling.top_k_top_p``), draw. Logprobs belong to the raw
+    distribution, before any of these (vLLM's ``raw_logprobs``).
 
     Attributes:
         max_tokens: largest number of tokens to generate, at least 1; "as many as fit" is resolved before.
@@ -119,6 +121,7 @@ class SamplingParams(SamplingNumbers):
         logprob_token_ids: tokens whose logprobs are returned in place of the k best at each drawn position (vLLM's
             field).
         allowed_token_ids: the only tokens that may be drawn; None for all.
+        bad_words: words as tokens. The last token of one is not drawn where the answer ends with the tokens before it.
         allowed_logprobs: whether to return ``AllowedLogprobs`` at each drawn position.
         pooling: the kind of output in place of tokens: pooled hidden states of the prompt, or the classification head's
             logits of the last hidden state; "" for tokens. One token is drawn nevertheless, and is not used.
@@ -136,6 +139,7 @@ class SamplingParams(SamplingNumbers):
     logprob_start_len: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_logprobs: bool = False
     pooling: Pooling = ""
     pooled_from: int = 0

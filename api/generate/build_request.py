@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...engine.errors import ContextTooLong, RequestError
-from ...engine.serving.request import TextRequest
+from ...engine.serving.request import TextRequest, spellings_of_bad_words
 from ...engine.text.prompt_cache import Owner
 from ...engine.types import SamplingParams
 from ...grammar.spec import GrammarSpec
@@ -64,6 +64,7 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
     with _naming_field("messages"):
         prompt = await chat_prompt(target, plan)
         params = _chat_params(target, body, len(prompt.tokens), strict=strict)
+        params = await _without_words(target, body, params, caller)
         grammar = None if plan.output_format is None else plan.output_format.spec
         request = _text_request(body, prompt.tokens, params, grammar, target.adapter, caller)
         if plan.tools is not None:
@@ -88,6 +89,18 @@ def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, str
     return body.sampling(
         defaults, max_tokens=max_tokens, logprobs=body.num_logprobs, prompt_logprobs=body.prompt_logprobs
     )
+
+
+async def _without_words(
+    target: ModelTarget, body: SamplingFields, params: SamplingParams, caller: Caller
+) -> SamplingParams:
+    """Return the parameters with the tokens of the body's ``bad_words``. Raises RequestError."""
+    if not body.bad_words:
+        return params
+    texts = spellings_of_bad_words(body.bad_words)
+    owner = owner_of(body, caller)
+    words = [await target.engine.encode(text, add_special_tokens=False, owner=owner) for text in texts]
+    return replace(params, bad_words=tuple(map(tuple, words)))
 
 
 async def _with_thought(
@@ -159,6 +172,7 @@ async def _completion_request(
         prompt_logprobs=max(scored, default=None),
         logprob_start_len=body.logprob_start_len,
     )
+    params = await _without_words(target, body, params, caller)
     return async_engine.limits.check(_text_request(body, tokens, params, grammar, target.adapter, caller))
 
 

@@ -12,6 +12,8 @@ from ...engine.sampling_options import OPTIONS
 from ...engine.serving.beams import MAX_BEAMS
 from ...engine.types import (
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
@@ -89,6 +91,7 @@ Stop = Annotated[
 ]
 
 
+BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_LENGTH, pattern=r"\S")]
 CacheKey = Annotated[str, Field(max_length=MAX_SESSION_NAME)]
 
 
@@ -134,7 +137,7 @@ _NOT_BY_BEAMS: Mapping[str, Any] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
     "repetition_penalty": 1.0,
     **dict.fromkeys(("stream", "logprobs", "field_probabilities", "echo"), False),
-    **{name: [] for name in ("stop", "stop_token_ids", "logprob_token_ids", "tools")},
+    **{name: [] for name in ("stop", "stop_token_ids", "logprob_token_ids", "bad_words", "tools")},
     **dict.fromkeys(("prompt_logprobs", "top_logprobs", "allowed_token_ids")),
     **dict.fromkeys(("min_tokens", "logprob_start_len"), 0),
     "logit_bias": {},
@@ -162,6 +165,7 @@ class SamplingFields(AdapterFields, OptionFields):
     logit_bias: Annotated[dict[str, float], AfterValidator(_check_logit_bias)] = Field(default_factory=dict)
     logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] = Field(default_factory=list)
     allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
     return_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Salt | None = None

@@ -101,6 +101,7 @@ def _params(row: list[Any]) -> SamplingParams:
     values = dict(zip(_FIELDS[SamplingParams], row, strict=True))
     for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
         values[name] = tuple(values[name])
+    values["bad_words"] = tuple(map(tuple, values["bad_words"]))
     values["logit_bias"] = tuple((i, b) for i, b in values["logit_bias"])
     return SamplingParams(**values)
 

@@ -15,7 +15,7 @@ from ...grammar.spec import GrammarKind, GrammarSpec
 from ...lora.request import LoRARequest
 from ..config import EngineConfig
 from ..errors import RequestError
-from ..serving.request import TextRequest
+from ..serving.request import TextRequest, spellings_of_bad_words
 from ..serving.sampling_defaults import default_params, read_sampling_defaults
 from ..text.field_probabilities import FieldReader
 from ..types import Pooling, SamplingDefaults
@@ -114,7 +114,7 @@ class RequestMaker:
             )
         return TextRequest(
             tokens,
-            params.engine_params(len(tokens), limits),
+            replace(params.engine_params(len(tokens), limits), bad_words=_bad_words(params, given.adapter.model)),
             stop=params.stops + stop,
             n=params.n if options.n is None else options.n,
             include_stop=params.include_stop_str_in_output,
@@ -166,6 +166,12 @@ def one_for_each(params: Any, count: int) -> Sequence[AnyParams | None]:
             param="sampling_params",
         )
     return params
+
+
+def _bad_words(params: SamplingParams, model: PromptTexts) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of the parameters' ``bad_words``. Raises RequestError."""
+    texts = spellings_of_bad_words(params.bad_words or ())
+    return tuple(tuple(model.served.tokenizer.encode(text, False)) for text in texts)
 
 
 def _truncated(tokens: array[int], most: int | None, max_model_len: int) -> array[int]:

@@ -1,4 +1,4 @@
-"""Edits of single logits: allowed tokens, ``logit_bias``, three penalties, and stop tokens banned until ``min_tokens``.
+"""Edits of single logits: allowed tokens, ``logit_bias``, penalties, stop tokens before ``min_tokens``, ``bad_words``.
 
 Each row keeps a list of the tokens whose logits it edits, never a vector over the vocabulary. With penalties the list
 has at most as many entries as the sequence has distinct tokens; without edits it is empty.
@@ -71,6 +71,36 @@ class TokenCounts:
         return tokens, np.full(held, self.params.repetition_penalty, np.float32), subtract.astype(np.float32)
 
 
+class BadWords:
+    """The words that one sequence may not end with, and the end of its answer.
+
+    Args:
+        words: words of at least one token, all within the vocabulary.
+        generated: the tokens of the answer so far.
+    """
+
+    def __init__(self, words: Iterable[Sequence[int]], generated: Sequence[int]) -> None:
+        self._single: Ints = np.unique([word[0] for word in words if len(word) == 1]).astype(np.int64)
+        self._longer: dict[int, list[tuple[list[int], int]]] = {}  # by the last token but one
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+        self._kept = max(map(len, words)) - 1
+        self._end = list(generated[-self._kept :]) if self._kept else []
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens to the answer."""
+        if self._kept:
+            self._end = [*self._end, *tokens][-self._kept :]
+
+    def banned(self, drafts: Sequence[int] = ()) -> Ints:
+        """Return the tokens, each once, that would end a word if ``drafts`` had been generated too."""
+        end = [*self._end, *drafts]
+        ending = self._longer.get(end[-1], ()) if end else ()
+        found = [last for before, last in ending if end[-len(before) :] == before]
+        return np.union1d(self._single, np.array(found, np.int64)) if found else self._single
+
+
 def _grown(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
     """Return a copy with at least 16 more zeros, and at least double the length."""
     return np.concatenate([values, np.zeros(max(16, len(values)), values.dtype)])
@@ -84,10 +114,12 @@ class LogitEdits:
         self._biases: dict[int, tuple[Ints, Floats]] = {}
         self._counts: dict[int, TokenCounts] = {}
         self._stops: dict[int, Ints] = {}
+        self._bad_words: dict[int, BadWords] = {}
         self._allowed: dict[int, Words] = {}  # masks of the rows that may draw only tokens that they name
         self._limited = np.zeros(max_num_seqs, bool)
         self._biased = np.zeros(max_num_seqs, bool)
         self._penalised = np.zeros(max_num_seqs, bool)
+        self._has_bad_words = np.zeros(max_num_seqs, bool)
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
 
     def start(self, start: RowStart) -> None:
@@ -97,11 +129,13 @@ class LogitEdits:
         # An id beyond the vocabulary cannot be drawn. A draft model is started with ids that only an adapter of the
         # model has for which it drafts.
         biases = [(token, bias) for token, bias in params.logit_bias if token < size]
-        for held in (self._biases, self._counts, self._stops, self._allowed):
+        bad_words = [word for word in params.bad_words if max(word) < size]
+        for held in (self._biases, self._counts, self._stops, self._bad_words, self._allowed):
             held.pop(row, None)
         self._limited[row] = bool(params.allowed_token_ids)
         self._biased[row] = bool(biases)
         self._penalised[row] = params.needs_counts
+        self._has_bad_words[row] = bool(bad_words)
         self._min_tokens[row] = params.min_tokens
         if params.allowed_token_ids:
             self._allowed[row] = _mask([token for token in params.allowed_token_ids if token < size], size)
@@ -110,13 +144,15 @@ class LogitEdits:
         if params.needs_counts:
             prompt, generated = start.tokens[: start.num_prompt], start.tokens[start.num_prompt :]
             self._counts[row] = TokenCounts(prompt, generated, params)
+        if bad_words:
+            self._bad_words[row] = BadWords(bad_words, start.tokens[start.num_prompt :])
         if params.min_tokens:
             self._stops[row] = np.array([id_ for id_ in set(start.stop_ids) if id_ < size], np.int64)
 
     def concern(self, rows: Ints, num_generated: Ints) -> bool:
         """Return whether any of these rows has an edit, given their numbers of generated tokens."""
-        early = self._min_tokens[rows] > num_generated
-        return bool((self._limited[rows] | self._biased[rows] | self._penalised[rows] | early).any())
+        banned = self._has_bad_words[rows] | (self._min_tokens[rows] > num_generated)
+        return bool((self._limited[rows] | self._biased[rows] | self._penalised[rows] | banned).any())
 
     def apply(self, logits: Tensor, positions: SamplingPositions) -> None:
         """Edit ``logits`` [S, V] of the positions in place."""
@@ -127,7 +163,8 @@ class LogitEdits:
             return
         self._add_biases(logits, positions.row)
         self._penalise(logits, positions)
-        self._ban_stops(logits, positions)
+        for index, tokens in self._bans(positions):
+            logits[index, to_device(tokens, logits.device)] = -torch.inf
 
     def allowed_masks(self, positions: SamplingPositions, width: int) -> tuple[Ints, Words] | None:
         """Return token masks of the positions whose rows have ``allowed_token_ids``; None if there is no such position.
@@ -155,15 +192,16 @@ class LogitEdits:
             (index, *self._counts[int(rows[index])].penalties(positions.drafts[index]))
             for index in np.flatnonzero(self._penalised[rows]).tolist()
         ]
-        early = np.flatnonzero(self._min_tokens[rows] > positions.num_generated).tolist()
-        bans: list[Part] = [(index, self._stops[int(rows[index])], None, None) for index in early]
+        bans: list[Part] = [(index, tokens, None, None) for index, tokens in self._bans(positions)]
         return pack_edits(biases, penalties, bans)
 
     def count(self, row: int, tokens: Sequence[int]) -> None:
-        """Count the tokens just generated by a row, if it has penalties."""
+        """Count the tokens just generated by a row, if it has penalties or bad words."""
         if self._penalised[row]:
             for token in tokens:
                 self._counts[row].add(token)
+        if self._has_bad_words[row]:
+            self._bad_words[row].add(tokens)
 
     def _add_biases(self, logits: Tensor, rows: Ints) -> None:
         biased = np.flatnonzero(self._biased[rows])
@@ -185,11 +223,20 @@ class LogitEdits:
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[index] = values - _join([subtract for _, _, subtract in penalties], logits.device)
 
-    def _ban_stops(self, logits: Tensor, positions: SamplingPositions) -> None:
-        early = np.flatnonzero(self._min_tokens[positions.row] > positions.num_generated)
-        if len(early):
-            stops = [self._stops[row] for row in positions.row[early].tolist()]
-            logits[_logit_index(early, stops, logits.device)] = -torch.inf
+    def _bans(self, positions: SamplingPositions) -> list[tuple[int, Ints]]:
+        """Return the positions at which tokens are banned, and these tokens, each once."""
+        rows = positions.row
+        early = self._min_tokens[rows] > positions.num_generated
+        has_bad_words = self._has_bad_words[rows]
+        found = []
+        for index in np.flatnonzero(early | has_bad_words).tolist():
+            row = int(rows[index])
+            tokens = self._stops[row] if early[index] else np.zeros(0, np.int64)
+            if has_bad_words[index]:
+                tokens = np.union1d(tokens, self._bad_words[row].banned(positions.drafts[index]))
+            if len(tokens):
+                found.append((index, tokens))
+        return found
 
 
 def _mask(tokens: Sequence[int], vocab_size: int) -> Words:

@@ -16,6 +16,8 @@ from ..messages import Submit
 from ..sampling_options import OPTIONS, without_aliases
 from ..types import (
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
@@ -173,6 +175,11 @@ class RequestLimits:
             raise RequestError(
                 "allowed_token_ids contradicts the form of the answer: give one of the two.", param="allowed_token_ids"
             )
+        if params.bad_words and (params.allowed_token_ids or request.grammar is not None):
+            other = "allowed_token_ids" if params.allowed_token_ids else "the form of the answer"
+            raise RequestError(
+                f"bad_words and {other} might leave nothing to draw: give one of the two.", param="bad_words"
+            )
         if not request.tokens:
             raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
         self._check_ids("prompt", request.tokens)
@@ -218,6 +225,12 @@ class RequestLimits:
         for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
             for token in getattr(params, name):
                 self._check_token(name, token)
+        _check_count("bad_words", params.bad_words, 2 * MAX_BAD_WORDS)
+        for word in params.bad_words:
+            if not word:
+                raise RequestError("bad_words must hold words of at least one token.", param="bad_words")
+            for token in word:
+                self._check_token("bad_words", token)
         for token, bias in params.logit_bias:
             self._check_token("logit_bias", token)
             _check_number("logit_bias", bias, float, -100, 100)
@@ -240,6 +253,23 @@ def token_array(ids: Sequence[int]) -> array[int]:
         return array("i", ids)
     except (TypeError, OverflowError):
         raise RequestError("A prompt of tokens must be a list of token ids.", param="prompt") from None
+
+
+def spellings_of_bad_words(words: Sequence[str]) -> list[str]:
+    """Return the texts whose tokens are banned for these words: each without and with a space before it, as in vLLM.
+
+    Raises:
+        RequestError: there are too many words, or one is too long, or has nothing but white space.
+    """
+    if isinstance(words, str) or not all(isinstance(each, str) for each in words):
+        raise RequestError("bad_words must be a list of strings.", param="bad_words")
+    _check_count("bad_words", tuple(words), MAX_BAD_WORDS)
+    for word in words:
+        if len(word) > MAX_BAD_WORD_LENGTH:
+            raise _out_of_bounds("bad_words", f"{len(word)} characters long", f"at most {MAX_BAD_WORD_LENGTH}")
+        if not word.strip():
+            raise RequestError("bad_words must hold words that are more than white space.", param="bad_words")
+    return [space + word.lstrip() for word in words for space in ("", " ")]
 
 
 def check_parameter(name: str, value: object) -> None:

@@ -207,14 +207,15 @@ def test_logprobs_are_part_of_the_replay(both: Callable[..., Runner]) -> None:
 
 
 def test_allowed_tokens_are_a_mask_of_the_replay(both: Callable[..., Runner]) -> None:
-    """Alone, with a mask of a grammar at the same position, and with penalties."""
+    """Alone, with a mask of a grammar at the same position, and with penalties; beside bad words."""
     kinds = (
         SamplingParams(temperature=0.0, allowed_token_ids=(3, 5, 96)),
         SamplingParams(temperature=1.4, allowed_token_ids=tuple(range(40)), repetition_penalty=1.3),
         KINDS[1],
+        SamplingParams(temperature=0.0, bad_words=((5,), (3, 7), *((a, a) for a in range(VOCAB)))),
     )
-    runner = both(Batch(tuple(map(prompt, range(3))), tuple(map(start, range(3), kinds))))
-    runner = both(Batch(tuple(later(row, 1) for row in range(3))), masks_of(2, 1))
+    runner = both(Batch(tuple(map(prompt, range(4))), tuple(map(start, range(4), kinds))))
+    runner = both(Batch(tuple(later(row, 1) for row in range(4))), masks_of(2, 1))
     assert runner.num_replays == 2
 
 

@@ -51,6 +51,7 @@ params = st.builds(
     logit_bias=st.lists(st.tuples(ints, floats), max_size=3).map(tuple),
     logprob_token_ids=st.lists(ints, max_size=3).map(tuple),
     allowed_token_ids=st.lists(ints, max_size=3).map(tuple),
+    bad_words=st.lists(st.lists(ints, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
 tokens = st.lists(ints, max_size=9)

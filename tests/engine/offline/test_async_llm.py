@@ -126,7 +126,7 @@ def test_requests_that_are_aborted_left_or_cancelled_end(engine: AsyncLLM) -> No
     ("prompt", "params", "more", "words"),
     [
         ("a", SamplingParams(temperature=-1.0), {}, "temperature"),
-        ("a", SamplingParams(bad_words=["x"]), {}, "bad_words is not taken"),
+        ("a", SamplingParams(repetition_detection={"min_count": 2}), {}, "repetition_detection is not taken"),
         ("a", SamplingParams(structured_outputs={"regex": "("}), {}, "regex"),
         ({"nonsense": 1}, GREEDY, {}, "nonsense"),
         ("a " * 600, GREEDY, {}, "512"),

@@ -34,6 +34,8 @@ CPU = torch.device("cpu")
 @st.composite
 def requests(draw: st.DrawFn, vocab: int) -> Request:
     tokens = st.lists(st.integers(0, vocab - 1), max_size=8).map(tuple)
+    # Few of the tokens, so that answers often end with the beginning of a word.
+    words = st.lists(st.integers(0, min(vocab, 4) - 1), min_size=1, max_size=3).map(tuple)
     penalty = st.sampled_from([0.0, 0.0, -0.5, 0.25, 2.0])
     bias = st.dictionaries(st.integers(0, vocab - 1), st.sampled_from([-100.0, -1.0, 0.5, 100.0]), max_size=3)
     params = SamplingParams(
@@ -47,6 +49,7 @@ def requests(draw: st.DrawFn, vocab: int) -> Request:
         min_tokens=draw(st.integers(0, 4)),
         logit_bias=tuple(draw(bias).items()),
         allowed_token_ids=tuple(draw(st.one_of(st.just([]), st.lists(st.integers(0, vocab - 1), max_size=6)))),
+        bad_words=tuple(draw(st.one_of(st.just([]), st.lists(words, max_size=4)))),
     )
     allowed = draw(st.one_of(st.none(), st.lists(st.booleans(), min_size=vocab, max_size=vocab).map(tuple)))
     return Request(params, draw(tokens), draw(tokens), draw(tokens), draw(st.integers(0, (1 << 63) - 1)), allowed)

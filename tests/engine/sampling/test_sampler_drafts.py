@@ -32,6 +32,7 @@ PARAMS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.4]),
     min_tokens=st.sampled_from([0, 4]),
     logit_bias=st.sampled_from([(), ((3, 2.0), (8, -5.0))]),
+    bad_words=st.sampled_from([(), ((7,), (3, 9)), tuple((a, b) for a in range(10, VOCAB) for b in range(10, 20))]),
     logprobs=st.sampled_from([None, 0, 2]),
 )
 

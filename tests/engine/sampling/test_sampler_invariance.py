@@ -37,6 +37,7 @@ def _request(rng: random.Random, vocab: int) -> Request:
         presence_penalty=rng.choice([0.0, 0.0, 0.7]),
         min_tokens=rng.choice([0, 0, 3]),
         logit_bias=rng.choice([(), (), ((1, 5.0), (2, -100.0))]),
+        bad_words=rng.choice([(), (), ((6,), (7, 8), (8, 7, 9))]),
         logprobs=rng.choice([None, None, 0, 5, 20]),
     )
     prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(20)))

@@ -71,12 +71,25 @@ def test_allowed_tokens_reach_the_engine(live: Live, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_words_reach_the_engine_in_both_spellings(live: Live, path: str) -> None:
+    with live.http() as http:
+        assert http.post(path, json={**GOOD[path], "bad_words": ["ab", " c"]}).status_code == 200
+        assert http.post(path, json={**GOOD[path], "bad_words": ["x" * 256] * 256}).status_code == 200
+    assert live.async_engine.seen[0].params.bad_words == ((97, 98), (32, 97, 98), (99,), (32, 99))
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"logprob_token_ids": [97]}, "logprob_token_ids"),
         ({"logprobs": True, "logprob_token_ids": [260]}, "logprob_token_ids"),
         ({"logprobs": True, "logprob_token_ids": [97] * 513}, "logprob_token_ids"),
+        ({"bad_words": ["x"], "allowed_token_ids": [97]}, "bad_words"),
+        ({"bad_words": ["x"], "structured_outputs": {"choice": ["a", "b"]}}, "bad_words"),
+        ({"bad_words": ["x"] * 257}, "bad_words"),
+        ({"bad_words": ["x", "y" * 257]}, "bad_words[1]"),
+        ({"bad_words": [" "]}, "bad_words[0]"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [260]}, "allowed_token_ids"),
         ({"allowed_token_ids": [97] * 4097}, "allowed_token_ids"),

@@ -45,7 +45,7 @@ def packed(allowed: list[tuple[bool, ...] | None], vocab: int, device: str = "cp
 
 
 def edited(logits: np.ndarray, request: Request) -> np.ndarray:
-    """Mask, allowed tokens, bias, penalties, min_tokens; float32."""
+    """Mask, allowed tokens, bias, penalties, min_tokens, bad words; float32."""
     params, out = request.params, logits.astype(np.float32)
     for token in range(len(out)):
         if request.allowed is not None and not request.allowed[token]:
@@ -63,6 +63,9 @@ def edited(logits: np.ndarray, request: Request) -> np.ndarray:
     if len(request.generated) < params.min_tokens:
         for token in request.stops:
             out[token] = -np.inf
+    for *before, last in params.bad_words:
+        if tuple(before) == request.generated[max(0, len(request.generated) - len(before)) :]:
+            out[last] = -np.inf
     return out
 
 
