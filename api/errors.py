@@ -295,7 +295,7 @@ def _param(location: Sequence[str | int]) -> str | None:
 _JSON_TYPES: tuple[tuple[type, str], ...] = (
     (bool, "a boolean"),
     (int, "an integer"),
-    (float, "a number with a fraction or beyond 64 bits"),
+    (float, "a number with a fraction or an exponent"),
     (str, "a string"),
     (list, "a list"),
     (dict, "an object"),

@@ -19,7 +19,7 @@ from uuid import uuid4
 import orjson
 
 from ...engine.errors import ConfigError, quoted
-from ..protocol.exact_json import dumps_exact, loads_exact
+from ..exact_json import dumps_exact, loads_exact
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/decisions")
 MAX_CUSTOM_ID = 512

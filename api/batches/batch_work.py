@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..protocol.exact_json import loads_exact
+from ..exact_json import loads_exact
 from .batch_files import BatchRequest, BatchResponse
 
 Post = Callable[[BatchRequest], Awaitable[tuple[int, Mapping[str, str], bytes]]]

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Scope
 from ...tenancy.current_tenant import CURRENT_TENANT
 from ..access.caller import Caller
 from ..errors import reply_to
-from ..protocol.exact_json import dumps_exact
+from ..exact_json import dumps_exact
 
 
 class InternalClient:

@@ -9,9 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import orjson
-
 from ...engine.errors import ConfigError
+from ..exact_json import loads_exact
 from .options import BenchOptions
 
 # Short frequent words. In nearly every tokenizer each word is one token, together with the space before it.
@@ -140,7 +139,7 @@ def dataset_requests(options: BenchOptions, path: Path) -> list[BenchRequest]:
 
 def _row_body(number: int, line: str, options: BenchOptions) -> dict[str, Any]:
     try:
-        row = orjson.loads(line)
+        row = loads_exact(line.encode())
     except ValueError as error:
         raise ConfigError(f"--dataset: line {number} is not JSON: {error}.") from error
     length = row.get("output_len", options.output_len) if isinstance(row, dict) else None

@@ -15,8 +15,8 @@ import orjson
 from yarl import URL
 
 from ...engine.errors import ConfigError, EngineError
+from ..exact_json import dumps_exact
 from ..http.run_record import running_servers
-from ..protocol.exact_json import dumps_exact
 from .options import RemoteOptions
 
 _LONGEST_LINE = 1 << 24

@@ -13,6 +13,7 @@ import orjson
 from fastapi import Response
 
 from ...engine.serving.output_processor import TextDelta
+from ..exact_json import dumps_exact
 from ..observe.token_usage import UsageCount
 from .streams import Deltas
 
@@ -79,4 +80,4 @@ async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> Asy
 
 
 def json_response(body: Any) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return Response(dumps_exact(body), media_type="application/json")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..protocol.exact_json import dumps_exact
+from ..exact_json import dumps_exact
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TokenLogprob

@@ -25,12 +25,12 @@ from ...engine.types import Priority
 from ..access.caller import Caller, GenerationFacts
 from ..error_responses import MESSAGES_PATH, error_response
 from ..errors import HTTPError, reply_to
+from ..exact_json import dumps_exact, loads_exact
 from ..fallback_plan import Provider
 from ..generate.model_router import ModelRouter
 from ..generate.server_state import ServerState
 from ..generate.streams import ClientGone, ledger_model, while_connected
 from ..observe.usage_ledger import UsageRecord
-from ..protocol.exact_json import dumps_exact, loads_exact
 from .guard import header
 from .provider_client import PROVIDER_PATHS, ProviderAnswer, ProviderClient, ProviderFailed
 

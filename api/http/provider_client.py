@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 from starlette.types import Send
 
+from ..exact_json import dumps_exact
 from ..fallback_plan import Provider
 from ..generate.streams import ClientGone
-from ..protocol.exact_json import dumps_exact
 
 PROVIDER_PATHS: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions": frozenset(

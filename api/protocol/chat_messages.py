@@ -20,9 +20,9 @@ from pydantic import (
 )
 
 from ..config import RESERVED_TEMPLATE_KWARGS
+from ..exact_json import dumps_exact, loads_exact
 from .base import Refusal, StrictModel, rejected, string_or_list
 from .cache_control import CacheControl
-from .exact_json import dumps_exact, loads_exact
 from .foreign_fields import foreign_rules
 from .tools import CUSTOM_INPUT
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator,
 
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
 from ...engine.types import CALIBRATION_NAME
+from ..exact_json import dumps_exact
 from .adapter_parts import AdapterFields, ModelName
 from .base import StrictModel, rejected, string_or_list, typed_by
 from .chat_messages import MAX_NAME, MAX_PARTS, CacheBreakpoint, ChatMessage, FunctionCall, ToolCall
@@ -69,7 +70,7 @@ def _check_json(data: Any) -> Any:
             break
         if depth == MAX_JSON_DEPTH:
             raise rejected(f"must have at most {MAX_JSON_DEPTH} levels")
-    if len(orjson.dumps(data)) > MAX_JSON_BYTES:
+    if len(dumps_exact(data)) > MAX_JSON_BYTES:
         raise rejected(f"must have at most {MAX_JSON_BYTES} bytes")
     return data
 
@@ -82,7 +83,7 @@ class InputJson(StrictModel):
 
     @property
     def shown(self) -> str:
-        return orjson.dumps(self.data).decode()
+        return dumps_exact(self.data).decode()
 
 
 def _check_part(value: Any) -> Any:

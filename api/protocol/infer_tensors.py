@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import orjson
 from pydantic import Field, model_validator
 
+from ..exact_json import loads_exact
 from .base import MAX_ID, Id, StrictModel, rejected
 from .completions import MAX_PROMPTS
 
@@ -129,8 +130,8 @@ class InferRequest(StrictModel):
         """The options, as fields of a completion. Raises PydanticCustomError for an option that has a tensor."""
         text = self._one("sampling_parameters")
         try:
-            given = {} if text is None else orjson.loads(text)
-        except orjson.JSONDecodeError:
+            given = {} if text is None else loads_exact(text.encode())
+        except (orjson.JSONDecodeError, UnicodeEncodeError):
             given = None
         if not isinstance(given, dict):
             raise rejected("must be a JSON object", "sampling_parameters")

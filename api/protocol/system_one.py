@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ...engine.text.questions import YES_NO, Labels, Option, QuestionKind, TypedQuestion
+from ..exact_json import dumps_exact
 from .adapter_parts import ModelName
 from .base import Refusal, StrictModel, rejected, typed_by
 from .chat_messages import MAX_NAME, ChatMessage, check_template_kwargs
@@ -21,7 +21,7 @@ Shown = Any
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else "" if value is None else dumps_exact(value).decode()
 
 
 class Asked(StrictModel):

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from pydantic import TypeAdapter
 
 from ...engine.errors import RequestError
+from ..exact_json import loads_exact
 from ..large_bodies import beside_loop, note_more
 from ..protocol.call_ids import CallIdError, ToolCallIds
 from ..protocol.chat_messages import ChatMessage, FunctionCall, ToolCall
@@ -59,7 +59,7 @@ class Conversation:
     def __init__(self, earlier: Sequence[bytes], turn: list[dict[str, Any]]) -> None:
         self.turns = (*earlier, packed(turn))
         self.item_ids = tuple(item["id"] for item in turn)
-        self._earlier = [item for part in earlier for item in orjson.loads(part)]
+        self._earlier = [item for part in earlier for item in loads_exact(part)]
         self._turn = turn
 
     def messages(self, instructions: str | None) -> list[ChatMessage]:

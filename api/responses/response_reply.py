@@ -13,9 +13,9 @@ import orjson
 
 from ...engine.types import FinishReason, SamplingParams
 from ..errors import ErrorReply, reply_to
+from ..exact_json import dumps_exact
 from ..generate.logprob_formats import field_probabilities
 from ..generate.streams import Deltas
-from ..protocol.exact_json import dumps_exact
 from ..protocol.responses import ResponseRequest
 from ..storage.event_store import EventLog
 from ..structured.output_format import OutputFormat, tool_parser
@@ -213,15 +213,15 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
     }
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: dict[str, Any]) -> dict[str, Any] | orjson.Fragment:
     if tool["type"] != "function":
-        return tool
+        return _written(tool)
     return {**tool, "parameters": _written(tool["parameters"]), "strict": bool(tool["strict"])}
 
 
-def _written(schema: Any) -> orjson.Fragment:
-    """Return a schema for ``orjson.dumps``, which by itself writes no integers beyond 64 bits."""
-    return orjson.Fragment(dumps_exact(schema))
+def _written(value: Any) -> orjson.Fragment:
+    """Return a value for ``orjson.dumps``, which by itself writes no integers beyond 64 bits."""
+    return orjson.Fragment(dumps_exact(value))
 
 
 async def response_events(

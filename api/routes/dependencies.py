@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import PurePath
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
-import orjson
 from fastapi import Depends, Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -24,23 +23,14 @@ from ...engine.serving.request import TextRequest
 from ...engine.types import AdapterInfo
 from ..access.caller import Caller
 from ..errors import MOST_FAULTS, HTTPError, faults_of, lacks_memory
+from ..exact_json import loads_exact
 from ..generate.model_router import ModelRouter
 from ..generate.remote_adapters import RemoteAdapters
 from ..generate.server_state import ServerState
 from ..large_bodies import LARGE_BODY, beside_loop, note_body
 from ..protocol.base import StrictModel
-from ..protocol.exact_json import loads_exact, may_be_inexact
 from .unknown_fields import IGNORED_HEADER, LEFT_OUT_HEADER, IgnoredFields, drop_field, named
 
-_WITH_SCHEMAS = frozenset(
-    (
-        *("response_format", "structured_outputs", "guided_json", "tools", "text", "output_config", "output_format"),
-        *("format", "parameters"),  # Fields of Ollama and of TGI.
-    )
-)
-_WITH_CALLS = frozenset(("messages",))
-# Without one of these a conversation has no call whose arguments are an object.
-_CALL_MARKS = (b'"arguments"', b'"tool_use"')
 PICKED_STATE = "server"
 """Key in a request's state. Its value is the server state of the model that the body names, if there are several."""
 _JSON = "application/json"
@@ -124,8 +114,8 @@ class _StrictRequest(Request):
     async def json(self) -> Any:
         """Parse the body, without NaN, infinities or lone surrogates. Of repeated keys the last one counts.
 
-        Integers beyond 64 bits are exact in the fields with schemas, and become floats elsewhere. A byte order mark
-        before the body is skipped, as some programs write one into files (RFC 8259, 8.1).
+        Integers of any length are exact. A byte order mark before the body is skipped, as some programs write one into
+        files (RFC 8259, 8.1).
         """
         if self._model is not None:
             return self._model
@@ -133,7 +123,7 @@ class _StrictRequest(Request):
             return self._pruned
         body = (await self.body()).removeprefix(codecs.BOM_UTF8)
         note_body(len(body), _MOST_SMALL_IGNORING if self.is_ignoring else LARGE_BODY)
-        return await beside_loop(partial(_loads, body))
+        return await beside_loop(partial(loads_exact, body))
 
     async def validate(self, validate: Callable[[Any], Any]) -> None:
         """Validate the body. ``json`` then returns it as a model, which the framework uses without further validation.
@@ -172,14 +162,6 @@ class _StrictRequest(Request):
         if dropped:
             self.state.caller.facts.ignored_fields = str(self.ignored)
         return bool(dropped)
-
-
-def _loads(body: bytes) -> Any:
-    value = orjson.loads(body)
-    names = _WITH_SCHEMAS | (_WITH_CALLS if any(mark in body for mark in _CALL_MARKS) else frozenset())
-    if isinstance(value, dict) and not value.keys().isdisjoint(names) and may_be_inexact(body):
-        value |= {name: part for name, part in loads_exact(body).items() if name in names}
-    return value
 
 
 class JsonRoute(APIRoute):

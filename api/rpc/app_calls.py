@@ -18,6 +18,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from ...engine.serving.request import MAX_TIMEOUT
+from ..exact_json import dumps_exact
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class AppCalls:
         Args:
             context: the context of the gRPC call, for its metadata and deadline; None for the server's own requests.
         """
-        exchange = _Exchange(b"" if body is None else orjson.dumps(body))
+        exchange = _Exchange(b"" if body is None else dumps_exact(body))
         task = asyncio.create_task(exchange.run(self._app, _scope(context, method, path, has_body=body is not None)))
         pieces = exchange.pieces()
         try:

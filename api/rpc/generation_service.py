@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import orjson
 
+from ..exact_json import loads_exact
 from ..large_bodies import beside_loop
 from .app_calls import AppCalls, CallError, finite
 from .messages import message
@@ -89,7 +90,7 @@ def as_body(request: Any) -> tuple[str, dict[str, Any]]:
 
 def _extra(text: str, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        extra = orjson.loads(text or "{}")
+        extra = loads_exact(text.encode() or b"{}")
     except orjson.JSONDecodeError:
         extra = None
     if not isinstance(extra, dict):

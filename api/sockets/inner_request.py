@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Scope
 
+from ..exact_json import dumps_exact
 from ..generate.socket_scope import INNER_APP
-from ..protocol.exact_json import dumps_exact
 
 _NOT_PASSED = frozenset(
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from ..protocol.exact_json import dumps_exact, loads_exact
+from ..exact_json import dumps_exact, loads_exact
 from .socket_channel import BadMessage
 
 _INHERITED = ("model", "tools")

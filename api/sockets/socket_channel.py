@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from ..errors import ErrorReply
-from ..protocol.exact_json import loads_exact
+from ..exact_json import loads_exact
 
 _SLOW = (1008, "Messages are not read.")
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from ..exact_json import dumps_exact, loads_exact
+
 _FINISH = ("finish_reason", "stop_reason")
 
 
@@ -32,7 +34,7 @@ class StreamAnswer:
 
     def take(self, data: bytes) -> list[bytes]:
         """Take a chunk, and return the events for it."""
-        chunk = orjson.loads(data)
+        chunk = loads_exact(data)
         if "error" in chunk:
             self._error = chunk["error"]
             return []
@@ -81,7 +83,7 @@ class StreamAnswer:
             **{name: delta.get(name) for name in ("reasoning_content", "tool_calls")},
         }
         told = {name: value for name, value in found.items() if value}
-        return [orjson.dumps({"type": "token", "id": self._id, "index": index, **told})] if told else []
+        return [dumps_exact({"type": "token", "id": self._id, "index": index, **told})] if told else []
 
     def _collect(self, text: str | None, delta: dict[str, Any]) -> None:
         if text:

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from ...tenancy.tenant_shares import TenantShares
+from ..exact_json import dumps_exact, loads_exact
 
 MAX_RESPONSES = 10_000
 MAX_BACKGROUND = 64
@@ -27,7 +26,7 @@ _MOST_AT_ONCE = 256  # records examined for eviction per put or get
 
 def packed(value: Any) -> bytes:
     """JSON for storage, copied: the bytes of orjson keep their write buffer alive, up to 16 times their length."""
-    return bytes(memoryview(orjson.dumps(value)))
+    return bytes(memoryview(dumps_exact(value)))
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class StoredResponse:
         return len(self.body) + sum(map(len, self.conversation())) + _PER_ITEM * len(self.item_ids) + _OVERHEAD
 
     def items(self) -> list[dict[str, Any]]:
-        return [item for turn in self.turns for item in orjson.loads(turn)]
+        return [item for turn in self.turns for item in loads_exact(turn)]
 
     def own_turns(self) -> tuple[bytes, ...]:
         """Its own input turn and its output."""
@@ -156,7 +155,7 @@ class ResponseStore:
         record = self.get(owner, self._response_of_item.get((owner, item_id), ""), connection)
         if record is None:
             return None
-        items = (item for turn in record.own_turns() for item in orjson.loads(turn))
+        items = (item for turn in record.own_turns() for item in loads_exact(turn))
         return next((item for item in items if item["id"] == item_id), None)
 
     def _evict(self) -> None:

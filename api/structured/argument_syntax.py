@@ -23,7 +23,7 @@ from ...grammar.argument_styles import (
     gemma_text,
     xml_style,
 )
-from ..protocol.exact_json import loads_exact
+from ..exact_json import loads_exact
 
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 _BLANKS = " \t\r\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
-from ..protocol.exact_json import dumps_exact
+from ..exact_json import dumps_exact
 from .reasoning_formats import reasoning_format_of
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of

@@ -11,6 +11,7 @@ import orjson
 
 from ....engine.errors import ConfigError
 from ....engine.peer_options import nearest
+from ...exact_json import dumps_exact, loads_exact
 from .chat_history import ChatHistory, read_text
 
 _COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
@@ -77,15 +78,15 @@ def _set(session: ChatSession, argument: str) -> str:
     settings = session.conversation.settings
     name, _, value = argument.partition(" ")
     if not name:
-        return "\n".join(f"{each} {orjson.dumps(settings[each]).decode()}" for each in settings) or "Nothing is set."
+        return "\n".join(f"{each} {dumps_exact(settings[each]).decode()}" for each in settings) or "Nothing is set."
     if not value.strip():
         settings.pop(name, None)
         return ""
     if name in ("messages", "model", "stream", "stream_options", "n"):
         raise ConfigError(f"{name} cannot be set: the chat gives it itself.")
     try:
-        settings[name] = orjson.loads(value)
-    except orjson.JSONDecodeError:
+        settings[name] = loads_exact(value.encode())
+    except (orjson.JSONDecodeError, UnicodeEncodeError):
         settings[name] = value.strip()
     return ""
 

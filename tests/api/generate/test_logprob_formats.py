@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from rootgraft.api.exact_json import loads_exact
 from rootgraft.api.generate.logprob_formats import field_probabilities
-from rootgraft.api.protocol.exact_json import loads_exact
 from rootgraft.engine.text.field_probabilities import FieldProbability
 
 

@@ -1,19 +1,25 @@
-"""JSON with exact integers of any length, which occur as bounds in schemas. orjson is exact up to 64 bits only."""
+"""JSON with exact integers of any length. orjson is exact up to 64 bits only.
+
+Clients send longer ones as bounds in schemas and as values in calls, template variables and states. All JSON of clients
+from which a number can come into a prompt, a schema or an answer is read and written by these functions.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import orjson
 
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+# Each digit becomes a zero, and each other byte a space. This and a search for zeros take a tenth of the time of a
+# regular expression, and every body is searched.
+_DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
+_LONG_INTEGER = b"0" * 19
 
 
-def may_be_inexact(data: bytes) -> bool:
+def _may_be_inexact(data: bytes) -> bool:
     """Return whether JSON may contain an integer that orjson reads as a float."""
-    return _LONG_INTEGER.search(data) is not None
+    return _LONG_INTEGER in data.translate(_DIGITS_AS_ZEROS)
 
 
 def loads_exact(data: bytes) -> Any:
@@ -23,7 +29,7 @@ def loads_exact(data: bytes) -> Any:
         orjson.JSONDecodeError: the data is not JSON, or is nested too deeply.
     """
     value = orjson.loads(data)
-    if not may_be_inexact(data):
+    if not _may_be_inexact(data):
         return value
     try:
         return json.loads(data)

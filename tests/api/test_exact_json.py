@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootgraft.api.protocol.exact_json import dumps_exact, loads_exact
+from rootgraft.api.exact_json import dumps_exact, loads_exact
 
 LONG = b"12345678901234567890123"
 
