@@ -41,8 +41,13 @@ FILE_TIMEOUT = 600.0
 
 _SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
-_LISTS = frozenset(("/v1/models",))
-"""Paths that the live page and clients request repeatedly. Their successful answers are not recent requests."""
+_NOT_SHOWN = frozenset(
+    ("/v1/models", "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
+)
+"""Lists and counts of tokens, which the live page and clients request repeatedly, and for which nothing is generated.
+
+Their successful answers are no recent requests and no requests of a caller.
+"""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
@@ -106,7 +111,7 @@ class Identify:
                 **facts.log_fields(),
             }
             _log(entry)
-            if scope["path"] not in _QUIET_PATHS and not (scope["path"] in _LISTS and status == 200):
+            if scope["path"] not in _QUIET_PATHS and not (scope["path"] in _NOT_SHOWN and status == 200):
                 self._state.observers.recent.add(entry)
 
 

@@ -272,10 +272,32 @@ def test_escaped_paths_are_guarded(locked: Live) -> None:
             assert read_all(sock).startswith(b"HTTP/1.1 401"), path
 
 
-def test_lists_of_models_crowd_out_no_recent_request(live: Live) -> None:
+def test_lists_and_counts_of_tokens_crowd_out_no_recent_request(live: Live) -> None:
+    """What generates nothing is neither shown nor counted, as the playground asks for tokens in a loop."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    quiet = [
+        ("/tokenize", {"prompt": "a"}),
+        ("/tokenize", chat),
+        ("/detokenize", {"tokens": [97]}),
+        ("/v1/messages/count_tokens", chat),
+        ("/v1/responses/input_tokens", {"model": "tiny", "input": "hi"}),
+    ]
     with live.http() as http:
-        assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
-        for path in ("/v1/models", "/v1/models/nobody"):
-            http.get(path)
-        shown = http.get("/ui/state").json()["requests"]["last"][:2]
-    assert [(each["path"], each["status"]) for each in shown] == [("/v1/models/nobody", 404), ("/tokenize", 200)]
+        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        before = http.get("/ui/state").json()["requests"]
+        assert http.get("/v1/models").status_code == 200
+        for path, body in quiet:
+            assert http.post(path, json=body).status_code == 200, path
+        after = http.get("/ui/state").json()["requests"]
+        assert [after[name] for name in ("count", "failed", "last")] == [
+            before[name] for name in ("count", "failed", "last")
+        ]
+        assert [each["requests"] for each in after["callers"]] == [each["requests"] for each in before["callers"]]
+        assert http.get("/v1/models/nobody").status_code == 404
+        assert http.post("/tokenize", json={"nothing": 1}).status_code == 400
+        shown = http.get("/ui/state").json()["requests"]["last"][:3]
+    assert [(each["path"], each["status"]) for each in shown] == [
+        ("/tokenize", 400),
+        ("/v1/models/nobody", 404),
+        ("/v1/completions", 200),
+    ]
