@@ -16,7 +16,7 @@ from ..protocol.chat_messages import ChatMessage, for_template
 from ..protocol.sampling import SamplingFields
 from ..structured.output_format import OutputFormat, requested_format
 from ..structured.reasoning_formats import ThoughtPlan, plan_thought
-from ..structured.tool_dialects import for_dialect
+from ..structured.tool_dialects import for_dialect, without_second_end
 from ..structured.tool_grammar import tool_output_format
 from ..structured.tool_plan import ToolPlan
 from .model_directory import ModelTarget
@@ -112,13 +112,14 @@ async def render(target: ModelTarget, template: TemplateInput) -> str:
     def rendered() -> str:
         definitions = template.definitions() if template.tools else []
         messages = with_known_roles(for_template(template.messages), tokenizer)
-        return tokenizer.render_chat(
+        text = tokenizer.render_chat(
             for_dialect(messages, definitions, dialect),
             add_generation_prompt=template.adds_header,
             continue_final_message=template.continued is not None,
             tools=definitions if dialect.by_template and definitions else None,
             kwargs={**dialect.defaults, **template.kwargs},
         )
+        return without_second_end(text, dialect)
 
     # A long conversation is rendered on another thread, so that streams do not wait for it.
     text = await engine.render(rendered, at_once=not template.is_long)

@@ -28,7 +28,7 @@ from ...engine.types import FinishReason, Priority, SamplingParams, Usage
 from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
 from ..structured.reasoning_formats import plan_thought
-from ..structured.tool_dialects import for_dialect
+from ..structured.tool_dialects import for_dialect, without_second_end
 from .chat_prompt import with_known_roles
 from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
 from .server_state import ServerState
@@ -187,6 +187,7 @@ class QuestionPlanner:
             add_generation_prompt=True,
             kwargs={**dialect.defaults, **self._kwargs},
         )
+        text = without_second_end(text, dialect)
         form = self._state.engine.reasoning_format(engine)
         thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
         if thought is not None and thought.is_open:

@@ -147,7 +147,9 @@ def plan_thought(
         return None
     if continued is None:
         tail = prompt.rstrip()
-        is_closed = tail.endswith(form.end) and not form.in_messages
+        # A prompt without a thought may also have opened the answer.
+        before_answer = tail.removesuffix(form.lead.strip()).rstrip()
+        is_closed = before_answer.endswith(form.end) and not form.in_messages
         is_open = form.implicit or tail.endswith(form.start)
     else:
         is_open = continued.rfind(form.start) > continued.rfind(form.end)
@@ -158,6 +160,6 @@ def plan_thought(
     # If the answer must equal a text of the client's exactly, a newline before it may be part of it.
     strips = output_format is None or tools is not None or output_format.spec.kind.is_json
     # Calls that begin with the text that ends the content follow the content's opening.
-    begins_in_content = tools is None or (tools.format.content_closing and not tools.format.content_opening)
+    begins_in_content = tools is None or tools.format.closes_content
     lead = (form.lead if begins_in_content else "") + ("" if tools is None else tools.prefill)
     return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

@@ -88,18 +88,20 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
         return Dialect(default, by_template=False)
     bare = _render(tokenizer, [_PROBE_MESSAGE])
     by_template = _PROBE_NAME in bare
+    shows_calls = False
     for as_text in (False, True):
         # The definitions may contain a call too, in another form than the one that the model writes.
         rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
         found = next((form for form in possible if re.search(form.rendered, rendered)), None)
         if found is not None:
             return Dialect(found, by_template, arguments_as_text=as_text)
+        shows_calls = shows_calls or _PROBE_NAME in rendered
     if parser == "auto" and (probed := _probed(tokenizer)) is not None:
         return replace(probed, by_template=by_template)
     mentioned = (form for form in possible if any(map(tokenizer.template_mentions, form.mentions)))
     if by_template and (form := next(mentioned, None)) is not None:
         return Dialect(form, by_template, calls_by_template=False)
-    return Dialect(default, by_template and default.name != "generic")
+    return Dialect(default, by_template and default.name != "generic", calls_by_template=shows_calls)
 
 
 def _probed(tokenizer: Tokenizer) -> Dialect | None:
@@ -183,12 +185,27 @@ def _for_template(message: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     return message | {"tool_calls": written}
 
 
+def without_second_end(text: str, dialect: Dialect) -> str:
+    """Return a rendered conversation in which the content of a message with calls is closed once.
+
+    If calls begin with the end of the content, ``for_dialect`` writes it into the content, and a template that knows
+    the mark writes it again after the calls.
+    """
+    form = dialect.format
+    if (dialect.by_template and dialect.calls_by_template) or not form.closes_content:
+        return text
+    return text.replace(form.closing + form.content_closing, form.closing)
+
+
 def _with_calls(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
     text = form.calls([(call["function"]["name"], _arguments(call["function"])) for call in calls])
-    lead = f"{content}\n" if (content := message.get("content")) else ""
+    lead = message.get("content") or ""
+    # A mark that closes the content follows it directly, as the model writes it.
+    if lead and not form.closes_content:
+        lead += "\n"
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": lead + text}
 
 

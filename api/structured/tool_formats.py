@@ -116,6 +116,11 @@ class ToolFormat:
         return self.content_opening if is_begun else ""
 
     @property
+    def closes_content(self) -> bool:
+        """Whether calls begin with the end of the content, which the prompt or the end of a thought has opened."""
+        return bool(self.content_closing) and not self.content_opening
+
+    @property
     def is_object(self) -> bool:
         """Whether calls are JSON objects with name and arguments, and several calls are a list of them."""
         is_listed = self.separator is None or self.opening.rstrip().endswith("[")

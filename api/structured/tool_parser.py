@@ -191,7 +191,7 @@ class ToolParser:
     @property
     def _closing(self) -> str:
         """The text that ends content after which calls may follow."""
-        return "" if self._form.content_opening else self._form.content_closing
+        return self._form.content_closing if self._form.closes_content else ""
 
     def _is_closed(self) -> bool:
         """Whether the content in the buffer has ended, so that no call can follow it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.api.tool_templates import PROBED, THOUGHTS, TemplateOnly
+from support.api.tool_templates import PROBED, THOUGHTS, TemplateOnly, kimi_turns
 
 from rootgraft.api.structured.output_format import OutputFormat
 from rootgraft.api.structured.reasoning_formats import plan_thought, reasoning_format_of
@@ -33,3 +33,16 @@ def test_marks_are_what_the_template_renders(source: str, marks: tuple[str, str,
 def test_a_template_without_thoughts_has_none() -> None:
     for source in (*PROBED.values(), "{% for m in messages %}{{ m.content }}{{ m.reasoning }}{% endfor %}"):
         assert reasoning_format_of(TemplateOnly(source), "auto") is None  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_has_closed_the_thought_and_opened_the_answer() -> None:
+    """Kimi K3's without thoughts: the mark before the answer is there already, and must not be written again."""
+    tokenizer = TemplateOnly(kimi_turns(), "<|close|>message<|sep|>")
+    form = reasoning_format_of(tokenizer, "auto")  # type: ignore[arg-type]
+    assert form is not None and form.lead == "<|open|>response<|sep|>"
+    for thinks in (True, False):
+        kwargs = {"enable_thinking": thinks}
+        prompt = tokenizer.render_chat([{"role": "user", "content": "hi"}], add_generation_prompt=True, kwargs=kwargs)
+        plan = plan_thought(form, prompt, continued=None, output_format=JSON, shown=True)
+        assert (plan is not None and plan.is_open) == thinks
+        assert thinks or plan is None

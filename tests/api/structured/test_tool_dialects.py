@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.api.tool_templates import OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly
+from support.api.tool_templates import KIMI_CALLS, OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly, kimi_turns
 
-from rootgraft.api.structured.tool_dialects import dialect_of, for_dialect
+from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect, without_second_end
 from rootgraft.api.structured.tool_formats import FORMATS
 
 CALL = {
@@ -84,3 +84,35 @@ def test_the_template_decides_among_the_formats_of_a_parser() -> None:
     assert dialect(TEMPLATES["granite_text"], "granite").format.name == "granite_text"
     assert dialect(TEMPLATES["hermes"], "granite").format.name == "granite"
     assert dialect(TEMPLATES["qwen3_coder"], "qwen3_xml").format.name == "qwen3_coder"
+
+
+def told(source: str, found: Dialect, *messages: dict[str, Any], **options: Any) -> str:
+    """The prompt of a conversation, as routes render it."""
+    text = TemplateOnly(source).render_chat(
+        for_dialect(messages, [], found), tools=[{"type": "function"}] if found.by_template else None, **options
+    )
+    return without_second_end(text, found)
+
+
+@pytest.mark.parametrize("content", ["Well.", ""])
+@pytest.mark.parametrize("source", [kimi_turns(KIMI_CALLS), kimi_turns()], ids=["calls", "no calls"])
+def test_a_conversation_has_the_calls_as_the_model_has_written_them(source: str, content: str) -> None:
+    """Kimi K3's calls begin with the end of the text, which the template writes behind every text."""
+    found = dialect(source, "kimi_k3")
+    assert (found.by_template, found.calls_by_template) == (True, bool(KIMI_CALLS in source))
+    for by_template in {found.by_template, found.calls_by_template}:
+        own = replace(found, by_template=by_template)
+        asked = {"role": "user", "content": "hi"}
+        prompt = told(source, own, asked, add_generation_prompt=True, kwargs={"enable_thinking": False})
+        answer = content + FORMATS["kimi_k3"].calls([("f", '{"a":"b","n":1}')])
+        turns = [asked, {**CALL, "content": content}, {"role": "tool", "tool_call_id": "abcdef123", "content": "x"}]
+        text = told(source, own, *turns, add_generation_prompt=False)
+        assert text.startswith(f"{prompt}{answer}<|close|>message<|sep|>"), text
+
+
+def test_calls_that_a_template_leaves_out_are_not_lost_where_an_option_chooses() -> None:
+    for name in ("hermes", "qwen3_coder", "kimi_k3"):
+        found = dialect(OTHERS["definitions alone"], name)
+        assert (found.format.name, found.by_template, found.calls_by_template) == (name, True, False)
+        [message] = for_dialect([CALL], [], found)
+        assert found.format.calls([("f", '{"a":"b","n":1}')]) in message["content"]

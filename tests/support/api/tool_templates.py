@@ -233,6 +233,33 @@ def _listed(opening: str, call: str, closing: str, separator: str = "") -> str:
     return f"{opening}{loop}{call}{_unless_last(separator)}{{% endfor %}}{closing}"
 
 
+def kimi_turns(calls: str = "") -> str:
+    """Return a template with turns like Kimi K3's: a thought and a text that is closed before ``calls``."""
+    said = (
+        "<|open|>think<|sep|>{{ message.reasoning or '' }}<|close|>think<|sep|>"
+        f"<|open|>response<|sep|>{{{{ message.content or '' }}}}<|close|>response<|sep|>{calls}"
+    )
+    return (
+        f'{_TOOLS}{{% for message in messages %}}<|open|>message role="{{{{ message.role }}}}"<|sep|>'
+        f"{{% if message.role == 'assistant' %}}{said}{{% else %}}{{{{ message.content }}}}{{% endif %}}"
+        "<|close|>message<|sep|>{% endfor %}"
+        '{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+        "{% if enable_thinking is defined and not enable_thinking %}"
+        "<|close|>think<|sep|><|open|>response<|sep|>{% endif %}{% endif %}"
+    )
+
+
+KIMI_CALLS = (
+    "{% if message.tool_calls %}"
+    + _listed(
+        "<|open|>tools<|sep|>",
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        + _parameters(f'<|open|>argument key="{{{{ name }}}}" type="{_TYPE}"<|sep|>{_TEXT}<|close|>argument<|sep|>')
+        + "<|close|>call<|sep|>",
+        "<|close|>tools<|sep|>",
+    )
+    + "{% endif %}"
+)
 # In the manner of models whose formats have no row: Jamba, Nemotron Nano 2, Apertus, MiniMax M1, Command A, Solar Open,
 # GigaChat 3, MiniCPM 5, Hunyuan 3.
 PROBED = {
