@@ -15,6 +15,7 @@ from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
 from ..exact_json import dumps_exact
 from .reasoning_formats import reasoning_format_of
+from .template_marks import MARK
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from .tool_probe import probed_calls
@@ -92,7 +93,7 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     for as_text in (False, True):
         # The definitions may contain a call too, in another form than the one that the model writes.
         rendered = _render(tokenizer, [_PROBE_MESSAGE, _probe_call(as_text=as_text)]).removeprefix(bare)
-        found = next((form for form in possible if re.search(form.rendered, rendered)), None)
+        found = next((form for form in possible if _is_shown(form, rendered, tokenizer, bare, parser)), None)
         if found is not None:
             return Dialect(found, by_template, arguments_as_text=as_text)
         shows_calls = shows_calls or _PROBE_NAME in rendered
@@ -102,6 +103,26 @@ def _calls_of(tokenizer: Tokenizer, parser: str) -> Dialect:
     if by_template and (form := next(mentioned, None)) is not None:
         return Dialect(form, by_template, calls_by_template=False)
     return Dialect(default, by_template and default.name != "generic", calls_by_template=shows_calls)
+
+
+def _is_shown(form: ToolFormat, rendered: str, tokenizer: Tokenizer, bare: str, parser: str) -> bool:
+    """Return whether a rendered call has a format.
+
+    A call that can only begin an answer, and has no mark, is shown if no other mark precedes it in the answer: with a
+    mark it has another format, which a probe finds.
+
+    Args:
+        rendered: the text that the template has rendered after ``bare``, the question.
+    """
+    found = re.search(form.rendered, rendered)
+    if found is None or not form.only_at_start or parser != "auto":
+        return found is not None
+    header = _render(tokenizer, [_PROBE_MESSAGE], has_header=True).removeprefix(bare)
+    thoughts = reasoning_format_of(tokenizer, "auto")
+    before = rendered[: found.start()].rstrip()
+    if not rendered.startswith(header) or (thoughts is not None and before.endswith(thoughts.end)):
+        return True
+    return MARK.search(before, len(header)) is None
 
 
 def _probed(tokenizer: Tokenizer) -> Dialect | None:

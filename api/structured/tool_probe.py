@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...grammar.argument_styles import XmlStyle
+from ...grammar.argument_styles import PYTHON, XmlStyle
 from ...grammar.spec import GrammarSpec
 from .template_marks import MARK, num_shared, shared_beginning, shared_end
 from .tool_formats import CallIds, ToolFormat
@@ -37,8 +37,10 @@ _ANSWER = "Probe of an answer."
 _QUESTION: Message = {"role": "user", "content": "Probe of a question."}
 # Some templates add the id after the arguments of a call; models do not write it.
 _EXTRA_ID = re.compile(rf',\s*"\w+":\s*"{_ID}"(?=\s*\}})')
-# A mark that is rare in plain text: the text that opens calls must not be the beginning of usual words or of JSON.
-_TRIGGER = re.compile(r"[^\w\s\"'{}\[\](),.:;!?-]|\[[A-Z_]{3,}\]")
+# A mark that is rare in plain text: the text that opens calls must not be the beginning of usual words, of a block of
+# code or of JSON.
+_TRIGGER = re.compile(r"(?!```)[^\w\s\"'{}\[\](),.:;!?-]|\[[A-Z_]{3,}\]")
+_KEYWORDS = re.compile(r"""\(count=17, flag=True, word=(?:"two words"|'two words')\)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ class _Probe:
         self._bare = render([_QUESTION], self._tools, False)
         self._header = render([_QUESTION], self._tools, True)
         answer = render([_QUESTION, {"role": "assistant", "content": _ANSWER}], self._tools, False)
+        if self._header == self._bare and _ANSWER in answer:
+            # The template writes no header for an answer to come: the header is the text before an answer.
+            self._header = answer.partition(_ANSWER)[0]
         self._content_opening, self._content_closing = self._around_answer(answer)
         self._answer_end = answer.partition(_ANSWER)[2]
         self.one = self._turn(_ARGUMENTS)
@@ -135,7 +140,7 @@ class _Probe:
         if self.one.count(_NAMES[0]) != 1:
             return None
         head, _, tail = self.one.partition(_NAMES[0])
-        written = _json_arguments(tail) or _marked_arguments(tail)
+        written = _arguments_in(tail)
         if written is None:
             return None
         after_name, style, after = written
@@ -144,7 +149,7 @@ class _Probe:
             call = _Split(head, after, head, single=True)
         else:
             between = self.full.partition(_NAMES[0])[2].partition(_NAMES[1])[0]
-            arguments = _json_arguments(between) or _marked_arguments(between)
+            arguments = _arguments_in(between)
             if arguments is None:
                 return None
             call = _Split(head, after, arguments[2])
@@ -272,6 +277,17 @@ def _trigger(opening: str) -> str:
     return (
         mark[0] if mark is not None else opening[: opening.find("{")].rstrip() if "{" in opening else opening.rstrip()
     )
+
+
+def _arguments_in(text: str) -> tuple[str, str | XmlStyle, str] | None:
+    """Return the texts before and after the arguments of the first call, and their style; None for no known style."""
+    return _json_arguments(text) or _keyword_arguments(text) or _marked_arguments(text)
+
+
+def _keyword_arguments(text: str) -> tuple[str, str, str] | None:
+    """Return the texts before and after keyword arguments as in Python, brackets included, and their style."""
+    found = _KEYWORDS.search(text)
+    return None if found is None else (text[: found.start() + 1], PYTHON, text[found.end() - 1 :])
 
 
 def _json_arguments(text: str) -> tuple[str, str, str] | None:

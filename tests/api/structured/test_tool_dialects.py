@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.api.tool_templates import KIMI_CALLS, OTHERS, TEMPLATES, WITHOUT_CALLS, TemplateOnly, kimi_turns
+from support.api.tool_templates import (
+    KIMI_CALLS,
+    OTHERS,
+    PROBED,
+    TEMPLATES,
+    WITHOUT_CALLS,
+    WITHOUT_FORMAT,
+    TemplateOnly,
+    kimi_turns,
+)
 
 from rootgraft.api.structured.tool_dialects import Dialect, dialect_of, for_dialect, without_second_end
 from rootgraft.api.structured.tool_formats import FORMATS
@@ -27,6 +36,15 @@ def test_each_format_is_found_by_the_call_that_the_template_writes(name: str) ->
     found = dialect(TEMPLATES[name])
     assert (found.format.name, found.by_template, found.calls_by_template) == (name, True, True)
     assert dialect(TEMPLATES[name], FORMATS[name].option).format.name == name
+
+
+def test_how_many_templates_have_a_format_of_their_own() -> None:
+    """All but those that have a reason. Published templates are as many again, and not in this repository."""
+    groups = (TEMPLATES, WITHOUT_CALLS, PROBED, OTHERS)
+    sources = [(name, source) for group in groups for name, source in group.items()]
+    generic = [name for name, source in sources if dialect(source).format.name == "generic"]
+    assert sorted(generic) == sorted(WITHOUT_FORMAT)
+    assert (len(sources), len(sources) - len(generic)) == (64, 55)
 
 
 def test_there_is_a_template_for_each_format() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -90,6 +91,12 @@ READERS: dict[str, Reader] = {
     "keys and values": in_marks(
         r"<call:x>(\w+)<sep:x>\n(.*?)</call:x>", r"<key:x>(\w+)</key:x>\n<value:x>(.*?)</value:x>"
     ),
+    "keywords over lines": lambda text: [
+        (name, {key: ast.literal_eval(value) for key, value in re.findall(r"(\w+)=(\[.*?\]|\".*?\"|\w+)", inside)})
+        for name, inside in re.findall(r"^(\w+)\((.*)\)$", text, re.MULTILINE)
+    ],
+    "object between marks": objects("name", "parameters"),
+    "numbers, and no header of an answer": objects("tool", "parameters"),
 }
 
 
@@ -117,7 +124,7 @@ def rendered(tokenizer: TemplateOnly, dialect: Dialect, calls: list[tuple[str, d
     ]
     message = {"role": "assistant", "content": "", "tool_calls": said}
     text = tokenizer.render_chat([message], add_generation_prompt=False)
-    text = text.removeprefix("<|assistant|>").removesuffix("<|end|>")
+    text = text.removeprefix("<|assistant|>").removeprefix("[assistant]").removesuffix("<|end|>")
     return re.sub(', "id": "id[0-9]"', "", text)
 
 
@@ -151,7 +158,7 @@ def test_calls_are_written_as_the_template_writes_them(name: str) -> None:
     if dialect.format.ids is not CallIds.ANY:
         text, expected = re.sub(r"([|]>|l\": \")[0-9]", r"\1id0", text), re.sub("id[0-9]", "id0", expected)
         expected = re.sub(r"(l\": \")[0-9]", r"\1id0", expected)
-    assert text == expected.replace("True", "true")
+    assert text.replace("True", "true") == expected.replace("True", "true")
 
 
 @pytest.mark.parametrize("choice", ["required", "named"])

@@ -41,6 +41,7 @@ _KEYWORDS = (
     "{% if not loop.last %}, {% endif %}{% endfor %})"
 )
 _TEXT = "{{ value if value is string else value | tojson }}"
+_LITERAL = "'True' if value is true else 'False' if value is false else value | tojson"
 _TYPE = (
     "{{ 'boolean' if value is boolean else 'number' if value is number else 'string' if value is string "
     "else 'object' if value is mapping else 'array' }}"
@@ -311,6 +312,51 @@ PROBED = {
             "</calls:x>",
         )
     ),
+}
+PROBED |= {
+    "keywords over lines": _turns(
+        _listed("", f"<|code|>\n{_KEYWORDS.replace('value | tojson', _LITERAL)}\n<|code:end|>", "", "\n")
+    ),
+    "object between marks": _turns(
+        _listed("", '<|act|><|tool|>{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|act:end|>', "")
+    ),
+    "numbers, and no header of an answer": (
+        f"{_TOOLS}{{% for message in messages %}}[{{{{ message.role }}}}]{{% if message.tool_calls %}}"
+        + _listed(
+            "<|ACT|>[",
+            '{"id": "{{ loop.index0 }}", "tool": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}',
+            "]<|END_ACT|>",
+            ", ",
+        )
+        + "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    ),
+}
+# Templates that render tools or calls and have no format of their own, each with the reason.
+WITHOUT_FORMAT = {
+    "definitions alone": "it renders no call",
+    "no tools": "it renders neither tools nor calls",
+    "refuses tools": "it refuses a conversation with tools",
+    "refuses calls": "it refuses a conversation with calls",
+    "arguments before the name": "the grammar of arguments depends on the name",
+    "arguments as lines": "values have no mark that ends them",
+    "values in elements of their names": "an element of a value is not told from one of a parameter",
+    "calls in plain words": "text for the user may begin with the same words",
+    "calls in blocks of code": "text for the user may have such a block",
+}
+OTHERS |= {
+    "arguments before the name": _turns(
+        _listed("", '<call>{"arguments": {{ f.arguments | tojson }}, "name": "{{ f.name }}"}</call>', "", "\n")
+    ),
+    "arguments as lines": _turns(
+        _listed("", "<call>\nname: {{ f.name }}\n" + _parameters(f"{{{{ name }}}}: {_TEXT}\n") + "</call>", "", "\n")
+    ),
+    "values in elements of their names": _turns(
+        '{% set f = message.tool_calls[0].function %}<tool name="{{ f.name }}">'
+        + _parameters(f"<{{{{ name }}}}>{_TEXT}</{{{{ name }}}}>")
+        + "</tool>"
+    ),
+    "calls in blocks of code": _turns(_listed("", f"```json\n{_OBJECT}\n```", "", "\n")),
+    "calls in plain words": _turns(_listed("", "Action: {{ f.name }}\nInput: {{ f.arguments | tojson }}\n", "")),
 }
 # Templates with thoughts, and their start mark, end mark and what is before an answer.
 THOUGHTS = {
