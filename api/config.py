@@ -20,7 +20,7 @@ TOOL_CALL_PARSERS = (
     *("gemma4", "granite", "granite-20b-fc", "phi4_mini_json", "lfm2", "pythonic", "generic"),
     *("llama4_json", "llama4_pythonic", "qwen3_json", "qwen3_xml", "granite4"),
 )
-# The same for api/structured/reasoning_formats.py.
+# The same for engine/text/reasoning_formats.py.
 REASONING_PARSERS = (
     *("auto", "none", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"),
     *("step3", "seed_oss", "mistral", "cohere_command3", "apertus", "apriel", "granite", "gemma4"),

@@ -20,7 +20,7 @@ from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.sampling import SamplingFields
 from ..structured.output_format import OutputFormat
-from ..structured.reasoning_formats import ThoughtPlan
+from ..structured.thought_plan import ThoughtPlan
 from .chat_prompt import chat_prompt, owner_of, plan_chat, prefix_pins
 from .completion_answers import EchoedPrompt
 from .logprob_formats import Unscored

@@ -15,7 +15,7 @@ from ..protocol.chat import ChatRequest, TemplateInput
 from ..protocol.chat_messages import ChatMessage, for_template
 from ..protocol.sampling import SamplingFields
 from ..structured.output_format import OutputFormat, requested_format
-from ..structured.reasoning_formats import ThoughtPlan, plan_thought
+from ..structured.thought_plan import ThoughtPlan, plan_thought
 from ..structured.tool_dialects import for_dialect, without_second_end
 from ..structured.tool_grammar import tool_output_format
 from ..structured.tool_plan import ToolPlan

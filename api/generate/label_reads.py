@@ -23,11 +23,11 @@ from ...engine.serving.label_shares import label_logprobs
 from ...engine.serving.output_processor import Finish, SequenceOutput, TextDelta
 from ...engine.serving.request import TextRequest
 from ...engine.serving.request_threads import on_request_thread
+from ...engine.text.answer_opening import NO_THOUGHT, AnswerOpening
 from ...engine.text.questions import QuestionEncoder, TypedQuestion, asking
 from ...engine.types import FinishReason, Priority, SamplingParams, Usage
 from ..access.caller import Caller
 from ..protocol.chat_messages import ChatMessage, for_template
-from ..structured.reasoning_formats import plan_thought
 from ..structured.tool_dialects import for_dialect, without_second_end
 from .chat_prompt import with_known_roles
 from .sequence_windows import WINDOW, deadline_of, run_window, usage_of
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 MAX_LABEL_TOKENS = 1 << 18
 """Limit of the tokens of all labels of a request together."""
-_NO_THOUGHT = {"enable_thinking": False, "thinking": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,9 @@ class QuestionPlanner:
         self._messages = for_template(messages)
         self._base = base
         self._input_field = input_field
-        self._kwargs = {**_NO_THOUGHT, **template_kwargs}
+        self._kwargs = {**NO_THOUGHT, **template_kwargs}
         self._encoders: dict[int, QuestionEncoder] = {}
+        self._openings: dict[int, AnswerOpening] = {}
 
     def plan(self, questions: Sequence[TypedQuestion], models: Sequence[AskedModel]) -> list[PlannedQuestion]:
         """Return the planned questions.
@@ -182,19 +182,14 @@ class QuestionPlanner:
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
         messages = with_known_roles(asking(self._messages, question), tokenizer)
-        text = tokenizer.render_chat(
-            for_dialect(messages, [], dialect),
-            add_generation_prompt=True,
-            kwargs={**dialect.defaults, **self._kwargs},
-        )
+        kwargs = {**dialect.defaults, **self._kwargs}
+        opening = self._openings.get(id(tokenizer))
+        if opening is None:
+            thoughts = self._state.engine.reasoning_format(engine)
+            opening = self._openings[id(tokenizer)] = AnswerOpening(tokenizer, thoughts, kwargs)
+        text = tokenizer.render_chat(for_dialect(messages, [], dialect), add_generation_prompt=True, kwargs=kwargs)
         text = without_second_end(text, dialect)
-        form = self._state.engine.reasoning_format(engine)
-        thought = plan_thought(form, text, continued=None, output_format=None, shown=False)
-        if thought is not None and thought.is_open:
-            raise RequestError(
-                "This model begins every answer with a thought, so its first tokens are no answer.", param="model"
-            )
-        return text + dialect.format.text_opening(text)
+        return opening.complete(text)
 
 
 class LabelReader:

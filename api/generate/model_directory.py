@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ...engine.config import EngineConfig
     from ...engine.serving.async_engine import AsyncEngine
     from ...engine.serving.engine_like import EngineLike
+    from ...engine.text.reasoning_formats import ReasoningFormat
     from ...fleet.catalog.model_catalog import ModelCatalog
-    from ..structured.reasoning_formats import ReasoningFormat
     from ..structured.tool_dialects import Dialect
 
 

@@ -13,11 +13,11 @@ from ...engine.errors import CapacityError, ConfigError, EngineDead, RequestErro
 from ...engine.serving.adapter_tokenizers import AdapterTokenizers
 from ...engine.serving.replica_status import FleetStatus, ReplicaOwner
 from ...engine.text.chat_template import TemplateStopped, rendered
+from ...engine.text.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.types import AdapterInfo
 from ..config import ServerConfig
 from ..errors import HTTPError
-from ..structured.reasoning_formats import ReasoningFormat, reasoning_format_of
 from ..structured.tool_dialects import Dialect, dialect_of
 
 if TYPE_CHECKING:

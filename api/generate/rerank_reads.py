@@ -14,6 +14,7 @@ from ...engine.errors import ContextTooLong, RequestError
 from ...engine.serving.ending_tree import EndingTree
 from ...engine.serving.request import TextRequest
 from ...engine.serving.request_threads import on_request_thread
+from ...engine.text.answer_opening import NO_THOUGHT, AnswerOpening
 from ...engine.text.rerank_prompt import ANSWERS, DEFAULT_INSTRUCTION, rerank_messages
 from ..access.caller import Caller
 from ..protocol.pooled import PooledFields
@@ -36,7 +37,7 @@ async def plan_rerank(
         instruction: a text that describes which documents count as relevant.
 
     Raises:
-        RequestError: the model has no chat template, which is needed to ask it.
+        RequestError: the model has no chat template, which is needed to ask it, or begins every answer with a thought.
         ContextTooLong: a document does not fit.
     """
     engine = target.engine
@@ -52,14 +53,16 @@ def _planned(
 ) -> list[PlannedQuestion]:
     engine, model = target.engine, AskedModel(target.adapter, target.engine)
     endings = [engine.tokenizer.encode(answer, False) for answer in ANSWERS]
-    kwargs = {**target.dialect.defaults, "enable_thinking": False, "thinking": False}
+    kwargs = {**target.dialect.defaults, **NO_THOUGHT}
+    opening = AnswerOpening(engine.tokenizer, target.reasoning, kwargs)
     planned = []
     for query, document, field in texts:
         messages = rerank_messages(query, document, instruction)
         text = engine.tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs)
+        completed = opening.complete(text)
         try:
             engine.check_length(text)
-            tokens = engine.tokenizer.encode(text, False)
+            tokens = engine.tokenizer.encode(completed, False)
             _check_room(tokens, endings, engine.max_model_len)
             request = replace(base, tokens=tokens)
             engine.limits.check(request)

@@ -26,8 +26,8 @@ from ..observe.usage_ledger import UsageRecord
 from ..structured.field_readers import FieldReaders
 from ..structured.output_check import OutputCheck
 from ..structured.output_format import OutputFormat
-from ..structured.reasoning_formats import ThoughtPlan
 from ..structured.reasoning_parser import ReasoningParser
+from ..structured.thought_plan import ThoughtPlan
 from .server_state import ServerState
 
 if TYPE_CHECKING:

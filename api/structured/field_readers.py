@@ -10,7 +10,7 @@ from ...engine.text.field_probabilities import FieldReader
 from ...engine.types import AllowedLogprobs
 from ...grammar.schema.answer_fields import AnswerFields
 from ...grammar.spec import GrammarSpec
-from .reasoning_formats import ThoughtPlan
+from .thought_plan import ThoughtPlan
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta

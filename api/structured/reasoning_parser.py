@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .reasoning_formats import ReasoningFormat, ThoughtPlan
+from ...engine.text.reasoning_formats import ReasoningFormat
+from .thought_plan import ThoughtPlan
 
 if TYPE_CHECKING:
     from ...engine.serving.output_processor import TextDelta

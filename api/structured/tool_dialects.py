@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import RequestError
 from ...engine.text.chat_template import TemplateStopped
+from ...engine.text.reasoning_formats import reasoning_format_of
+from ...engine.text.template_marks import MARK
 from ..exact_json import dumps_exact
-from .reasoning_formats import reasoning_format_of
-from .template_marks import MARK
 from .template_shape import ANY_SHAPE, TemplateShape, as_taken, shape_of
 from .tool_formats import ALIASES, FORMATS, ToolFormat, formats_of
 from .tool_probe import probed_calls

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...engine.text.template_marks import MARK, num_shared, shared_beginning, shared_end
 from ...grammar.argument_styles import PYTHON, XmlStyle
 from ...grammar.spec import GrammarSpec
-from .template_marks import MARK, num_shared, shared_beginning, shared_end
 from .tool_formats import CallIds, ToolFormat
 from .tool_parser import read_calls
 from .tool_plan import Reading, ToolPlan

@@ -15,7 +15,9 @@ from ..serving.calibration_folder import CalibrationFolder
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.request import token_array
+from ..text.answer_opening import NO_THOUGHT, AnswerOpening
 from ..text.questions import YES_NO, Labels, Option, QuestionEncoder, QuestionKind, TypedQuestion, asking
+from ..text.reasoning_formats import reasoning_format_of
 from ..types import CALIBRATION_NAME
 from .ending_logprobs import Run, read_trees
 from .request_inputs import Input, PromptAdapter
@@ -155,16 +157,20 @@ def plan_questions(
     """Return the tokens of questions about a conversation.
 
     Raises:
-        RequestError: the labels of a question cannot be distinguished.
+        RequestError: the model has no chat template, or begins an answer with a thought; or the labels of a question
+            cannot be distinguished.
         ContextTooLong: a prompt with its longest label does not fit.
     """
     served, limits = adapter.model.served, adapter.model.limits
     ends = [token for token in served.tokenizer.eos_ids if token < served.vocab_size]
     encoder = QuestionEncoder(served.tokenizer, ends)
-    kwargs = {"enable_thinking": False, "thinking": False, **template_kwargs}
+    kwargs = {**NO_THOUGHT, **template_kwargs}
+    if not served.tokenizer.has_chat_template:
+        raise RequestError("This model has no chat template, by which it could be asked.", param="model")
+    opening = AnswerOpening(served.tokenizer, reasoning_format_of(served.tokenizer, "auto"), kwargs)
     planned = []
     for question in questions:
-        text = served.tokenizer.render_chat(asking(messages, question), kwargs=kwargs)
+        text = opening.complete(served.tokenizer.render_chat(asking(messages, question), kwargs=kwargs))
         tokens = encoder.encode(text, question)
         longest = max(map(len, tokens.endings))
         if len(tokens.prompt) + longest > limits.max_model_len:

@@ -12,6 +12,8 @@ from ..errors import ContextTooLong, RequestError
 from ..serving.ending_tree import EndingTree
 from ..serving.label_shares import LabelShares, label_logprobs
 from ..serving.pair_scoring import DOCUMENT_PROMPTS, QUERY_PROMPTS, head_score, pair_scoring, prompt_name_of
+from ..text.answer_opening import NO_THOUGHT, AnswerOpening
+from ..text.reasoning_formats import reasoning_format_of
 from ..text.rerank_prompt import ANSWERS, DEFAULT_INSTRUCTION, rerank_messages
 from ..types import Pooler
 from .ending_logprobs import Run, read_trees
@@ -95,11 +97,13 @@ def _score_in_words(pairs: Sequence[Pair], adapter: PromptAdapter, run: Run) -> 
         raise RequestError("This model has no chat template, by which it could be asked.", param="model")
     endings = [tokenizer.encode(answer, False) for answer in ANSWERS]
     longest = max(map(len, endings))
-    kwargs = {"enable_thinking": False, "thinking": False}
+    kwargs = dict(NO_THOUGHT)
+    opening = AnswerOpening(tokenizer, reasoning_format_of(tokenizer, "auto"), kwargs)
     inputs = []
     for query, document in pairs:
         messages = rerank_messages(query, document, DEFAULT_INSTRUCTION)
-        tokens = tokenizer.encode(tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs), False)
+        text = tokenizer.render_chat(messages, add_generation_prompt=True, kwargs=kwargs)
+        tokens = tokenizer.encode(opening.complete(text), False)
         if len(tokens) + longest > most:
             raise ContextTooLong(len(tokens), longest, most)
         inputs.append(Input(tokens, None, "", adapter))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.engine.tiny_llm import CHAT_TEMPLATE, open_llm
 from transformers import AutoModelForCausalLM
 
 from rootgraft import LLM
 from rootgraft.engine.errors import ContextTooLong, RequestError
 from rootgraft.engine.serving.calibration_folder import CalibrationFile, CalibrationFolder, write_calibration
+from rootgraft.engine.text.rerank_prompt import DEFAULT_INSTRUCTION, rerank_messages
 
 TEXT = "the quick brown fox"
 TEAMS = ["a dog", "a lazy dog", "jumps"]
@@ -38,13 +43,21 @@ class Oracle:
         return sum(float(logits[len(prompt) + at - 1, token]) for at, token in enumerate(label))
 
     def shares(self, llm: LLM, user: str, labels: Sequence[str]) -> list[float]:
-        tokenizer = llm.get_tokenizer()
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": user}], tokenize=False, add_generation_prompt=True
-        )
+        return self.shares_behind(llm.get_tokenizer(), [{"role": "user", "content": user}], "", labels)
+
+    def shares_behind(
+        self, tokenizer: Any, messages: list[dict[str, Any]], mark: str, labels: Sequence[str], *, apart: bool = False
+    ) -> list[float]:
+        """The shares of labels behind a mark; they are encoded with the prompt, or ``apart`` from it."""
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + mark
         prompt = tokenizer.encode(text, add_special_tokens=False)
-        wholes = [tokenizer.encode(text + label, add_special_tokens=False) for label in labels]
-        found = [math.exp(self.logprob(prompt, whole[len(prompt) :])) for whole in wholes]
+        endings = [
+            tokenizer.encode(label, add_special_tokens=False)
+            if apart
+            else tokenizer.encode(text + label, add_special_tokens=False)[len(prompt) :]
+            for label in labels
+        ]
+        found = [math.exp(self.logprob(prompt, ending)) for ending in endings]
         return [each / sum(found) for each in found]
 
 
@@ -172,3 +185,37 @@ def test_scores_are_those_of_transformers(llm: LLM, oracle: Oracle, item_first: 
             llm.score("the fox", "a", wrong)
     with pytest.raises(RequestError, match=r"items\[1\]"):
         llm.score("the fox", ["a", [5]], labels)  # type: ignore[list-item]
+
+
+def with_template(model: Path, folder: Path, template: str) -> Path:
+    """Copy a model, with another chat template."""
+    shutil.copytree(model, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    return folder
+
+
+def test_labels_stand_where_the_answer_begins(oracle: Oracle, tiny_model: Path, tmp_path: Path) -> None:
+    """As over HTTP: behind the mark that the template writes before an answer."""
+    mark = "<say>"
+    said = f"{{{{ {mark!r} if message.role == 'assistant' }}}}{{{{ message.content }}}}"
+    model = with_template(tiny_model, tmp_path / "model", CHAT_TEMPLATE.replace("{{ message.content }}", said))
+    with contextlib.closing(open_llm(model)) as llm:
+        [predicate] = llm.decide(TEXT, QUESTIONS[:1])
+        [scored] = llm.score("fox", ["the quick fox"], use_tqdm=False)
+        tokenizer = llm.get_tokenizer()
+    asked = f"{TEXT}\n\nQuestion: It is quick.\nAnswer with Yes or No only."
+    shares = oracle.shares_behind(tokenizer, [{"role": "user", "content": asked}], mark, ["Yes", "No"])
+    assert predicate.probability == pytest.approx(shares[0], abs=1e-4)
+    messages = rerank_messages("fox", "the quick fox", DEFAULT_INSTRUCTION)
+    shares = oracle.shares_behind(tokenizer, messages, mark, ["yes", "no"], apart=True)
+    assert scored.outputs.score == pytest.approx(shares[0], abs=1e-4)
+
+
+def test_a_prompt_within_a_thought_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    template = CHAT_TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n") + "{# </think> #}"
+    with contextlib.closing(open_llm(with_template(tiny_model, tmp_path / "model", template))) as llm:
+        for ask in (lambda: llm.decide(TEXT, QUESTIONS), lambda: llm.score("a", ["b"], use_tqdm=False)):
+            with pytest.raises(RequestError, match="begins every answer with a thought"):
+                ask()

@@ -13,8 +13,8 @@ from support.api.reply_checks import scrape, value
 from support.api.tool_asks import ONE, TOOLS
 
 from rootgraft.api.config import REASONING_PARSERS, ServerConfig
-from rootgraft.api.structured.reasoning_formats import FORMATS
 from rootgraft.engine.errors import ConfigError
+from rootgraft.engine.text.reasoning_formats import FORMATS
 from rootgraft.grammar.thought_rules import ThoughtRules
 
 CHAT = "/v1/chat/completions"

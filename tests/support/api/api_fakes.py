@@ -8,7 +8,6 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from rootgraft.api.structured.reasoning_formats import FORMATS as THOUGHTS
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.engine.errors import EngineDead
 from rootgraft.engine.serving.output_processor import Finish, TextDelta, TokenLogprob, TopLogprob
@@ -16,6 +15,7 @@ from rootgraft.engine.serving.request import RequestLimits, TextRequest
 from rootgraft.engine.snapshot import EngineSnapshot
 from rootgraft.engine.text.chat_template import rendered
 from rootgraft.engine.text.prompt_cache import Owner
+from rootgraft.engine.text.reasoning_formats import FORMATS as THOUGHTS
 from rootgraft.engine.types import (
     AdapterInfo,
     FinishReason,

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...engine.errors import RequestError
-from ...engine.text.chat_template import TemplateStopped
-from ...grammar.thought_rules import ThoughtRules
-from .output_format import OutputFormat
+from ..errors import RequestError
+from .chat_template import TemplateStopped
 from .thought_probe import probed_thought
 
 if TYPE_CHECKING:
-    from ...engine.text.tokenizer import Tokenizer
+    from .tokenizer import Tokenizer
 
 _LONGEST_PROBE = 1 << 16  # Number of characters.
-# Largest number of newlines that models write between the end mark and the answer.
-MAX_NEWLINES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,17 @@ class ReasoningFormat:
         """Text in the source of the chat templates that use these thoughts."""
         return self.start if self.in_messages else self.end
 
+    def is_open_at(self, prompt: str) -> bool | None:
+        """Return whether a prompt ends within a thought; None if it leaves no room for one.
+
+        A prompt that leaves no room ends with the end mark, perhaps followed by the text before an answer.
+        """
+        tail = prompt.rstrip()
+        before_answer = tail.removesuffix(self.lead.strip()).rstrip()
+        if before_answer.endswith(self.end) and not self.in_messages:
+            return None
+        return self.implicit or tail.endswith(self.start)
+
 
 FORMATS = {
     form.name: form
@@ -72,29 +79,6 @@ FORMATS = {
         ),
     )
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtPlan:
-    """How to separate the thoughts from the answers of one request.
-
-    Attributes:
-        is_open: whether the prompt ends within the thought.
-        lead: text between the thought and the answer; it belongs to neither.
-        strips: whether newlines between the two are dropped.
-        shown: whether the client wants to see thoughts.
-    """
-
-    format: ReasoningFormat
-    is_open: bool
-    lead: str
-    strips: bool
-    shown: bool
-
-    def rules(self, budget: int | None) -> ThoughtRules:
-        """Return the engine's rules for the thought."""
-        newlines = MAX_NEWLINES if self.strips else 0
-        return ThoughtRules(self.format.start, self.format.end, self.is_open, budget, self.lead, newlines)
 
 
 def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | None:
@@ -127,39 +111,3 @@ def _probed(tokenizer: Tokenizer) -> ReasoningFormat | None:
     if found is None:
         return None
     return ReasoningFormat("probed", found.start, found.end, lead=found.lead, in_messages=found.in_messages)
-
-
-def plan_thought(
-    form: ReasoningFormat | None,
-    prompt: str,
-    *,
-    continued: str | None,
-    output_format: OutputFormat | None,
-    shown: bool,
-) -> ThoughtPlan | None:
-    """Return how to separate thoughts from answers; None if the prompt leaves no room for a thought.
-
-    Args:
-        prompt: the conversation as the chat template renders it.
-        continued: text of the message that the answer continues.
-    """
-    if form is None:
-        return None
-    if continued is None:
-        tail = prompt.rstrip()
-        # A prompt without a thought may also have opened the answer.
-        before_answer = tail.removesuffix(form.lead.strip()).rstrip()
-        is_closed = before_answer.endswith(form.end) and not form.in_messages
-        is_open = form.implicit or tail.endswith(form.start)
-    else:
-        is_open = continued.rfind(form.start) > continued.rfind(form.end)
-        is_closed = not is_open
-    if is_closed:
-        return None
-    tools = None if output_format is None else output_format.tools
-    # If the answer must equal a text of the client's exactly, a newline before it may be part of it.
-    strips = output_format is None or tools is not None or output_format.spec.kind.is_json
-    # Calls that begin with the text that ends the content follow the content's opening.
-    begins_in_content = tools is None or tools.format.closes_content
-    lead = (form.lead if begins_in_content else "") + ("" if tools is None else tools.prefill)
-    return ThoughtPlan(form, is_open, lead, strips and not form.in_messages, shown)

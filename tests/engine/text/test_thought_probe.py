@@ -6,8 +6,9 @@ import pytest
 from support.api.tool_templates import PROBED, THOUGHTS, TemplateOnly, kimi_turns
 
 from rootgraft.api.structured.output_format import OutputFormat
-from rootgraft.api.structured.reasoning_formats import plan_thought, reasoning_format_of
 from rootgraft.api.structured.reasoning_parser import _TextSplit
+from rootgraft.api.structured.thought_plan import plan_thought
+from rootgraft.engine.text.reasoning_formats import reasoning_format_of
 from rootgraft.grammar.spec import GrammarSpec
 
 JSON = OutputFormat(GrammarSpec.json_schema({"type": "object"}), "response_format", "response_format", None, None)

@@ -9,10 +9,10 @@ import pytest
 
 from rootgraft.api.protocol.tools import Function, NamedChoice, Tool
 from rootgraft.api.structured.output_format import OutputFormat
-from rootgraft.api.structured.reasoning_formats import FORMATS as THOUGHTS
-from rootgraft.api.structured.reasoning_formats import plan_thought
+from rootgraft.api.structured.thought_plan import plan_thought
 from rootgraft.api.structured.tool_formats import FORMATS
 from rootgraft.api.structured.tool_grammar import tool_output_format
+from rootgraft.engine.text.reasoning_formats import FORMATS as THOUGHTS
 from rootgraft.grammar.compile.compiler import compile
 from rootgraft.grammar.match.reasoning_matcher import ReasoningMatcher
 from rootgraft.grammar.spec import GrammarSpec

@@ -10,11 +10,12 @@ import pytest
 from support.models.tiny_tokenizers import train_byte_level, write_folder
 from tokenizers import AddedToken
 
-from rootgraft.api.structured.reasoning_formats import FORMATS, plan_thought, reasoning_format_of
 from rootgraft.api.structured.reasoning_parser import ReasoningParser
+from rootgraft.api.structured.thought_plan import plan_thought
 from rootgraft.engine.messages import Done, TokenOut
 from rootgraft.engine.serving.output_processor import OutputProcessor
 from rootgraft.engine.serving.request import TextRequest
+from rootgraft.engine.text.reasoning_formats import FORMATS, reasoning_format_of
 from rootgraft.engine.text.tokenizer import Tokenizer
 from rootgraft.engine.types import FinishReason, SamplingParams, Usage
 
