@@ -38,7 +38,8 @@ class RunOptions:
 
     model: str | None = option(
         None,
-        "Folder, GGUF file, name in the catalogue or on the hub. Without it: SmolLM2-135M-Instruct (Q4_1).",
+        "Folder, GGUF file, name in the catalogue or on the hub, such as Qwen/Qwen3-0.6B. Without it: "
+        "SmolLM2-135M-Instruct (Q4_1). In the chat, /help lists commands, and Ctrl-D ends it and the server.",
         group="model",
     )
     revision: str | None = option(None, "Branch, tag or commit of a model on the hub.", group="model")

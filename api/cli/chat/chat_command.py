@@ -24,14 +24,18 @@ from .chat_history import ChatHistory
 from .question_input import questions
 from .slash_commands import ChatEnd, ChatSession, run_slash_command
 
-_COMMAND = "rootgraft chat"
 _MOST_NAMES = 10
 
 
-def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
+def chat(
+    remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions, command: str = "rootgraft chat"
+) -> int:
     """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D ends the chat.
 
     Returns the exit code: 1 if an answer or a command failed and no terminal showed the error.
+
+    Args:
+        command: the command that the user has given, which errors name.
 
     Raises:
         RemoteError: the server is not reachable.
@@ -39,16 +43,17 @@ def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions)
     take_any_text()
     conversation = ChatHistory(options.system, sampling_fields(sampling, options.max_tokens))
     with asyncio.Runner() as runner, connected(runner, remote) as server:
-        return _ChatLoop(runner, server, conversation).run()
+        return _ChatLoop(runner, server, conversation, command).run()
 
 
 class _ChatLoop:
     """The chat with one server: reads questions and commands, prints answers."""
 
-    def __init__(self, runner: asyncio.Runner, server: RemoteServer, conversation: ChatHistory) -> None:
+    def __init__(self, runner: asyncio.Runner, server: RemoteServer, conversation: ChatHistory, command: str) -> None:
         self._runner = runner
         self._server = server
         self._conversation = conversation
+        self._command = command
         self._session = ChatSession(conversation, lambda: server.model, self._models, self._take_model)
         self._has_failed = False
 
@@ -122,7 +127,9 @@ class _ChatLoop:
             turns = "question was" if dropped == 1 else f"{dropped} questions were"
             print_dim(f"The context is full: this conversation's oldest {turns} left out, with what was answered.")
         if timing.error is None and timing.finish == "length":
-            print_dim(f"The answer was cut off after {timing.completion} tokens: the room for it ends there.")
+            is_set = "max_tokens" in self._conversation.settings
+            more = "/set max_tokens N gives it more." if is_set else "/clear begins a new conversation, which has more."
+            print_dim(f"The answer was cut off after {timing.completion} tokens: the room for it ends there. {more}")
         return timing
 
     def _output(self) -> TextOutput:
@@ -134,7 +141,7 @@ class _ChatLoop:
 
     def _fail(self, message: str) -> None:
         self._has_failed = True
-        print(f"{_COMMAND}: {message}", file=sys.stderr)
+        print(f"{self._command}: {message}", file=sys.stderr)
 
     def _models(self) -> list[str]:
         return [str(each["id"]) for each in self._runner.run(self._server.get("models"))["data"]]
@@ -148,4 +155,4 @@ class _ChatLoop:
         with suppress(RemoteError):
             if (model := self._server.model) not in (names := self._models()):
                 shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-                print_dim(f"The server lists no model {model}. It lists {shown}.")
+                print_dim(f"The server lists no model {model}. It lists {shown}. /model NAME takes another.")

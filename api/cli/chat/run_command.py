@@ -43,14 +43,14 @@ def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) ->
     served = [each for each in running_servers({os.getuid()}) if each.status == "ready" and path == each.path]
     if served:
         if in_terminal():
-            print_dim(f"A server that runs already has the model: {served[0].url}")
+            print_dim(f"A server that runs already has the model, and goes on after this chat: {served[0].url}")
         return _talk(served[0], sampling, answers)
     with _own_server(options) as record:
         return _talk(record, sampling, answers)
 
 
 def _talk(server: RunRecord, sampling: SamplingOptions, answers: ChatOptions) -> int:
-    return chat(RemoteOptions(f"{server.url}/v1", model=server.models[0]), sampling, answers)
+    return chat(RemoteOptions(f"{server.url}/v1", model=server.models[0]), sampling, answers, "rootgraft run")
 
 
 @contextmanager
@@ -59,16 +59,22 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
     command = [sys.executable, "-m", "rootgraft", "serve", "--port", "0"]
     command += [] if options.model is None else ["--model", options.model]
     command += [] if options.revision is None else ["--revision", options.revision]
-    if in_terminal():
-        print_dim("Loading the model ...")
     with _log_file() as log:
+        if in_terminal():
+            print_dim(f"Loading the model ... Ctrl-C ends this. The server's log: {log.name}")
         # The server has its own process group, so that Ctrl-C stops an answer and not the server.
         ends_with_this = partial(end_with_parent, os.getpid())
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=ends_with_this
         )
         try:
-            yield _ready(server, log)
+            record = _ready(server, log)
+            try:
+                yield record
+            finally:
+                if server.poll() is not None:
+                    told = f"its server has ended with code {server.returncode}. Run it again to go on."
+                    print(f"rootgraft run: {told} The server's log: {log.name}", file=sys.stderr)
         finally:
             server.terminate()
             try:
@@ -87,12 +93,13 @@ def _ready(server: subprocess.Popen[bytes], log: BinaryIO) -> RunRecord:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_LOG_BYTES))
     lines = log.read().decode(errors="replace").strip().splitlines()
-    raise ServerStartError(lines[-1].removeprefix("rootgraft serve: ") if lines else "the server ended without a word.")
+    last = lines[-1].removeprefix("rootgraft serve: ") if lines else f"the server ended with code {server.returncode}."
+    raise ServerStartError(f"{last} The server's log: {log.name}")
 
 
 @contextmanager
 def _log_file() -> Iterator[BinaryIO]:
     """Open the file for the server's log, emptied for each run. Raises OSError if it cannot be written."""
     path: Path = state_folder() / "run.log"
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b") as log:
+    with open(path, "w+b", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as log:
         yield log

@@ -14,6 +14,7 @@ from ....engine.peer_options import nearest
 from ...exact_json import dumps_exact, loads_exact
 from .chat_history import ChatHistory, read_text
 
+_NOTHING_SET = "Nothing is set. /set NAME VALUE sets a field of requests, such as temperature, max_tokens or seed."
 _COMMAND = re.compile(r"\s*/([a-z]+)(?:\s+(.*))?\s*", re.DOTALL)
 
 
@@ -69,7 +70,7 @@ def _clear(session: ChatSession, argument: str) -> str:
 
 def _system(session: ChatSession, argument: str) -> str:
     if not argument:
-        return session.conversation.system or "There is no system message."
+        return session.conversation.system or "There is no system message. /system TEXT takes one."
     session.conversation.system = None if argument == "none" else argument
     return ""
 
@@ -78,12 +79,13 @@ def _set(session: ChatSession, argument: str) -> str:
     settings = session.conversation.settings
     name, _, value = argument.partition(" ")
     if not name:
-        return "\n".join(f"{each} {dumps_exact(settings[each]).decode()}" for each in settings) or "Nothing is set."
+        return "\n".join(f"{each} {dumps_exact(settings[each]).decode()}" for each in settings) or _NOTHING_SET
     if not value.strip():
         settings.pop(name, None)
         return ""
     if name in ("messages", "model", "stream", "stream_options", "n"):
-        raise ConfigError(f"{name} cannot be set: the chat gives it itself.")
+        way = " /model NAME takes another one." if name == "model" else ""
+        raise ConfigError(f"{name} cannot be set: the chat gives it itself.{way}")
     try:
         settings[name] = loads_exact(value.encode())
     except (orjson.JSONDecodeError, UnicodeEncodeError):
@@ -124,7 +126,7 @@ def _exit(session: ChatSession, argument: str) -> str:
 
 def _path(name: str, argument: str) -> Path:
     if not argument:
-        raise ConfigError(f"/{name} needs the path of a file.")
+        raise ConfigError(f"/{name} needs the path of a file: /{name} PATH.")
     return Path(argument).expanduser()
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.engine.tiny_llm import write_model
+from support.machine.waits import wait_until
 
 from rootgraft.api.http.run_record import running_servers
 
@@ -45,3 +47,34 @@ def test_what_the_server_refuses_is_told(model: Path, tmp_path: Path) -> None:
     done = run(broken, tmp_path, "one\n")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("rootgraft run: ") and done.stderr.count("\n") == 1 and weights.name in done.stderr
+    assert done.stderr.endswith(f" The server's log: {tmp_path / 'rootgraft' / 'run.log'}\n")
+
+
+def test_errors_within_the_chat_name_the_command_that_was_given(model: Path, tmp_path: Path) -> None:
+    done = run(model, tmp_path, "/nothing\n/set max_tokens\n/set\n/system\n/save\n/set model x\n")
+    first, nothing_set, no_system, *others = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert first.startswith("rootgraft run: there is no command /nothing.") and "/help lists them" in first
+    assert "/set NAME VALUE" in nothing_set and "/system TEXT" in no_system
+    assert others == [
+        "rootgraft run: /save needs the path of a file: /save PATH.",
+        "rootgraft run: model cannot be set: the chat gives it itself. /model NAME takes another one.",
+    ]
+
+
+def test_a_server_that_ends_while_the_chat_lasts_is_told(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rootgraft.api.cli.main", "run", str(model), "--max-tokens", "4"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as chat:
+        assert chat.stdin is not None and chat.stdout is not None and chat.stderr is not None
+        chat.stdin.write("/model\n")
+        chat.stdin.flush()
+        assert chat.stderr.readline() == f"* {model.name}\n"
+        [server] = psutil.Process(chat.pid).children()
+        server.kill()
+        wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+        told = chat.communicate("one\n")[1].splitlines()
+    log = tmp_path / "rootgraft" / "run.log"
+    ended = f"rootgraft run: its server has ended with code -9. Run it again to go on. The server's log: {log}"
+    assert ended in told and len(told) > 1 and all(line.startswith("rootgraft run: ") for line in told), told

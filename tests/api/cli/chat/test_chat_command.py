@@ -296,7 +296,7 @@ def test_an_answer_that_is_cut_off_says_so(fake_server: FakeServer, typed, capsy
     assert main(["chat", "--url", fake_server.url, "--max-tokens", "3"]) == 0
     told = capsys.readouterr()
     assert told.out == "Hello wörld\n"
-    assert "The answer was cut off after 3 tokens: the room for it ends there." in told.err
+    assert "The answer was cut off after 3 tokens: the room for it ends there. /set max_tokens N" in told.err
 
 
 def test_a_question_that_is_too_long_alone_is_a_failure(fake_server: FakeServer, typed, capsys) -> None:
