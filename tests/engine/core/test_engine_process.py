@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from array import array
 
 import pytest
@@ -208,13 +207,23 @@ async def test_a_step_without_end_is_found(tiny_llama, monkeypatch):
     await client.close()
 
 
-async def test_a_stopped_client_does_not_count_its_own_absence(tiny_llama):
-    """Its loop stands still for longer than the engine may be silent, and the engine with it."""
-    client = EngineClient(CONFIG, tiny_llama, heartbeat_timeout=1.0)
+async def test_a_stopped_client_does_not_count_its_own_absence(tiny_llama, monkeypatch):
+    """For its clock, its loop has stood still for longer than the engine may be silent, and the engine with it."""
+    client = EngineClient(CONFIG, tiny_llama)
     listener = Listener(client)
+    watchdog = client._process.watch.watchdog
+    absence, ticks = 0.0, []
+
+    def tick(now: float, tick=watchdog.tick) -> str | None:
+        ticks.append(now + absence)
+        return tick(ticks[-1])
+
+    monkeypatch.setattr(watchdog, "tick", tick)
     await client.start()
+    await until(lambda: bool(ticks))
     os.kill(client.process.pid, signal.SIGSTOP)
-    time.sleep(2)
+    before, absence = ticks[-1], 20 * HEARTBEAT_TIMEOUT
+    await until(lambda: ticks[-1] > before + HEARTBEAT_TIMEOUT)
     os.kill(client.process.pid, signal.SIGCONT)
     client.submit([submit(1, max_tokens=5)])
     assert (await listener.end(1)).reason is FinishReason.LENGTH
