@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import orjson
-from pydantic_core import from_json
 
 from .argument_syntax import ArgumentReader, JsonReader, argument_reader
+from .cut_json import completed_object
 from .input_reader import InputReader
 from .tool_formats import NAME, WRITTEN_IDS, CallIds, ToolFormat
 from .tool_plan import Arguments, CallStart, Content, Event, ParsedCall, Reading, ToolPlan
@@ -48,15 +47,13 @@ def read_calls(plan: ToolPlan, text: str) -> tuple[str, list[ParsedCall]]:
     return "".join(content), calls
 
 
-def arguments_json(text: str) -> Any:
-    """Return a call's arguments for ``orjson.dumps``: unchanged, or repaired to valid JSON if they were cut off."""
-    if not _is_json(text):
-        try:
-            found = from_json(text, allow_partial="trailing-strings")
-        except ValueError:
-            found = {}
-        return found if isinstance(found, dict) else {}
-    return orjson.Fragment(text)
+def arguments_json(text: str) -> orjson.Fragment:
+    """Return a call's arguments for ``orjson.dumps``: unchanged, or completed to valid JSON if they were cut off.
+
+    They stay text, as ``orjson.dumps`` writes no integers beyond 64 bits and a double changes other long numbers.
+    """
+    candidates = (text, completed_object(text))
+    return orjson.Fragment(next(filter(_is_json, candidates), "{}"))
 
 
 def _is_json(text: str) -> bool:

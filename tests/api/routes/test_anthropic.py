@@ -147,6 +147,12 @@ def test_what_is_cut_off_within_a_call_is_kept(live: Live) -> None:
     answer = post(live, tools=TOOLS, max_tokens=ONE.index("lm"))
     assert answer["stop_reason"] == "max_tokens"
     assert answer["content"][0]["input"] == {"city": "U"}
+    say(live, '<tool_call>\n{"name": "weather", "arguments": {"n": 123456789012345678901, "city": "Ulm"}}')
+    for stream in (False, True):
+        with live.http() as http:
+            reply = http.post(PATH, json={**ASKED, "tools": TOOLS, "max_tokens": 86, "stream": stream})
+        assert reply.status_code == 200 and '"stop_reason":"max_tokens"' in reply.text
+        assert stream or '{"n": 123456789012345678901, "city": "Ulm"}' in reply.text
 
 
 def test_integers_of_calls_are_exact(live: Live) -> None:

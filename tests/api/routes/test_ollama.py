@@ -224,6 +224,13 @@ def test_a_call_that_is_cut(live: Live, client: ollama.Client) -> None:
     answer = client.chat("tiny", HI, tools=TOOLS, options={"num_predict": cut})
     assert answer.done_reason == "length" and answer.message.tool_calls is not None
     assert answer.message.tool_calls[0].function.arguments == {"city": "Ul"}
+    long = '<tool_call>\n{"name": "weather", "arguments": {"n": 123456789012345678901, "city": "Ulm"}}'
+    say(live, long)
+    for stream in (False, True):
+        body = {"messages": HI, "tools": TOOLS, "options": {"num_predict": len(long) - 4}, "stream": stream}
+        with live.http() as http:
+            reply = http.post(CHAT, json=body)
+        assert reply.status_code == 200 and '"n": 123456789012345678901, "city": "Ul' in reply.text
 
 
 def test_functions_of_python_are_tools(live: Live, client: ollama.Client) -> None:
