@@ -35,9 +35,14 @@ class TgiReply(ReplyEnd):
         self._text: list[str] = []
         self._tokens: list[dict[str, Any]] = []
         self._tops: list[list[dict[str, Any]]] = []
+        # The last event, until it is sent: the end of the answer is told with it.
+        self._last: dict[str, Any] | None = None
 
     def take(self, delta: TextDelta) -> list[dict[str, Any]]:
-        """Add a delta and return its events. The text of several tokens goes with the last of them."""
+        """Add a delta and return its events. The text of several tokens goes with the last of them.
+
+        As the engine tells the end apart from the last tokens, the last event may change until ``sent`` is called.
+        """
         events = []
         self._text.append(delta.text)
         for number, scored in enumerate(delta.logprobs):
@@ -49,6 +54,10 @@ class TgiReply(ReplyEnd):
                 rest = "" if delta.logprobs else delta.text
                 self._end(delta.finish, events, rest)
         return events
+
+    def sent(self) -> None:
+        """Record that the events so far are sent, so that they cannot change any more."""
+        self._last = None
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer. Raises ``failure``, and EngineError if the engine did not end it."""
@@ -62,13 +71,19 @@ class TgiReply(ReplyEnd):
         return (self._body.inputs if self._body.parameters.return_full_text else "") + "".join(self._text)
 
     def _end(self, finish: Finish, events: list[dict[str, Any]], rest: str) -> None:
-        """Tell the end with the last token: the one that ended the answer, or of another end the last one of it."""
-        if finish.stop_token is not None or rest or not events:
+        """Tell the end with the last token: the one that ended the answer, or of another end the last one of it.
+
+        If that one is sent already, an event without a token of its own tells the end.
+        """
+        if finish.stop_token is not None or self._last is None:
             last = self._tokens[-1]["id"] if self._tokens else 0
             token = last if finish.stop_token is None else finish.stop_token
             events.append(self._event({"id": token, "text": rest, "logprob": 0.0, "special": not rest}, None))
+        else:
+            self._last["token"]["text"] += rest
+        assert self._last is not None
         details = self._details(finish) | {"input_length": finish.usage.prompt}
-        events[-1] |= {"generated_text": self._whole(), "details": details}
+        self._last |= {"generated_text": self._whole(), "details": details}
 
     def _details(self, finish: Finish) -> dict[str, Any]:
         reason = "eos_token"
@@ -86,6 +101,7 @@ class TgiReply(ReplyEnd):
             tops = [] if scored is None else [self._token(each, each.text) for each in scored.top[:most]]
             self._tops.append(tops)
             event["top_tokens"] = tops
+        self._last = event
         return event
 
     def _token(self, scored: TokenLogprob | TopLogprob, text: str) -> dict[str, Any]:
@@ -99,10 +115,13 @@ async def tgi_events(reply: TgiReply, deltas: Deltas) -> AsyncGenerator[bytes, N
     try:
         async with aclosing(deltas) as stream:
             async for several in stream:
-                events = [b"data: %b\n\n" % orjson.dumps(each) for delta in several for each in reply.take(delta)]
+                # All of them are taken before the first is written, as the end changes the last one.
+                events = [event for delta in several for event in reply.take(delta)]
                 if events:
                     begun = True
-                    yield b"".join(events)
+                    written = [b"data: %b\n\n" % orjson.dumps(each) for each in events]
+                    reply.sent()
+                    yield b"".join(written)
                 if reply.failure is not None:
                     raise reply.failure
     except Exception as error:

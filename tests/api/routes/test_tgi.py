@@ -62,6 +62,20 @@ def test_a_stream(live: Live, client: InferenceClient) -> None:
     assert reply.headers["content-type"].startswith("text/event-stream") and reply.text.count("data:") == 8
 
 
+@pytest.mark.parametrize("ends_apart", ["frame", "later"])
+def test_the_end_is_no_token_of_its_own(live: Live, client: InferenceClient, ends_apart: str) -> None:
+    """The engine tells the end of an answer after its last token, and a limit on tokens is no token."""
+    live.async_engine.ends_apart = ends_apart
+    whole = client.text_generation("hi", details=True, max_new_tokens=3, top_n_tokens=2)
+    assert whole.details.generated_tokens == 3 and [each.text for each in whole.details.tokens] == ["a", "n", "s"]
+    assert len(whole.details.top_tokens or ()) == 3
+    parts = list(client.text_generation("hi", stream=True, details=True, max_new_tokens=3))
+    assert "".join(part.token.text for part in parts) == parts[-1].generated_text == "ans"
+    # An event that is sent cannot tell the end any more; the further one is marked as special.
+    assert [part.token.special for part in parts] == [False] * 3 + [True] * (ends_apart == "later")
+    assert parts[-1].details and parts[-1].details.finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("grammar", "field"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from rootgraft.api.structured.tool_formats import FORMATS
@@ -108,6 +109,8 @@ class FakeFrontend:
         say: makes the answer's text out of request and index.
         fail_after: raise this error once so many frames are out.
         step_tokens: tokens of a sequence in one frame, as many as a step with drafts brings.
+        ends_apart: whether the end is a delta of its own, as the engine's ``Done`` makes one: "" for no, "frame" for
+            one in the frame of the last tokens, "later" for one in a frame of its own.
         gate: when set, every frame waits for it.
         shortest: what the engine says of the shortest answer.
         seen: requests that were started.
@@ -125,6 +128,7 @@ class FakeFrontend:
         self.say: Callable[[TextRequest, int], str] = lambda request, index: f"answer {index}"
         self.fail_after: tuple[int, Exception] | None = None
         self.step_tokens = 1
+        self.ends_apart = ""
         self.gate: asyncio.Event | None = None
         self.shortest: int | None = None
         self.seen: list[TextRequest] = []
@@ -173,7 +177,15 @@ class FakeFrontend:
                 for prompt, index in sorted(live)
             ]
             live -= {(delta.prompt, delta.index) for delta in frame if delta.finish is not None}
-            yield frame
+            if self.ends_apart:
+                ends = [replace(delta, text="", tokens=(), logprobs=()) for delta in frame if delta.finish is not None]
+                frame = [replace(delta, finish=None) for delta in frame]
+                if self.ends_apart == "later":
+                    yield frame
+                    frame = []
+                frame += ends
+            if frame:
+                yield frame
             await asyncio.sleep(0)
             step += 1
 
