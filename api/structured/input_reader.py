@@ -9,10 +9,11 @@ from ..protocol.tools import CUSTOM_INPUT
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _LONGEST_BEGIN = 64
-# Complete JSON characters: both halves of a surrogate pair (``\\ud83d\\ude00``), or one half before other text.
+# Complete JSON characters: both halves of a surrogate pair (``\\ud83d\\ude00``), or a first half before anything else.
 _CHARACTERS = re.compile(
     r"""(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
-    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*""",
+    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}
+        |(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})))*""",
     re.VERBOSE,
 )
 
