@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..access.socket_limits import MAX_ID, SocketLimits
 from ..errors import ErrorReply
+from ..exact_json import dumps_exact
 from ..generate.socket_scope import CONNECTION_HEADER
 from .inner_request import InnerAnswer, InnerRequest
 from .socket_channel import BadMessage, SocketChannel
@@ -102,7 +103,7 @@ class ResponseSocket:
         error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": text}
         given = {name: steer.get(name) for name in ("input", "previous_response_id")}
         event = {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": given}
-        await self._channel.send(orjson.dumps(event))
+        await self._channel.send(dumps_exact(event))
 
 
 def _body_of(message: dict[str, Any]) -> dict[str, Any]:

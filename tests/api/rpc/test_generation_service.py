@@ -17,6 +17,7 @@ from support.machine.waits import wait_until
 from rootgraft.api.config import ServerConfig
 from rootgraft.engine.errors import CapacityError, EngineDead
 from rootgraft.engine.types import AdapterInfo
+from rootgraft.grammar.spec import GrammarSpec
 
 UNARY, STREAM = f"{GENERATION}/GenerateUnary", f"{GENERATION}/Generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -107,6 +108,13 @@ def test_forms(rpc: RpcClient, form: Any, field: Any) -> None:
     assert whole(rpc, chat_request("hi", **form)).text == "{}"
     same_request(rpc, "/v1/chat/completions", messages=HI, **field)
     assert rpc.live.async_engine.seen[-1].grammar is not None
+
+
+def test_integers_of_further_fields_are_exact(rpc: RpcClient) -> None:
+    schema = {"type": "integer", "minimum": 10**30 + 1}
+    say(rpc.live, str(10**30 + 1))
+    whole(rpc, generate_request(prompt="x", extra_json=json.dumps({"guided_json": schema, "max_tokens": 64})))
+    assert rpc.live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
 
 
 def test_tools_by_further_fields(rpc: RpcClient) -> None:

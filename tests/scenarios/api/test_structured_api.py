@@ -142,6 +142,67 @@ def test_integers_beyond_64_bits_are_exact_in_schemas(live: Live) -> None:
         assert seed.status_code == 400 and seed.json()["error"]["param"] == "seed"
 
 
+def test_integers_beyond_64_bits_are_exact_in_options_of_other_forms(live: Live) -> None:
+    """The options of an inference request are text within its body."""
+    schema = {"type": "integer", "minimum": BIG}
+    live.async_engine.say = lambda request, index: str(BIG)
+    tensors = [("text_input", "x"), ("sampling_parameters", json.dumps({"guided_json": schema, "max_tokens": 64}))]
+    inputs = [{"name": name, "datatype": "BYTES", "shape": [1], "data": [text]} for name, text in tensors]
+    with live.http() as http:
+        assert http.post("/v2/models/tiny/infer", json={"inputs": inputs}).status_code == 200
+        assert live.async_engine.seen[-1].grammar == GrammarSpec.json_schema(schema)
+        inputs[1]["data"] = [json.dumps({"seed": BIG})]
+        seed = http.post("/v2/models/tiny/infer", json={"inputs": inputs})
+        assert seed.status_code == 400 and "seed" in seed.text
+        for name, fields in (("max_tokens", {"max_tokens": BIG}), ("seed", {"seed": BIG})):
+            reply = http.post("/v2/models/tiny/infer", json={"inputs": inputs[:1], "parameters": fields})
+            assert reply.status_code == 400 and name in reply.text
+        reply = http.post("/generate", json={"inputs": "x", "parameters": {"seed": BIG}})
+        assert reply.status_code == 422 and "seed" in reply.text
+
+
+def test_integers_beyond_64_bits_are_exact_in_what_the_model_reads(live: Live) -> None:
+    """A state, an instruction, a part of JSON, and arguments of an earlier call as an object."""
+    question = {"type": "noul", "instructions": {"b": BIG}, "criteria": {"true": {"c": BIG}}}
+    data = {"type": "input_json", "data": {"a": BIG}}
+    item = {"role": "user", "content": [data]}
+    predicate = {"type": "predicate", "instructions": [data]}
+    asked: list[tuple[str, dict[str, Any], int]] = [
+        ("/v1/systemone", {"state": {"a": BIG}, "questions": {"q": question}}, 3),
+        ("/v1/decisions", {"input": [item], "questions": [predicate]}, 2),
+    ]
+    with live.http() as http:
+        for path, body, count in asked:
+            assert http.post(path, json=body).status_code == 200
+            prompt = live.async_engine.tokenizer.decode(live.async_engine.seen[-1].tokens)
+            assert prompt.count(str(BIG)) == count
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": BIG}}
+        said = [{"role": "user", "content": "x"}, call, {"type": "function_call_output", "call_id": "c", "output": "y"}]
+        assert http.post("/v1/responses", json={"input": said}).status_code == 200
+    [called] = live.async_engine.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
+    assert called["function"]["arguments"] == {"a": BIG}
+
+
+def test_integers_beyond_64_bits_are_repeated_in_responses(live: Live) -> None:
+    """Tools that cannot be called here, choices and items of theirs have fields of any kind."""
+    other = {"type": "web_search", "limit": BIG}
+    tools = [{"type": "function", "name": "f", "parameters": {"properties": {"a": {"maximum": BIG}}}}, other]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}, other]}
+    item = {"type": "web_search_call", "id": "ws_1", "action": {"limit": BIG}}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}
+    said = [{"role": "user", "content": "x"}, call, item]
+    asked = {"tools": tools, "tool_choice": choice}
+    with live.http() as http:
+        first = http.post("/v1/responses", json={"input": said, **asked})
+        assert first.status_code == 200 and first.json()["tools"][1]["limit"] == BIG
+        for stream in (False, True):
+            body = {"input": "x", "previous_response_id": first.json()["id"], "stream": stream, **asked}
+            reply = http.post("/v1/responses", json=body)
+            assert reply.status_code == 200 and str(BIG) in reply.text and "internal_error" not in reply.text
+        listed = http.get(f"/v1/responses/{first.json()['id']}/input_items").json()["data"]
+    assert listed[0]["action"] == {"limit": BIG}
+
+
 def test_other_errors_of_the_engine_stay_what_they_are(live: Live) -> None:
     live.async_engine.fail_after = (0, RequestError("No such adapter.", param="model"))
     with live.http() as http:
