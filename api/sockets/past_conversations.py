@@ -30,7 +30,7 @@ class PastConversations:
     def keep(self, request_id: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
         """Keep the messages of a request and its answer, in the place of an earlier request of this id."""
         fields = {name: body[name] for name in _INHERITED if name in body}
-        data = dumps_exact({**fields, "messages": [*body["messages"], answer]})
+        data = dumps_exact({**fields, "messages": _with_answer(body, answer)})
         self._num_bytes += len(data) - len(self._kept.pop(request_id, b""))
         self._kept[request_id] = data
         while self._num_bytes > self._max_bytes:
@@ -49,3 +49,25 @@ class PastConversations:
             raise BadMessage("'messages' must be a list.", param="messages", code="invalid_type")
         past = loads_exact(self._kept[after])
         return {**past, **body, "messages": [*past["messages"], *body["messages"]]}
+
+
+def _with_answer(body: dict[str, Any], answer: dict[str, Any]) -> list[Any]:
+    """Return the messages of a request and its answer, which may continue the last one of them.
+
+    A request that was cancelled at once was checked by nobody, so its messages may be anything.
+    """
+    messages = body["messages"] if isinstance(body["messages"], list) else []
+    last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+    said = _text(last.get("content"))
+    text = answer["content"].removeprefix(said) if body.get("echo") else answer["content"]
+    if not body.get("continue_final_message") or not last:
+        return [*messages, {**answer, "content": text}]
+    thought = f"{last.get('reasoning_content') or ''}{answer.get('reasoning_content', '')}"
+    thoughts = {"reasoning_content": thought} if thought else {}
+    return [*messages[:-1], {**last, **answer, "content": said + text, **thoughts}]
+
+
+def _text(content: Any) -> str:
+    parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))

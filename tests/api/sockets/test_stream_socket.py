@@ -6,6 +6,7 @@ import asyncio
 import socket as sockets
 from typing import Any
 
+import pytest
 from support.api.api_live import Live
 from support.api.responses_asks import rendered
 from support.api.socket_asks import hear, hear_ends, socket_of, tell
@@ -96,6 +97,19 @@ def test_a_turn_is_added_to_a_chat_that_still_runs(live: Live) -> None:
     first, second = live.async_engine.seen[:2]
     whole = [*first.tokens, *b"answer 0"]
     assert list(second.tokens)[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("content", ["Well, ", [{"type": "text", "text": "We"}, {"type": "text", "text": "ll, "}]])
+def test_an_answer_that_continues_a_message_is_a_part_of_it(live: Live, content: Any, echo: bool) -> None:
+    begun = [*HI, {"role": "assistant", "content": content}]
+    with socket_of(live, PATH) as socket:
+        tell(socket, _generate("one", messages=begun, continue_final_message=True, echo=echo))
+        text, _, _ = _of(hear_ends(socket, 1), "one")
+        tell(socket, {"type": "generate", "id": "two", "after": "one", "messages": HI})
+        hear_ends(socket, 1)
+    assert text == ("Well, answer 0" if echo else "answer 0")
+    assert [each["content"] for each in rendered(live)] == ["hi", "Well, answer 0", "hi"]
 
 
 def test_a_turn_after_one_that_was_cancelled_has_its_text(live: Live) -> None:
