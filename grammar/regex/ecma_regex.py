@@ -99,7 +99,7 @@ def parse(pattern: str, *, wide: bool = False, whole: bool = False) -> Pattern:
     for look in looks:
         target = must_not if look.negative else must
         # A negative lookahead must be read the other way round.
-        inner = parse_nodes(look.source, wide=look.negative != wide)
+        inner = parse_nodes(look.source, wide=look.negative != wide, fold=look.fold)
         anchored = Cat((Anchor.START, inner))
         target.append(_anchor(anchored, _newline_tail() if look.negative != wide else EMPTY, whole=False))
     if any(map(_is_unresolved, (*must, *must_not))):

@@ -56,10 +56,11 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """A lookahead, its source not yet parsed."""
+    """A lookahead, its source not yet parsed; ``fold`` says whether the letters of its source have no case."""
 
     source: str
     negative: bool
+    fold: bool
 
 
 RegexNode: TypeAlias = "Chars | Cat | Alt | Repeat | Lookahead | Anchor"
@@ -80,19 +81,20 @@ _CATEGORY = re.compile(r"\{(?:gc=|General_Category=)?(L[ulmot]?|N[dlo]?|M[nce]?|
 _LONG_NAMES = {"Letter": "L", "Number": "N", "Mark": "M"}
 
 
-def parse_nodes(pattern: str, *, wide: bool) -> RegexNode:
+def parse_nodes(pattern: str, *, wide: bool, fold: bool = False) -> RegexNode:
     """Parse a pattern; anchors and lookaheads stay in place.
 
     Args:
         pattern: the pattern in ECMA-262 syntax.
         wide: whether classes have the characters that at least one validator includes; otherwise only characters that
             all validators include.
+        fold: whether letters have no case, as after ``(?i)`` at the beginning.
 
     Raises:
         RegexError: the pattern cannot be parsed or is not supported.
     """
     flags = re.match(r"\(\?i\)", pattern)
-    parser = _Parser(pattern[flags.end() :] if flags else pattern, wide, fold=bool(flags))
+    parser = _Parser(pattern[flags.end() :] if flags else pattern, wide, fold=fold or bool(flags))
     node = parser.alternatives(0)
     if parser.at < len(parser.text):
         raise RegexError(f"unmatched ')' at position {parser.at}")
@@ -212,7 +214,7 @@ class _Parser:
         self.at = inner.at
         if self.next_char() != ")":
             raise RegexError("a lookahead is not closed")
-        return Lookahead(self.text[start : self.at - 1], negative)
+        return Lookahead(self.text[start : self.at - 1], negative, self.fold)
 
     def char_class(self) -> CharSet:
         negated = self.peek() == "^"
