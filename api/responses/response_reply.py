@@ -183,7 +183,7 @@ def _request_fields(body: ResponseRequest, params: SamplingParams, model: str, *
     if body.text.format.type == "json_schema":
         text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
         text_format["schema"] = _written(body.text.format.schema_)
-    choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else _written(body.tool_choice.model_dump())
     return {
         "model": model,
         "instructions": body.instructions,
