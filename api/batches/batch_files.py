@@ -108,8 +108,9 @@ def _request(line: bytes, urls: Sequence[str]) -> BatchRequest:
         raise ValueError(f"custom_id must have at most {MAX_CUSTOM_ID} characters.")
     if fields["method"] != "POST" or url not in urls:
         raise ValueError(f"method must be POST and url {'one of ' if len(urls) > 1 else ''}{', '.join(urls)}.")
-    if not isinstance(body, dict) or body.get("stream"):
-        raise ValueError("body must be a JSON object that does not ask for a stream.")
+    if not isinstance(body, dict) or body.get("stream") or body.get("background"):
+        # The answer to a background response is that it is queued.
+        raise ValueError("body must be a JSON object that does not ask for a stream or a background response.")
     return BatchRequest(custom_id, url, body)
 
 

@@ -178,7 +178,9 @@ def test_integers_beyond_64_bits_are_exact_in_what_the_model_reads(live: Live) -
             assert prompt.count(str(BIG)) == count
         call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": BIG}}
         said = [{"role": "user", "content": "x"}, call, {"type": "function_call_output", "call_id": "c", "output": "y"}]
-        assert http.post("/v1/responses", json={"input": said}).status_code == 200
+        fields = {"chat_template_kwargs": {"d": BIG}}
+        assert http.post("/v1/responses", json={"input": said, **fields}).status_code == 200
+    assert live.async_engine.tokenizer.rendered[-1]["kwargs"] == {"d": BIG}
     [called] = live.async_engine.tokenizer.rendered[-1]["messages"][1]["tool_calls"]
     assert called["function"]["arguments"] == {"a": BIG}
 
