@@ -166,7 +166,8 @@ def test_a_steer_is_refused_as_the_sdk_reads_it(live: Live) -> None:
         connection.response.steer(input="stop", previous_response_id="resp_0")
         event = connection.recv()
         # Any JSON comes back, also an integer beyond 64 bits.
-        connection.send({"type": "response.steer", "input": [10**30]})  # type: ignore[typeddict-item, misc]
+        steer: Any = {"type": "response.steer", "input": [10**30]}
+        connection.send(steer)
         assert json.loads(connection.recv_bytes())["steer"]["input"] == [10**30]
     assert event.type == "response.steer.failed" and event.error.code == "steering_not_supported"
     assert event.steer.input == "stop" and event.steer.previous_response_id == "resp_0"

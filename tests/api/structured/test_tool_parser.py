@@ -179,8 +179,7 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
 def test_whole_arguments_stay_as_they_were_written(value: str) -> None:
     text = f'{{"n": {value}}}'
     assert orjson.dumps(arguments_json(text)).decode() == text
-    cut = orjson.dumps(arguments_json(text[:-1]))
-    assert isinstance(json.loads(cut, parse_int=str), dict)
+    assert orjson.dumps(arguments_json(text[:-1])).decode() == text
 
 
 def test_ids_that_mistral_templates_take() -> None:
