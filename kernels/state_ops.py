@@ -149,7 +149,7 @@ def delta_scan(
 
         shrink = exp(softplus(steps[t, h] + step_bias[h]) * decay[h])
         S      = shrink * S_(t-1)
-        S_t    = S + k_t (sigmoid(rates[t, h]) * (v_t - S^T k_t))^T
+        S_t    = S + k_t (rate_factor * sigmoid(rates[t, h]) * (v_t - S^T k_t))^T
         y_t    = S_t^T q_t / sqrt(N)
 
     With ``params.by_channel`` (Kimi delta attention, https://arxiv.org/abs/2510.26692) each row n of a state has its

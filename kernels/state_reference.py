@@ -96,7 +96,7 @@ def delta_scan(
     )
     # [T, H, N]; or [T, H, 1] if all rows of a head's state have the same decay.
     shrink = torch.exp(functional.softplus(steps + params.step_bias).unflatten(1, (heads, -1)) * params.decay[:, None])
-    rates, results = torch.sigmoid(rates), torch.zeros_like(values)
+    rates, results = params.rate_factor * torch.sigmoid(rates), torch.zeros_like(values)
     starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
     for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
         kept = state[source].clone() if source >= 0 else torch.zeros_like(state[0])

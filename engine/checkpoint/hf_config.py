@@ -29,7 +29,7 @@ from .quantization_config import Quantization, read_quantization
 from .read_heads import full_head_dim, read_heads, read_layer_inputs
 from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_blocks, read_shared_blocks
-from .rope_config import read_query_scaling, read_ropes
+from .rope_config import has_null_theta, read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
@@ -474,6 +474,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             has_mlp=block.has_mlp,
             shares_index=is_shared,
             shared_block=in_front,
+            norms=None if block.recurrent is None else family.recurrent_norms,
         )
         for kind, has_rope, mixture, block, own, is_shared, in_front in zip(
             kinds, rotary, mixtures, blocks, heads, shared, before, strict=True
@@ -497,6 +498,8 @@ def _rotary_layers(fields: Fields, family: Family, count: int) -> list[bool]:
         if kind not in (None, "nope", "rope"):
             raise fields.wrong("position_embedding_type", "rope or nope")
         return [kind == "rope"] * count
+    if family.no_rope == "null":
+        return [not has_null_theta(fields)] * count
     if family.no_rope != "listed":
         return [True] * count
     listed = fields.values.get("no_rope_layers")  # despite the name, 1 is a layer with rotary embedding

@@ -268,6 +268,7 @@ class LayerConfig:
         shares_index: whether the layer attends to the tokens chosen by the last earlier layer with an index (GLM-5.2).
         shared_block: attention and MLP in front of ``recurrent``, whose input is their sum with the residual stream;
             None for none.
+        norms: names of the layer's norms, if they differ from the model's; else None.
     """
 
     window: int | None
@@ -284,6 +285,7 @@ class LayerConfig:
     has_mlp: bool = True
     shares_index: bool = False
     shared_block: SharedBlock | None = None
+    norms: LayerNorms | None = None
 
 
 class ModelShape(Protocol):
@@ -472,6 +474,10 @@ class ModelConfig:
     def heads_of(self, index: int) -> KvShape:
         """Return the number of a layer's KV heads, and the dimensions of its heads."""
         return self.layers[index].kv_heads or KvShape(self.num_kv_heads, self.head_dim)
+
+    def norms_of(self, index: int) -> LayerNorms:
+        """Return the names of a layer's norms."""
+        return self.layers[index].norms or self.norms
 
     @property
     def attends(self) -> tuple[bool, ...]:

@@ -43,6 +43,7 @@ _NAMES = {
     "mamba2": ("attention", "full_attention", "mamba", "linear_attention"),
     "delta": ("full_attention", "linear_attention"),
     "grouped_delta": ("full_attention", "linear_attention"),
+    "separate_delta": ("full_attention", "linear_attention"),
     "kimi_delta": ("full_attention", "linear_attention"),
 }
 _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
@@ -53,6 +54,7 @@ _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "mamba2": lambda fields: _mamba2(fields),
     "delta": lambda fields: _delta(fields, grouped=False),
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
+    "separate_delta": lambda fields: _separate_delta(fields),
     "kimi_delta": lambda fields: _kimi_delta(fields),
 }
 _INDICES = ("full_attn_idxs", "attn_layer_indices")  # keys of LFM2 and of Bamba
@@ -65,6 +67,7 @@ _MOST_TAPS = 8
 # Of 54 layers, those behind a shared block where a file lists none, as in the published 2.7B.
 _ZAMBA_LAYERS = ["hybrid" if index in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for index in range(54)]
 _ZAMBA_EPS = 1e-5  # of the norm behind the state space, whatever that of the others is
+_SEPARATE_EPS = 1e-5  # the same of OLMo Hybrid's delta nets
 _MOST_HEADS = 1 << 16
 
 
@@ -227,6 +230,12 @@ def _delta(fields: Fields, *, grouped: bool) -> DeltaLayer:
     )
 
 
+def _separate_delta(fields: Fields) -> DeltaLayer:
+    layer = _delta(fields, grouped=False)
+    factor = 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0
+    return replace(layer, separate=True, rate_factor=factor, norm_eps=_SEPARATE_EPS)
+
+
 def _kimi_delta(fields: Fields) -> KimiDeltaLayer:
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.wrong("hidden_act", "silu, which the convolution has too")
@@ -284,6 +293,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, **_lfm2_keys(fields)}
     if family.recurrent == "kimi_delta":
         return {**config, **_kimi_keys(fields)}
+    if family.recurrent == "separate_delta":
+        return {**config, **_separate_keys(fields)}
     if family.blocks == "single":
         return {**config, **_pattern_keys(fields)}
     if family.blocks == "shared":
@@ -360,6 +371,19 @@ def _kimi_keys(fields: Fields) -> dict[str, Any]:
         raise Fields(nested, where).wrong("full_attn_layers", f"with kda_layers a list of the layers 1 to {count}")
     kinds = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
     return {**usual, "layer_types": kinds}
+
+
+def _separate_keys(fields: Fields) -> dict[str, Any]:
+    """Return the sizes of OLMo Hybrid's delta nets, which follow from those of attention if a config lacks them."""
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    key_heads = fields.integer("linear_num_key_heads", default=heads)
+    key_dim = fields.integer("linear_key_head_dim", default=max(1, int(0.75 * hidden / key_heads)))
+    return {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": fields.integer("linear_num_value_heads", default=heads),
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": fields.integer("linear_value_head_dim", default=2 * key_dim),
+    }
 
 
 def _lfm2_keys(fields: Fields) -> dict[str, Any]:

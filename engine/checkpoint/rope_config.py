@@ -83,6 +83,12 @@ def read_query_scaling(fields: Fields, family: Family) -> QueryScaling | None:
     return QueryScaling(own.positive(_BETA), own.integer("original_max_position_embeddings", high=1 << 30))
 
 
+def has_null_theta(fields: Fields) -> bool:
+    """Return whether the base of the rotary embedding is null, not only absent (OLMo Hybrid has no rotation then)."""
+    new = fields.mapping("rope_parameters")
+    return "rope_theta" in (found := new if "rope_theta" in new else fields.values) and found["rope_theta"] is None
+
+
 def _merged(new: dict[str, Any], old: dict[str, Any], where: str) -> dict[str, Any]:
     for key in new.keys() & old.keys():
         if new[key] != old[key]:

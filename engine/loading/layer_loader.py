@@ -97,8 +97,7 @@ class LayerLoader:
             raise ModelError("Normed values are computed on a CPU alone: there is no GPU kernel yet. Try: --device cpu")
         embedding, head = self.embedding_and_head()
         progress.read(None)
-        before = config.norms.before_attention
-        norms = [self.norm(before and self.norm_before(index, before)) for index in range(config.num_layers)]
+        norms = [self.norm(self.norm_before(index)) for index in range(config.num_layers)]
         norms.append(self.last_norm())
         behind = [self.scaled(index, norm) for index, norm in enumerate(norms[1:])]
         scale = config.embedding_scale
@@ -119,9 +118,11 @@ class LayerLoader:
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
 
-    def norm_before(self, index: int, name: str) -> str | None:
-        """Return the name of the norm before a layer; None for a layer with a shared block, which has its own norm."""
-        return f"model.layers.{index}.{name}" if self.config.layers[index].shared_block is None else None
+    def norm_before(self, index: int) -> str | None:
+        """Return the name of the norm before a layer, or None; a layer with a shared block has a norm of its own."""
+        name = self.config.norms_of(index).before_attention
+        is_behind_block = self.config.layers[index].shared_block is not None
+        return None if name is None or is_behind_block else f"model.layers.{index}.{name}"
 
     def _layers(self, norms: list[Norm], behind: list[Norm], progress: LoadProgress) -> Iterator[DecoderLayer]:
         for index in range(self.config.num_layers):
@@ -135,7 +136,7 @@ class LayerLoader:
             prefix: prefix of the names of the layer's tensors; by default the prefix of the model's layers.
         """
         memory.trim_heap()  # buffers of the layer before: some hundred MiB in all
-        norms, prefix = self.config.norms, prefix or f"model.layers.{index}"
+        norms, prefix = self.config.norms_of(index), prefix or f"model.layers.{index}"
         is_parallel, has_mlp = self.config.parallel_block, self.config.layers[index].has_mlp
         has_two = not is_parallel or norms.before_mlp != norms.before_attention
         return DecoderLayer(

@@ -25,6 +25,7 @@ from .tensor_names import (
     expected_shapes,
     ignored_tensors,
     prediction_tensors,
+    separate_convs,
     stacked_experts,
     stored_names,
 )
@@ -112,6 +113,7 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
         return GgufWeights(found, config)
     folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
+    folder.join_rows(separate_convs(config))
     if config.norm_head:
         folder.normalise_columns(HEAD)
     return folder

@@ -46,6 +46,7 @@ from .tensor_names import (
     recurrent_bias,
     recurrent_block,
     recurrent_inputs,
+    recurrent_norm,
     recurrent_output,
 )
 from .weight_forms import WeightReader
@@ -85,7 +86,7 @@ def load_recurrent(
     if isinstance(layer, KimiDeltaLayer):
         return _kimi_delta(weights, block, layer, into, out_of, eps)
     if isinstance(layer, DeltaLayer):
-        norm = weights.tensor(f"{block}.norm.weight")
+        norm, norm_eps = weights.tensor(f"{block}.{recurrent_norm(layer)}.weight"), layer.norm_eps or eps
         return GatedDelta(
             into,
             _projection(weights, block, dict(modules[half:]), biased=False),
@@ -93,7 +94,8 @@ def load_recurrent(
             grouped_runs(layer) if layer.grouped else None,
             _conv(weights, f"{block}.conv1d", biased=False, gated=False),
             _delta(weights, block, layer),
-            GatedNormParams(norm.repeat(layer.num_heads), eps, layer.num_heads, is_norm_first=True),
+            GatedNormParams(norm.repeat(layer.num_heads), norm_eps, layer.num_heads, is_norm_first=True),
+            is_gate_beside_rates=layer.separate,
         )
     return Mamba2(
         into,
@@ -291,4 +293,5 @@ def _delta(weights: WeightReader, block: str, layer: DeltaLayer) -> DeltaParams:
         key_dim=layer.key_dim,
         decay=-torch.exp(weights.exact(f"{block}.A_log")),
         step_bias=weights.exact(f"{block}.dt_bias"),
+        rate_factor=layer.rate_factor,
     )

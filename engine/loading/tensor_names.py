@@ -45,6 +45,7 @@ SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 # Tensors of Kimi Linear's delta attention.
 DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_proj", "g_a_proj")
 FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
+SEPARATE_GATE, SEPARATE_RATES = "g_proj", ("b_proj", "a_proj")  # beside ``DELTA_QUERIES`` in OLMo Hybrid
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
 XIELU, XIELU_CONSTANTS = ("act_fn.alpha_p", "act_fn.alpha_n"), ("act_fn.beta", "act_fn.eps")
@@ -155,7 +156,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= _layer_inputs(config, config.layer_inputs)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}"
-        for name in filter(None, config.norms):
+        for name in filter(None, config.norms_of(index)):
             shapes |= _norm(f"{prefix}.{name}", config)
         if config.has_layer_scalars:
             shapes[f"{prefix}.{LAYER_SCALAR}"] = (1,)
@@ -245,7 +246,7 @@ def index_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dict
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names of all norms, norms of query and key heads included, and the shapes of their weights."""
     layers = range(config.num_layers)
-    of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms)]
+    of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms_of(index))]
     shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
     for index in (index for index in layers if config.attends[index]):
         heads = head_norm_shapes(config, index)
@@ -302,6 +303,9 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
         return dict.fromkeys(DELTA_QUERIES, layer.width) | narrow
     if not isinstance(layer, DeltaLayer):
         return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
+    if layer.separate:
+        wide = dict(zip(DELTA_QUERIES, (layer.key_width, layer.key_width, layer.width), strict=True))
+        return {**wide, SEPARATE_GATE: layer.width, **dict.fromkeys(SEPARATE_RATES, layer.num_heads)}
     if layer.grouped:
         return {"in_proj_qkvz": layer.conv_width + layer.width, "in_proj_ba": 2 * layer.num_heads}
     rows = (layer.conv_width, layer.width, layer.num_heads, layer.num_heads)
@@ -310,9 +314,14 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
 
 def recurrent_output(layer: RecurrentLayer, hidden: int) -> tuple[str, int]:
     """Return the module of its projection to hidden states, and its columns."""
-    if isinstance(layer, KimiDeltaLayer):
+    if isinstance(layer, KimiDeltaLayer) or (isinstance(layer, DeltaLayer) and layer.separate):
         return "o_proj", layer.width
     return "out_proj", hidden if isinstance(layer, ShortConvLayer) else layer.width
+
+
+def recurrent_norm(layer: RecurrentLayer) -> str:
+    """Return the name of the norm of its results."""
+    return DELTA_NORM if isinstance(layer, DeltaLayer) and layer.separate else "norm"
 
 
 def recurrent_bias(layer: RecurrentLayer) -> bool:
@@ -335,7 +344,7 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
     is_delta = isinstance(layer, DeltaLayer)
     shapes |= {f"{prefix}.{name}": (layer.num_heads,) for name in ("A_log", "dt_bias", *(() if is_delta else ("D",)))}
     if isinstance(layer, DeltaLayer) or layer.normed:
-        shapes[f"{prefix}.norm.weight"] = (layer.head_dim if is_delta else layer.width,)
+        shapes[f"{prefix}.{recurrent_norm(layer)}.weight"] = (layer.head_dim if is_delta else layer.width,)
     conv_biased = not isinstance(layer, DeltaLayer) and layer.conv_biased
     return shapes | _conv(f"{prefix}.conv1d", layer.conv_width, layer.taps, conv_biased)
 
@@ -443,6 +452,20 @@ def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
         modules = [expert_modules(prefix, mixture, expert) for expert in range(mixture.num_experts)]
         found[f"{prefix}.experts.{'gate_up_proj' if mixture.gated else 'up_proj'}"] = [each[:-1] for each in modules]
         found[f"{prefix}.experts.down_proj"] = [each[-1:] for each in modules]
+    return found
+
+
+def separate_convs(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return the tensors in which checkpoints store the parts of a convolution, by the tensor of the whole.
+
+    OLMo Hybrid is published with a convolution of q, of k and of v; transformers computes them as one, and writes it in
+    three parts of about the same size.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for index, layer in enumerate(config.layers):
+        if isinstance(layer.recurrent, DeltaLayer) and layer.recurrent.separate:
+            block = f"model.layers.{index}.{recurrent_block(layer.recurrent)}"
+            found[f"{block}.conv1d.weight"] = tuple(f"{block}.{name}.weight" for name in DELTA_CONVS)
     return found
 
 

@@ -174,6 +174,7 @@ class SafetensorsFolder:
         self._quantised = self._quantised_tensors()
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
         self._pieces: dict[str, tuple[str, int, slice]] = {}  # stacked tensor, expert, rows
+        self._joined: dict[str, tuple[str, ...]] = {}  # tensors whose rows follow one another
         self._normalised: str | None = None
 
     def split_experts(self, modules: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
@@ -193,6 +194,23 @@ class SafetensorsFolder:
                 for part, name in enumerate(names):
                     self.shapes[f"{name}.weight"] = (rows, shape[2])
                     self._pieces[f"{name}.weight"] = stacked, expert, slice(part * rows, (part + 1) * rows)
+
+    def join_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
+        """Show plain tensors with the same number of columns as one tensor, their rows one after another.
+
+        Args:
+            parts: names of the tensors, in order, by the name of the whole. Those that the folder lacks, or does not
+                store as plain tensors with equal columns, are not changed.
+        """
+        for name, stored in parts.items():
+            shapes = [self.shapes.get(part, ()) for part in stored]
+            if name in self.shapes or any(part not in self._stored for part in stored) or not all(shapes):
+                continue
+            if len({shape[1:] for shape in shapes}) == 1:
+                self._joined[name] = tuple(stored)
+                self.shapes[name] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+                for part in stored:
+                    del self.shapes[part]
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
         view = View(file, stored)
@@ -272,6 +290,14 @@ class SafetensorsFolder:
             file, stored = self._stored[stacked]
             upload(out, file.get_slice(stored)[expert, rows])
             return
+        if name in self._joined:
+            first = 0
+            for each in self._joined[name]:
+                file, stored = self._stored[each]
+                found = file.get_tensor(stored)
+                upload(out[first : first + len(found)], found)
+                first += len(found)
+            return
         file, stored = self._stored[name]
         if part is not None:
             upload(out, file.get_slice(stored)[part])
@@ -346,7 +372,7 @@ class SafetensorsFolder:
         """Return the type of a plain tensor, or the scheme of a quantised one."""
         if name in self._quantised:
             return self._quantised[name].description
-        stored = self._pieces[name][0] if name in self._pieces else name
+        stored = self._pieces[name][0] if name in self._pieces else self._joined.get(name, (name,))[0]
         return "MXFP4" if name in self._mxfp4 else View(*self._stored[stored]).dtype
 
     def byte_rows(self, name: str) -> StoredNumbers | None:

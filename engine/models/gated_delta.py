@@ -1,4 +1,4 @@
-"""A gated delta net of a layer in place of attention (Qwen3-Next, Qwen 3.5)."""
+"""A gated delta net of a layer in place of attention (Qwen3-Next, Qwen 3.5, OLMo Hybrid)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class GatedDelta:
         conv: convolution of q, k and v.
         scan: the gated delta rule.
         norm: norm of each head, and the gate after it.
+        is_gate_beside_rates: whether the gate is in front of the rates in the result of ``rates``, not behind q, k and
+            v in that of ``input`` (OLMo Hybrid).
     """
 
     input: Projection
@@ -35,6 +37,7 @@ class GatedDelta:
     conv: ConvParams
     scan: DeltaParams
     norm: GatedNormParams
+    is_gate_beside_rates: bool = False
 
     def store(self, x: Tensor, inputs: ForwardInputs, convolved: Tensor, summed: Tensor) -> Tensor:
         """Scan T tokens and write the states of their rows: [T, H] -> [T, heads * head_dim].
@@ -49,6 +52,9 @@ class GatedDelta:
         if self.order is not None:
             projected, rates = take_columns(self.order[0], projected), take_columns(self.order[1], rates)
         mixed = causal_conv(projected, convolved, states, self.conv)
+        if self.is_gate_beside_rates:
+            y = delta_scan(mixed, rates, (scan.width + scan.num_heads, scan.width), summed, states, scan)
+            return gated_norm(y, rates, self.norm)
         y = delta_scan(mixed, rates, (scan.num_heads, 0), summed, states, scan)
         return gated_norm(y, projected, self.norm, scan.columns)
 

@@ -21,7 +21,7 @@ _MOST_KEY: Final = 256
 _CAUSAL_CONV: Final = Struct("19q")
 _SSM_SCAN: Final = Struct("22q")
 _SELECTIVE_SCAN: Final = Struct("19q")
-_DELTA_SCAN: Final = Struct("23q")
+_DELTA_SCAN: Final = Struct("23qd")
 _GATED_NORM: Final = Struct("13qd")
 
 
@@ -202,6 +202,7 @@ class StateKernels:
                 params.by_channel,
                 x.dtype is _BF16,
                 self._library.num_threads,
+                params.rate_factor,
             )
         )
         if failed:

@@ -105,6 +105,7 @@ class DeltaParams:
         decay: [H] fp32, below 0: a state shrinks by ``exp(step * decay)`` with each token.
         step_bias: [H] fp32, added to a head's step before the softplus; [H * N] with ``by_channel``.
         by_channel: whether each of the N rows of a state has its own step (Kimi Linear); otherwise each head has one.
+        rate_factor: factor of the sigmoid of the rates; 2 if a state may have negative eigenvalues (OLMo Hybrid).
     """
 
     num_heads: int
@@ -114,6 +115,7 @@ class DeltaParams:
     decay: Tensor
     step_bias: Tensor
     by_channel: bool = False
+    rate_factor: float = 1.0
 
     @property
     def steps(self) -> int:

@@ -41,7 +41,7 @@ _LENGTH_EPS = tl.constexpr(1e-6)
 @triton.jit
 def _delta_short(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
-    first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    first_rate, scale, rate_factor, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, for row r.
@@ -64,7 +64,7 @@ def _delta_short(
     while token < end:
         at = x + token.to(tl.int64) * columns
         gate = gates + token.to(tl.int64) * gate_columns
-        rate = sigmoid(tl.load(gate + first_rate + head).to(tl.float32))
+        rate = rate_factor * sigmoid(tl.load(gate + first_rate + head).to(tl.float32))
         if BY_CHANNEL:
             steps = tl.load(gate + first_step + head * SIZE + size, in_size, other=0.0).to(tl.float32)
             kept *= tl.exp(softplus(steps + bias) * rate_of_decay)[:, None]
@@ -117,7 +117,7 @@ def _shorten(x):
 @triton.jit
 def _delta_chunks(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
-    first_rate, scale, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    first_rate, scale, rate_factor, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, in chunks, of a row of more than MOST tokens."""
@@ -140,7 +140,8 @@ def _delta_chunks(
         gate = gates + token.to(tl.int64) * gate_columns + index * gate_columns + head
         steps = softplus(tl.load(gate + first_step, inside, other=0.0).to(tl.float32) + bias)
         logs = tl.where(inside, steps * rate_of_decay, 0.0)
-        rates = tl.where(inside, sigmoid(tl.load(gate + first_rate, inside, other=0.0).to(tl.float32)), 0.0)
+        rates = rate_factor * sigmoid(tl.load(gate + first_rate, inside, other=0.0).to(tl.float32))
+        rates = tl.where(inside, rates, 0.0)
         total = tl.cumsum(logs, 0)
         last = tl.sum(logs, 0)
         in_chunk = inside[:, None] & in_size[None, :]
@@ -208,7 +209,8 @@ def _launches(
 ) -> Iterator[Launch]:
     index = batch.query_start, batch.source, batch.target, batch.checkpoints
     columns = x.shape[1], gates.shape[1]
-    args = (x, gates, state, out, *index, params.decay, params.step_bias, *columns, *first, params.key_dim**-0.5)
+    factors = params.key_dim**-0.5, params.rate_factor
+    args = (x, gates, state, out, *index, params.decay, params.step_bias, *columns, *first, *factors)
     constants = {
         "HEADS": params.num_heads,
         "EACH": params.num_heads // params.num_key_heads,

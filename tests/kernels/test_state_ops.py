@@ -334,12 +334,12 @@ DELTAS = [
 ]
 
 
-def delta_params(head_dim: int, key_dim: int, *, by_channel: bool = False) -> DeltaParams:
+def delta_params(head_dim: int, key_dim: int, *, by_channel: bool = False, factor: float = 1.0) -> DeltaParams:
     generator = torch.Generator().manual_seed(2)
     decay, bias = torch.rand(2, HEADS, generator=generator)
     if by_channel:
         bias = torch.rand(HEADS * key_dim, generator=generator)
-    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias, by_channel)
+    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias, by_channel, factor)
 
 
 def delta_inputs(params: DeltaParams, tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -353,10 +353,12 @@ def delta_state(params: DeltaParams) -> Tensor:
 
 
 @pytest.mark.parametrize("scan", DELTAS)
-@pytest.mark.parametrize(("head_dim", "key_dim", "tokens"), [(16, 16, 5), (32, 48, 70), (48, 32, 130)])
-def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "key_dim", "tokens", "factor"), [(16, 16, 5, 1.0), (32, 48, 70, 2.0), (48, 32, 130, 1.0)]
+)
+def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: int, tokens: int, factor: float) -> None:
     """In its chunk form, which solves for all tokens of a chunk at once."""
-    params = delta_params(head_dim, key_dim)
+    params = delta_params(head_dim, key_dim, factor=factor)
     x, gates = delta_inputs(params, tokens)
     found = scan(x, gates, (3, 3 + HEADS), delta_state(params), batch([tokens], [-1], [0]), params)
     queries, keys, values = x.split((2 * key_dim, 2 * key_dim, HEADS * head_dim), dim=1)
@@ -365,7 +367,7 @@ def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: in
         keys.view(1, tokens, 2, key_dim),
         values.view(1, tokens, HEADS, head_dim),
         g=(params.decay * functional.softplus(gates[:, 3 : 3 + HEADS] + params.step_bias))[None],
-        beta=gates[:, 3 + HEADS :].sigmoid()[None],
+        beta=factor * gates[:, 3 + HEADS :].sigmoid()[None],
         use_qk_l2norm_in_kernel=True,
     )
     torch.testing.assert_close(found, theirs[0].flatten(1), rtol=1e-4, atol=1e-5)

@@ -29,10 +29,19 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   asked     all, unless "position_embedding_type" is "rope"
 #   windowed  those without a window
 #   always    all
-NoRope = Literal["never", "listed", "full", "asked", "windowed", "always"]
+#   null      all, if the base of the rotary embedding, "rope_theta", is null
+NoRope = Literal["never", "listed", "full", "asked", "windowed", "always", "null"]
 
 Recurrent = Literal[
-    "short_conv", "mamba", "normed_mamba", "weighted_mamba", "mamba2", "delta", "grouped_delta", "kimi_delta"
+    "short_conv",
+    "mamba",
+    "normed_mamba",
+    "weighted_mamba",
+    "mamba2",
+    "delta",
+    "grouped_delta",
+    "separate_delta",
+    "kimi_delta",
 ]
 
 # What a layer has:
@@ -123,8 +132,9 @@ class Family:
         mixture: description of the layers' mixtures of experts, None for a family without experts.
         recurrent: the kind of layer for each layer that "layer_types" does not call attention, by the keys of LFM2
             ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of Jamba
-            ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next ("grouped_delta") or of
-            Kimi Linear ("kimi_delta"); None for attention in all layers.
+            ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next ("grouped_delta"), of OLMo
+            Hybrid ("separate_delta") or of Kimi Linear ("kimi_delta"); None for attention in all layers.
+        recurrent_norms: names of the norms of a layer with a recurrent state, if they differ from ``norms``.
         blocks: the blocks of a layer.
         gated_attention: ``gated_attention`` of ``ModelConfig``.
         ignored: prefixes of the names of modules in checkpoints that are no part of the model.
@@ -197,6 +207,7 @@ class Family:
     indexed: bool = False
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
+    recurrent_norms: LayerNorms | None = None
     blocks: Blocks = "both"
     gated_attention: QueryGating | None = None
     ignored: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from .family import ATTENTION, MLP, Family
 from .mixture import ExpertNames, MixtureFamily
 from .mixture_families import DEEPSEEK, GRANITE_SHARED
-from .norm_layout import LayerNorms
+from .norm_layout import POST, PRE, LayerNorms
 from .prediction import PredictionModule
 
 _DELTA = {
@@ -501,6 +501,31 @@ HYBRID_FAMILIES = (
             "num_shared_experts": "n_shared_experts",
         },
         tensor_names=((r"\.block_sparse_moe\.", ".mlp."), (r"\.self_attn\.forget_gate\.", ".self_attn.")),
+    ),
+    Family(
+        name="olmo_hybrid",
+        models="OLMo Hybrid 7B",
+        architecture="OlmoHybridForCausalLM",
+        windows="never",
+        defaults={
+            "max_position_embeddings": 65_536,
+            "rms_norm_eps": 1e-6,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+            "eos_token_id": 100_257,
+        },
+        optional_biases={"attention_bias": ATTENTION},
+        harmless={"linear_use_gate": (True,)},
+        norms=POST,
+        recurrent_norms=PRE,
+        qk_norm="projection",
+        no_rope="null",
+        recurrent="separate_delta",
+        tensor_names=(
+            (r"\.attention_layer_norm\b", ".input_layernorm"),
+            (r"\.feedforward_layer_norm\b", ".post_attention_layernorm"),
+        ),
     ),
     _QWEN35,
     replace(

@@ -99,7 +99,7 @@ class MambaLayer:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """A gated delta net after a convolution (Qwen3-Next, Qwen 3.5).
+    """A gated delta net after a convolution (Qwen3-Next, Qwen 3.5, OLMo Hybrid).
 
     Attributes:
         num_heads: number of value heads, H.
@@ -108,6 +108,9 @@ class DeltaLayer:
         key_dim: dimensions of a query head and of a key head, N.
         taps: number of tokens that the convolution sees.
         grouped: whether the projections' columns are ordered by key head (Qwen3-Next).
+        separate: whether q, k and v have a projection each (OLMo Hybrid).
+        rate_factor: factor of the rates; with 2 a state may have negative eigenvalues.
+        norm_eps: epsilon of the norm of the results; None for that of the model's norms.
     """
 
     num_heads: int
@@ -116,6 +119,9 @@ class DeltaLayer:
     key_dim: int
     taps: int
     grouped: bool
+    separate: bool = False
+    rate_factor: float = 1.0
+    norm_eps: float | None = None
 
     @property
     def width(self) -> int:

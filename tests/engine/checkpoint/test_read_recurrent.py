@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rootgraft.engine.checkpoint.families.norm_layout import POST, PRE
 from rootgraft.engine.checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, ShortConvLayer
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import ParallelScales
@@ -53,6 +55,14 @@ DELTA = {
         "mrope_section": [1, 1, 2],
         "mrope_interleaved": True,
     },
+}
+SEPARATE = {
+    **_COMMON,
+    "architectures": ["OlmoHybridForCausalLM"],
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "rope_theta": None,
+    "linear_use_gate": True,
 }
 NEXT = {
     **{key: value for key, value in DELTA.items() if key != "rope_parameters"},
@@ -167,6 +177,37 @@ def test_gated_delta_nets_as_published() -> None:
         True,
     )
     assert model_config({**NEXT, "num_experts": 0}).layers[0].mixture is None
+
+
+def test_olmo_hybrid_as_published() -> None:
+    config = model_config(SEPARATE)
+    heads, hidden = SEPARATE["num_attention_heads"], SEPARATE["hidden_size"]
+    dim = int(0.75 * hidden / heads)
+    delta = DeltaLayer(heads, 2 * dim, heads, dim, 4, False, separate=True, rate_factor=2.0, norm_eps=1e-5)
+    assert [layer.recurrent for layer in config.layers] == [delta, delta, delta, None]
+    assert [config.norms_of(index) for index in range(4)] == [PRE, PRE, PRE, POST]
+    assert config.layers[3].rope is None
+    tame = model_config({**SEPARATE, "linear_allow_neg_eigval": False, "linear_key_head_dim": 16})
+    assert tame.layers[0].recurrent == replace(delta, key_dim=16, head_dim=32, rate_factor=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+        ({"rope_parameters": None}, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}, "rope_theta": 5e5}, None),
+        ({"rope_theta": 5e5}, 5e5),
+    ],
+)
+def test_olmo_hybrid_rotates_unless_the_base_is_null(changes: dict[str, Any], theta: float | None) -> None:
+    """As transformers reads it, for which a base that is only absent is 10,000."""
+    rope = model_config(SEPARATE | changes).layers[3].rope
+    assert (None if rope is None else rope.theta) == theta
+    absent = {key: value for key, value in SEPARATE.items() if key != "rope_theta"}
+    found = model_config({**absent, "rope_parameters": None}).layers[3].rope
+    assert found is not None and found.theta == 1e4
 
 
 def test_nemotron_h_as_published() -> None:
@@ -286,6 +327,10 @@ def test_zamba_2_as_published() -> None:
         (DELTA, {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         (DELTA, {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
         (DELTA, {"rope_parameters": {**DELTA["rope_parameters"], "mrope_section": [2, 2, 12]}}, "mrope_section"),
+        (SEPARATE, {"linear_use_gate": False}, "linear_use_gate"),
+        (SEPARATE, {"linear_num_key_heads": 3}, "linear_num_key_heads"),
+        (SEPARATE, {"linear_allow_neg_eigval": "yes"}, "linear_allow_neg_eigval"),
+        (SEPARATE, {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         (NEXT, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         (BAMBA, {"attn_layer_indices": [3]}, "attn_layer_indices"),
         (BAMBA, {"attn_layer_indices": []}, "attn_layer_indices"),

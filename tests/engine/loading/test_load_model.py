@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models.paged_run import run_whole
+from support.models.tiny_models import save
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -23,6 +24,7 @@ from rootgraft.engine.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
 NORM = "model.layers.1.input_layernorm.weight"
+PROMPT = [3, 5, 8, 13, 21, 34, 55]
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +191,37 @@ def test_wrong_shape(folder: Path) -> None:
     rewrite(folder, {NORM: torch.ones(25)})
     with pytest.raises(ModelError, match=rf"{NORM} has shape \(25,\), but the config makes it \(24,\)"):
         load(folder)
+
+
+@pytest.mark.parametrize("parts", [(48, 48, 192), (288,)])
+def test_convolutions_of_olmo_hybrid_as_published_and_whole(parts: tuple[int, ...], tmp_path: Path) -> None:
+    """One of q, one of k and one of v; transformers writes three parts of the same size."""
+    folder = save("olmo_hybrid", tmp_path)
+    expected = run_whole(load(folder), PROMPT)
+    assert [len(part) for part in _convs(folder)] == [96, 96, 96]
+    names = [f"{each}_conv1d" for each in "qkv"] if len(parts) == 3 else ["conv1d"]
+    for index in (0, 2):
+        prefix = f"model.layers.{index}.linear_attn"
+        split = torch.cat(_convs(folder, index)).split(parts)
+        left_out = {f"{prefix}.{each}_conv1d.weight": None for each in "qkv"}
+        found = {f"{prefix}.{name}.weight": part.clone() for name, part in zip(names, split, strict=True)}
+        rewrite(folder, left_out | found)
+    assert torch.equal(run_whole(load(folder), PROMPT), expected)
+
+
+def test_convolutions_of_olmo_hybrid_that_do_not_fit(tmp_path: Path) -> None:
+    folder = save("olmo_hybrid", tmp_path)
+    rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": torch.zeros(95, 1, 4)})
+    with pytest.raises(ModelError, match=r"linear_attn.conv1d.weight has shape \(287, 1, 4\), but the config makes it"):
+        load(folder)
+    rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": None})
+    with pytest.raises(ModelError, match=r"lacks model.layers.0.linear_attn.conv1d.weight"):
+        load(folder)
+
+
+def _convs(folder: Path, index: int = 0) -> list[Tensor]:
+    tensors = load_file(folder / "model.safetensors")
+    return [tensors[f"model.layers.{index}.linear_attn.{each}_conv1d.weight"] for each in "qkv"]
 
 
 def test_wrong_type(folder: Path) -> None:

@@ -14,22 +14,25 @@ from rootgraft.kernels.triton import delta_scan
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-def params_of(heads: int, dim: int, key_heads: int, size: int, *, by_channel: bool = False) -> DeltaParams:
+def params_of(
+    heads: int, dim: int, key_heads: int, size: int, *, by_channel: bool = False, factor: float = 1.0
+) -> DeltaParams:
     decay, bias = torch.rand(heads), torch.rand(heads * (size if by_channel else 1))
-    return DeltaParams(heads, dim, key_heads, size, -decay, bias, by_channel)
+    return DeltaParams(heads, dim, key_heads, size, -decay, bias, by_channel, factor)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dim", "key_heads", "size", "by_channel"),
+    ("dtype", "heads", "dim", "key_heads", "size", "by_channel", "factor"),
     [
-        *((torch.float32, 2, 24, 1, 40, False), (torch.float32, 2, 16, 2, 16, False)),
-        *((torch.bfloat16, 2, 16, 1, 32, False), (torch.float32, 2, 24, 1, 40, True)),
+        *((torch.float32, 2, 24, 1, 40, False, 2.0), (torch.float32, 2, 16, 2, 16, False, 1.0)),
+        *((torch.bfloat16, 2, 16, 1, 32, False, 1.0), (torch.float32, 2, 24, 1, 40, True, 1.0)),
     ],
 )
-def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel) -> None:
+def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel, factor) -> None:
     """Token by token and in chunks, which end where a state is kept."""
     torch.manual_seed(heads + dim)
-    params, batch = params_of(heads, dim, key_heads, size, by_channel=by_channel), state_batch()
+    params = params_of(heads, dim, key_heads, size, by_channel=by_channel, factor=factor)
+    batch = state_batch()
     tokens = len(batch.checkpoints)
     x, gates = torch.randn(tokens, params.columns).to(dtype), torch.randn(tokens, 3 + params.steps + heads).to(dtype)
     state, where = random_state(heads, size, dim), (3, 3 + params.steps)
@@ -41,10 +44,11 @@ def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel) -> N
     torch.testing.assert_close(state[:-1], expected_state[:-1], rtol=tolerance, atol=tolerance)
 
 
-def test_keys_that_are_all_alike() -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_keys_that_are_all_alike(factor: float) -> None:
     """A token many times over, which the state forgets little of: the worst case of the triangular system."""
     torch.manual_seed(1)
-    params, batch = params_of(1, 16, 1, 16), state_batch([96], [-1], [0])
+    params, batch = params_of(1, 16, 1, 16, factor=factor), state_batch([96], [-1], [0])
     params.decay.fill_(-1e-4)
     x = torch.randn(1, params.columns).expand(96, -1) + 1e-3 * torch.randn(96, params.columns)
     gates = torch.tensor([-3.0, 8.0]).expand(96, 2).contiguous()

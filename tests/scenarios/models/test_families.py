@@ -119,7 +119,7 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
         written["sliding_window_pattern"] = 2
     if written["model_type"] == "lfm2_moe":
         written["full_attn_idxs"] = [1]
-    if written["model_type"].startswith(("qwen3_next", "qwen3_5")):
+    if written["model_type"].startswith(("qwen3_next", "qwen3_5", "olmo_hybrid")):
         written["full_attention_interval"] = 2
     if written["model_type"] == "afmoe":
         written |= {"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1}

@@ -34,7 +34,7 @@ FAMILIES = [
     *("granite_hybrid", "granite_hybrid_mixture"),
     *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
     *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),
-    *("mamba", "falcon_mamba", "jamba", "kimi_linear", "zamba2", "zamba2_plain"),
+    *("mamba", "falcon_mamba", "jamba", "kimi_linear", "zamba2", "zamba2_plain", "olmo_hybrid"),
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
     *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),

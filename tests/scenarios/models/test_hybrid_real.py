@@ -45,6 +45,8 @@ MODELS = (
     "jamba",
     "kimi_linear",
     "zamba2",
+    "olmo_hybrid",
+    "olmo_hybrid_rotated",
 )
 RANDOM = random.Random(3)
 SYSTEM = [RANDOM.randrange(3, VOCAB) for _ in range(18)]

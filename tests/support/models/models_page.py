@@ -94,7 +94,6 @@ IN_TRANSFORMERS = {
     "DeepSeek V4": "DeepseekV4ForCausalLM",
     "Ling 3": "BailingHybridForCausalLM",
     "MiniMax M3": "MiniMaxM3VLForCausalLM",
-    "OLMo Hybrid": "OlmoHybridForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
 }
 ELSEWHERE = {
@@ -130,6 +129,7 @@ _NO_ROPE = {
     "full": "; none in full layers",
     "windowed": "; none in full layers",
     "asked": "; mostly none",
+    "null": "; none if its base is null",
 }
 
 _RECURRENT = {
@@ -140,6 +140,7 @@ _RECURRENT = {
     "mamba2": "Mamba-2",
     "delta": "gated delta nets",
     "grouped_delta": "gated delta nets",
+    "separate_delta": "gated delta nets",
     "kimi_delta": "Kimi delta attention",
 }
 
@@ -205,6 +206,7 @@ def _layer(family: Family) -> str:
         norms += " behind"
     elif family.norms.after_attention is not None:
         norms += " before and behind"
+    norms += ", in front in gated delta nets" if family.recurrent_norms is not None else ""
     heads = {"head": "of q and k", "projection": "of all q, all k", "centred": "of q and k, by `use_qk_norm`"}
     heads["biased"] = "of q and k, by `qk_layernorm`"
     parts = [norms]

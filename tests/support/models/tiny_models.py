@@ -130,6 +130,8 @@ from transformers import (
     Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -302,6 +304,17 @@ _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+}
+_SEPARATE_DELTA = {
+    **_NATIVE,
+    "hidden_size": 96,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 3,
+    "rms_norm_eps": 1e-3,
 }
 _DELTA_MIXTURE = {
     "num_experts": 6,
@@ -1210,6 +1223,22 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "n_group": 3,
             "topk_group": 2,
+        },
+    ),
+    "olmo_hybrid": (
+        OlmoHybridConfig,
+        OlmoHybridForCausalLM,
+        {**_SEPARATE_DELTA, "linear_num_value_heads": 6, "num_key_value_heads": 2, "rope_theta": None},
+    ),
+    "olmo_hybrid_rotated": (
+        OlmoHybridConfig,
+        OlmoHybridForCausalLM,
+        {
+            **_SEPARATE_DELTA,
+            "linear_conv_kernel_dim": 3,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**_DELTA, "tie_word_embeddings": True}),

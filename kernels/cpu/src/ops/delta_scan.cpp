@@ -27,6 +27,7 @@ struct DeltaScan {
   int64_t first_step, first_rate, gate_columns;
   int64_t by_channel;  // whether each row of a state has a step of its own; otherwise each head has one
   int64_t is_bf16, threads;
+  double rate_factor;  // factor of the sigmoid of the rates
 };
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -135,7 +136,8 @@ struct Scan {
     float query[kMostKey], key[kMostKey];
     normalise(inputs + key_head * op.key_dim, 1.0f / std::sqrt((float)op.key_dim), query);
     normalise(inputs + key_width + key_head * op.key_dim, 1.0f, key);
-    const Floats rate = broadcast(1.0f / (1.0f + std::exp(-E::widen(gates[op.first_rate + head]))));
+    const float factor = (float)op.rate_factor;
+    const Floats rate = broadcast(factor / (1.0f + std::exp(-E::widen(gates[op.first_rate + head]))));
     const Value* values = inputs + 2 * key_width + head * op.head_dim + dim;
     Floats found[kBlocks], delta[kBlocks];
     float decay[kByChannel ? kMostKey : 1];
