@@ -50,6 +50,7 @@ _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu2",
     "xielu": "xielu",
@@ -105,6 +106,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         raise fields.wrong("tie_word_embeddings", "false, for the head is more than a matrix")
     embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
     layers = _layers(fields, family, latent.rotary_dim if latent else head_dim)
+    is_parallel = family.parallel_block if family.parallel_flag is None else fields.flag(family.parallel_flag)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab,
@@ -119,8 +121,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         norm_bias=family.norm_bias,
         norm_eps=fields.positive(family.eps_key),
         norm_offset=family.norm_offset,
-        norms=_norms(fields, family),
-        parallel_block=family.parallel_block,
+        norms=_norms(fields, family, is_parallel=is_parallel),
+        parallel_block=is_parallel,
         qk_norm=family.qk_norm if family.qk_norm_flag is None or fields.flag(family.qk_norm_flag) else None,
         head_norms=family.head_norms,
         is_qk_normed_last=family.is_qk_normed_last,
@@ -162,8 +164,10 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _norms(fields: Fields, family: Family) -> LayerNorms:
+def _norms(fields: Fields, family: Family, *, is_parallel: bool) -> LayerNorms:
     """Return the names of a layer's norms; of a parallel block with a norm for each of its parts, both."""
+    if is_parallel and family.parallel_norms is not None:
+        return family.parallel_norms
     key = family.two_norms_key
     return PRE if key is not None and fields.integer(key, high=2, default=1) == 2 else family.norms
 

@@ -24,8 +24,8 @@ from .tensor_names import (
     check_tensors,
     expected_shapes,
     ignored_tensors,
+    joined_tensors,
     prediction_tensors,
-    separate_convs,
     stacked_experts,
     stored_names,
 )
@@ -113,7 +113,7 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
         return GgufWeights(found, config)
     folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
-    folder.join_rows(separate_convs(config))
+    folder.join_rows(joined_tensors(config))
     if config.norm_head:
         folder.normalise_columns(HEAD)
     return folder

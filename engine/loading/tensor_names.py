@@ -63,8 +63,8 @@ KV_DOWN, KV_NORM, KV_UP = "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"
 KV_SCALES = (".k_scale", ".v_scale")
 """Ends of the names of tensors with scales of cached keys and values."""
 _CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale"})
-# Old checkpoints store the rotary frequencies, which follow from the config.
-_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Old checkpoints store the rotary frequencies and causal masks, which follow from the config.
+_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
 
 def stored_names(config: ModelConfig) -> tuple[tuple[str, str], ...]:
@@ -455,14 +455,18 @@ def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
-def separate_convs(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return the tensors in which checkpoints store the parts of a convolution, by the tensor of the whole.
+def joined_tensors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return the tensors in which some checkpoints store the rows of a tensor, by the name of the whole.
 
     OLMo Hybrid is published with a convolution of q, of k and of v; transformers computes them as one, and writes it in
-    three parts of about the same size.
+    three parts of about the same size. StableLM 2 has a norm for each head.
     """
     found: dict[str, tuple[str, ...]] = {}
     for index, layer in enumerate(config.layers):
+        if layer.has_attention and config.qk_norm == "centred":
+            for name, (heads, *_) in head_norm_shapes(config, index).items():
+                norm = f"model.layers.{index}.self_attn.{name}"
+                found[f"{norm}.weight"] = tuple(f"{norm}.norms.{head}.weight" for head in range(heads))
         if isinstance(layer.recurrent, DeltaLayer) and layer.recurrent.separate:
             block = f"model.layers.{index}.{recurrent_block(layer.recurrent)}"
             found[f"{block}.conv1d.weight"] = tuple(f"{block}.{name}.weight" for name in DELTA_CONVS)
@@ -559,7 +563,12 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], opt
 
 def _has_no_effect(name: str) -> bool:
     """Whether a tensor is computed anew, or is a scale that changes no weight (``kv_scales`` reads those of KV)."""
-    return _COMPUTED.fullmatch(name) is not None or name.rpartition(".")[2] in _CACHE_SCALES
+    return is_computed(name) or name.rpartition(".")[2] in _CACHE_SCALES
+
+
+def is_computed(name: str) -> bool:
+    """Return whether a tensor has nothing that does not follow from the config."""
+    return _COMPUTED.fullmatch(name) is not None
 
 
 def _listed(names: Iterable[str]) -> str:

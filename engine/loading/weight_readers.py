@@ -50,6 +50,7 @@ from .tensor_names import (
     experts_from_gguf,
     from_gguf,
     fused_from_gguf,
+    is_computed,
     latent_from_gguf,
 )
 from .upload import upload
@@ -198,6 +199,8 @@ class SafetensorsFolder:
     def join_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Show plain tensors with the same number of columns as one tensor, their rows one after another.
 
+        A vector is a row.
+
         Args:
             parts: names of the tensors, in order, by the name of the whole. Those that the folder lacks, or does not
                 store as plain tensors with equal columns, are not changed.
@@ -206,9 +209,12 @@ class SafetensorsFolder:
             shapes = [self.shapes.get(part, ()) for part in stored]
             if name in self.shapes or any(part not in self._stored for part in stored) or not all(shapes):
                 continue
-            if len({shape[1:] for shape in shapes}) == 1:
+            if len({shape if len(shape) == 1 else shape[1:] for shape in shapes}) == 1:
                 self._joined[name] = tuple(stored)
-                self.shapes[name] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+                is_rows = len(shapes[0]) == 1
+                self.shapes[name] = (
+                    (len(shapes), shapes[0][0]) if is_rows else (sum(shape[0] for shape in shapes), *shapes[0][1:])
+                )
                 for part in stored:
                     del self.shapes[part]
 
@@ -242,6 +248,8 @@ class SafetensorsFolder:
     def _add_plain(self, name: str, view: View, shard: str) -> None:
         if name in self._stored:
             raise ModelError(f"The tensor {shortened(name)} is there twice, the second time in {shortened(shard)}.")
+        if view.dtype not in _FLOATS and is_computed(name):
+            return
         if view.dtype not in _FLOATS:
             raise ModelError(
                 f"The tensor {shortened(name)} is stored as {view.dtype}, which is not supported; "
@@ -295,8 +303,9 @@ class SafetensorsFolder:
             for each in self._joined[name]:
                 file, stored = self._stored[each]
                 found = file.get_tensor(stored)
-                upload(out[first : first + len(found)], found)
-                first += len(found)
+                rows = found if found.dim() == out.dim() else found[None]
+                upload(out[first : first + len(rows)], rows)
+                first += len(rows)
             return
         file, stored = self._stored[name]
         if part is not None:

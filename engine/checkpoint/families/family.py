@@ -78,6 +78,8 @@ class Family:
         windows: rule for which layers have a sliding window.
         two_norms_key: the key of the number of norms of a parallel block, which may be 2: one of attention's input, and
             one of the MLP's, ``post_attention_layernorm``; None for one norm.
+        parallel_flag: the key that makes the block a parallel one; None if ``parallel_block`` decides.
+        parallel_norms: names of a layer's norms in a parallel block, if they differ from ``norms``.
         layer_norm: whether norms are layer norms instead of RMS norms.
         norm_bias: whether norms have a bias.
         eps_key: the key of the norms' epsilon.
@@ -153,6 +155,8 @@ class Family:
     norms: LayerNorms = PRE
     parallel_block: bool = False
     two_norms_key: str | None = None
+    parallel_flag: str | None = None
+    parallel_norms: LayerNorms | None = None
     layer_norm: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0

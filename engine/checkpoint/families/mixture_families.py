@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .family import ATTENTION, OUTPUT, QKV, Family
+from .family import ATTENTION, MLP, OUTPUT, QKV, Family
 from .mixture import ExpertNames, MixtureFamily
 from .norm_layout import POST, LayerNorms
 from .prediction import PredictionModule
@@ -675,6 +675,43 @@ MIXTURE_FAMILIES = (
             shared_count_key="num_shared_experts",
         ),
         config_names={"global_attn_every_n_layers": "sliding_window_pattern", "route_scale": "routed_scaling_factor"},
+    ),
+    Family(
+        name="hy_v3",
+        models="Hunyuan 3",
+        architecture="HYV3ForCausalLM",
+        windows="never",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 11_158_840.0,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1536,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.826,
+        },
+        optional_biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        qk_norm="head",
+        ignored=("layers.80.",),  # of the published model's 80 layers none: it predicts a further token
+        mixture=MixtureFamily(
+            names=ExpertNames(correction="e_score_correction_bias"),
+            count_keys=("num_experts", "num_local_experts"),
+            dense_layers="typed",
+            scores="sigmoid",
+            scaled=True,
+            corrected=True,
+            shared_size_key="moe_intermediate_size",
+            shared_count_key="num_shared_experts",
+        ),
+        config_names={"router_scaling_factor": "routed_scaling_factor"},
+        tensor_names=(
+            (r"\.mlp\.router\.gate\b", ".mlp.gate"),
+            (r"\.mlp\.expert_bias\b", ".mlp.e_score_correction_bias"),
+            (r"\.mlp\.shared_mlp\.", ".mlp.shared_experts."),
+        ),
     ),
     Family(
         name="minimax_m2",

@@ -119,6 +119,16 @@ def test_computed_frequencies_in_old_checkpoints_are_ignored(folder: Path) -> No
     load(folder)
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "gptj"])
+def test_causal_masks_in_old_checkpoints_are_ignored(name: str, tmp_path: Path) -> None:
+    folder = save(name, tmp_path)
+    expected = run_whole(load(folder), PROMPT)
+    block = "gpt_neox.layers.1.attention" if name == "gpt_neox" else "transformer.h.1.attn"
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    rewrite(folder, {f"{block}.bias": mask, f"{block}.masked_bias": torch.tensor(-1e9)})
+    assert torch.equal(run_whole(load(folder), PROMPT), expected)
+
+
 NF4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
 
 

@@ -202,13 +202,15 @@ def _layer(family: Family) -> str:
     norms = "layer norms" if family.layer_norm else "RMS norms"
     if family.parallel_block:
         norms = f"one {norms[:-1]}, attention beside the MLP"
+    elif family.parallel_flag is not None:
+        norms += f", attention beside the MLP by `{family.parallel_flag}`"
     elif family.norms.before_attention is None:
         norms += " behind"
     elif family.norms.after_attention is not None:
         norms += " before and behind"
     norms += ", in front in gated delta nets" if family.recurrent_norms is not None else ""
-    heads = {"head": "of q and k", "projection": "of all q, all k", "centred": "of q and k, by `use_qk_norm`"}
-    heads["biased"] = "of q and k, by `qk_layernorm`"
+    heads = {"head": "of q and k", "projection": "of all q, all k"}
+    heads |= dict.fromkeys(("centred", "biased"), f"of q and k, by `{family.qk_norm_flag}`")
     parts = [norms]
     if family.qk_norm is not None:
         parts.append(f"norms {heads[family.qk_norm]}" + (" after the rotation" if family.is_qk_normed_last else ""))
