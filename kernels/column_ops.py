@@ -39,9 +39,13 @@ def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) 
     return torch.cat(parts, dim=1).view(-1, *runs.shape)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor, first: int = 0) -> Tensor:
-    """``x * sigmoid(gate)`` in fp32: [T, W], and W columns of [T, columns] from ``first`` on -> [T, W] of x's type."""
+def sigmoid_gate(x: Tensor, gate: Tensor, first: int = 0, repeat: int = 1) -> Tensor:
+    """``x * sigmoid(gate)`` in fp32: [T, W], and a gate from column ``first`` of [T, columns] on -> [T, W] of x's type.
+
+    The gate has W / ``repeat`` columns, each for ``repeat`` adjacent columns of x.
+    """
     kernels = None if on_triton(x.device) else native_for(x, gate)
-    if kernels is not None and x.shape[1] % _LANES == 0:
-        return kernels.sigmoid_gate(x, gate, first)
-    return (x.float() * torch.sigmoid(gate[:, first : first + x.shape[1]].float())).to(x.dtype)
+    if kernels is not None and x.shape[1] % _LANES == 0 and (repeat == 1 or repeat % _LANES == 0):
+        return kernels.sigmoid_gate(x, gate, first, repeat)
+    factor = torch.sigmoid(gate[:, first : first + x.shape[1] // repeat].float())
+    return (x.float().unflatten(1, (-1, repeat)) * factor[:, :, None]).flatten(1).to(x.dtype)

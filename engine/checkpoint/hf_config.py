@@ -519,6 +519,8 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
     """Return ``full_attention``, ``sliding_attention`` or ``chunked_attention`` for each layer."""
     count, limited = len(rotary), CHUNKED if family.windows == "chunks" else SLIDING
     listed = fields.values.get("layer_types")
+    if family.windows == "listed" and isinstance(listed, list):  # whose entries ``read_blocks`` checks
+        return [SLIDING if kind == SLIDING else FULL for kind in listed]
     if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
     if family.indexed and isinstance(listed, list):

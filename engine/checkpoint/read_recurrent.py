@@ -26,6 +26,7 @@ from .rope_config import DEFAULT_THETA
 ATTENTION, RECURRENT, MLP, MIXTURE = "attention", "recurrent", "mlp", "moe"
 _KINDS = {
     "full_attention": ATTENTION,
+    "sliding_attention": ATTENTION,
     "attention": ATTENTION,
     "conv": RECURRENT,
     "mamba": RECURRENT,
@@ -110,7 +111,8 @@ def read_blocks(fields: Fields, family: Family, count: int) -> tuple[Blocks, ...
             behind = replace(layer, norm_eps=_ZAMBA_EPS)
             kinds = _kinds(fields, ("mamba", "linear_attention", "hybrid"), count)
             return tuple(Blocks(kind == ATTENTION, behind, has_mlp=False, takes_mixture=False) for kind in kinds)
-    kinds = _kinds(fields, _NAMES[family.recurrent], count)
+    windows = ("sliding_attention",) if family.windows == "listed" else ()
+    kinds = _kinds(fields, (*_NAMES[family.recurrent], *windows), count)
     return tuple(Blocks(True) if kind == ATTENTION else Blocks(False, layer) for kind in kinds)
 
 
@@ -289,6 +291,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, "partial_rotary_factor": rotated}
     if "rope_ratio" in family.defaults:
         return {**config, "rope_theta": DEFAULT_THETA * fields.positive("rope_ratio")}
+    if family.recurrent == "short_conv" and family.windows == "listed":
+        return {**config, **_lfm3_keys(fields)}
     if family.recurrent == "short_conv":
         return {**config, **_lfm2_keys(fields)}
     if family.recurrent == "kimi_delta":
@@ -384,6 +388,15 @@ def _separate_keys(fields: Fields) -> dict[str, Any]:
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": fields.integer("linear_value_head_dim", default=2 * key_dim),
     }
+
+
+def _lfm3_keys(fields: Fields) -> dict[str, Any]:
+    """Return the kinds of layers, which follow from their number if a config lists none."""
+    if fields.has("layer_types"):
+        return {}
+    kinds = {2: "full_attention", 0: "sliding_attention"}
+    count = fields.integer("num_hidden_layers", high=MAX_PERIOD)
+    return {"layer_types": [kinds.get(index % 4, "conv") if index else "conv" for index in range(count)]}
 
 
 def _lfm2_keys(fields: Fields) -> dict[str, Any]:

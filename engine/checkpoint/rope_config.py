@@ -105,7 +105,7 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         parameters = _without_sections(Fields(parameters, where), _rotary_dim(fields, parameters, family, head_dim))
     own = Fields({"rope_theta": fields.values.get(theta_key), **parameters}, where)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    known_kinds = [name for name in _KEYS if name != "proportional" or family.sized_layers]
+    known_kinds = [name for name in _KEYS if name != "proportional" or family.sized_layers or family.proportional]
     if not isinstance(kind, str) or _newest(kind) not in known_kinds or parameters.get("type", kind) != kind:
         raise ModelError(
             f"{fields.where}: rope type {quoted(kind)} is not supported; {', '.join(known_kinds)} are. "

@@ -314,6 +314,8 @@ class LayerLoader:
                 return QueryGate.of_heads(config.num_heads, config.kv_size, config.head_dim)
             case "module":
                 return QueryGate.of_module(config.num_heads, config.head_dim)
+            case "head_module":
+                return QueryGate.of_module(config.num_heads, config.head_dim, repeat=config.head_dim)
         return None
 
     def head_norms(self, index: int, prefix: str) -> tuple[Tensor | None, Tensor | None]:

@@ -109,7 +109,8 @@ def own_modules(config: ModelConfig, index: int) -> dict[str, str]:
 
 def gate_module(config: ModelConfig) -> dict[str, int]:
     """Return the separate module for the gate of attention's results, if there is one, and its number of rows."""
-    return {GATE: config.query_size} if config.gated_attention == "module" else {}
+    rows = {"module": config.query_size, "head_module": config.num_heads}.get(config.gated_attention or "")
+    return {} if rows is None else {GATE: rows}
 
 
 def up_modules(config: ModelConfig, index: int) -> dict[str, int]:

@@ -114,20 +114,22 @@ class QueryGate:
             gate.
         joined: rotated queries, followed by the gate from the fused projection or from its own.
         queries: the queries in ``joined``.
-        width: number of columns of queries, and of the gate.
+        width: number of columns of queries.
+        repeat: number of adjacent columns of results with the same gate, which has ``width / repeat`` columns.
     """
 
     projected: ColumnRuns | None
     joined: ColumnRuns
     queries: ColumnRuns
     width: int
+    repeat: int = 1
 
     @classmethod
-    def of_module(cls, num_heads: int, head_dim: int) -> QueryGate:
+    def of_module(cls, num_heads: int, head_dim: int, repeat: int = 1) -> QueryGate:
         """Return the columns for a gate with a projection of its own."""
         width = num_heads * head_dim
-        joined, queries = ColumnRuns.of([(0, 0, width), (1, 0, width)]), ColumnRuns.of([(0, 0, width)], heads=num_heads)
-        return cls(None, joined, queries, width)
+        joined = ColumnRuns.of([(0, 0, width), (1, 0, width // repeat)])
+        return cls(None, joined, ColumnRuns.of([(0, 0, width)], heads=num_heads), width, repeat)
 
     @classmethod
     def of_heads(cls, num_heads: int, kv_size: int, head_dim: int) -> QueryGate:
@@ -203,7 +205,7 @@ class Attention:
             return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
         queries = take_columns(self.gate.queries, q)
         y = attention(queries, k_cache, v_cache, inputs, self.params)
-        return self.output(sigmoid_gate(y, q, self.gate.width), inputs.lora)
+        return self.output(sigmoid_gate(y, q, self.gate.width, self.gate.repeat), inputs.lora)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:

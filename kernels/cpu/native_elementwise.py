@@ -24,7 +24,7 @@ _COPY_RESIDUAL: Final = Struct("6q")
 _ACTIVATION: Final = Struct("8q")
 _XIELU: Final = Struct("7q")
 _TAKE_COLUMNS: Final = Struct("13q")
-_SIGMOID_GATE: Final = Struct("9q")
+_SIGMOID_GATE: Final = Struct("10q")
 
 KINDS: Final = ("silu", "gelu_tanh", "relu2", "gelu")
 """Activations, in the order of the C++ enumeration."""
@@ -178,14 +178,15 @@ class ElementwiseKernels:
         self._take_columns(_TAKE_COLUMNS.pack(*addresses, *sizes, self.library.num_threads))
         return out
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int, repeat: int) -> Tensor:
         """See ``kernels.column_ops.sigmoid_gate``."""
         tokens, width = x.shape
-        if len(gate) != tokens or gate.shape[1] < first + width or width % _LANES:
+        fits = width % _LANES == 0 and width % repeat == 0 and (repeat == 1 or repeat % _LANES == 0)
+        if len(gate) != tokens or gate.shape[1] < first + width // repeat or not fits:
             raise ValueError(f"x {list(x.shape)} and gate {list(gate.shape)} from {first} do not fit")
         out = self.library.empty((tokens, width), dtype=x.dtype)
         addresses = (x.data_ptr(), gate.data_ptr(), out.data_ptr())
-        sizes = (tokens, width, gate.shape[1], first, x.dtype is _BF16)
+        sizes = (tokens, width, gate.shape[1], first, repeat, x.dtype is _BF16)
         self._sigmoid_gate(_SIGMOID_GATE.pack(*addresses, *sizes, self.library.num_threads))
         return out
 

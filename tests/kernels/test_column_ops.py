@@ -62,3 +62,13 @@ def test_a_gate_of_columns_beside_others(dtype: torch.dtype, width: int) -> None
     expected = x.double() * gate[:, 5 : 5 + width].double().sigmoid()
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2
     torch.testing.assert_close(sigmoid_gate(x, gate, 5).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("repeat", [16, 48, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gate_for_each_head(dtype: torch.dtype, repeat: int) -> None:
+    generator = torch.Generator().manual_seed(repeat)
+    x, gate = (torch.randn(7, columns, generator=generator).to(dtype) for columns in (3 * repeat, 8))
+    expected = x.double() * gate[:, 5:].double().sigmoid().repeat_interleave(repeat, dim=1)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(sigmoid_gate(x, gate, 5, repeat).double(), expected, rtol=tolerance, atol=tolerance)

@@ -19,8 +19,9 @@ from .prediction import PredictionModule
 #   leading   all but every n-th layer, the first of which is the very first; otherwise as pattern
 #   asked     every layer, if "use_sliding_window"
 #   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
+#   listed    those that "layer_types" lists, in a family with recurrent states
 #   chunks    no layer, but those with rotary embedding see chunks of "attention_chunk_size"
-Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "chunks"]
+Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "listed", "chunks"]
 
 # Layers without a rotary embedding:
 #   never     none, and "no_rope_layers" is refused
@@ -126,6 +127,7 @@ class Family:
             "use_double_wide_mlp".
         layer_inputs: whether the family honours "hidden_size_per_layer_input" and "vocab_size_per_layer_input".
         layer_scalars: ``has_layer_scalars`` of ``ModelConfig``; ``v_norm`` is ``has_v_norm``.
+        proportional: whether rope type "proportional" is honoured; it is where ``sized_layers`` is set.
         unit_scale: whether scores are used without a factor.
         attention_sinks: ``attention_sinks`` of ``ModelConfig``.
         latent: whether attention is multi-head latent attention.
@@ -205,6 +207,7 @@ class Family:
     layer_inputs: bool = False
     layer_scalars: bool = False
     v_norm: bool = False
+    proportional: bool = False
     unit_scale: bool = False
     attention_sinks: bool = False
     latent: bool = False

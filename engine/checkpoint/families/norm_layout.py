@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 HeadNorm = Literal["head", "projection", "centred", "biased"]
 """Norm of query and key heads: see ``kernels.layouts.attention_arguments``, which has the same."""
 
-QueryGating = Literal["heads", "module"]
+QueryGating = Literal["heads", "module", "head_module"]
 """Where the gate of attention's results is: behind the queries of each head in their projection (Qwen3-Next), or in a
-module of its own (AFMoE)."""
+module of its own (AFMoE), which may have a single row for each head (LFM3)."""
 
 
 class LayerNorms(NamedTuple):

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 FAMILIES = [
     *("granite", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere_normed", "cohere2", "exaone4", "seed_oss_biased"),
     *("starcoder2", "internlm3", "ernie4_5", "hunyuan", "nemotron", "arcee", "ministral3", "llama4"),
-    *("lfm2", "lfm2_biased"),
+    *("lfm2", "lfm2_biased", "lfm3"),
     *("granite_hybrid", "granite_hybrid_mixture"),
     *("qwen3_next", "qwen3_5", "qwen3_5_biased", "qwen3_5_moe"),
     *("lfm2_moe", "bamba", "nemotron_h", "nemotron_h_mixture", "mamba2", "falcon_h1", "falcon_h1_normed"),

@@ -33,6 +33,7 @@ with warnings.catch_warnings():
 
 MODELS = (
     "lfm2",
+    "lfm3",
     "granite_hybrid",
     "granite_hybrid_mixture",
     "qwen3_next",

@@ -121,6 +121,7 @@ _WINDOWS = {
     "leading": "sliding in all but every n-th layer from the first on",
     "asked": "sliding in all layers, if asked for",
     "early": "sliding in every second of the first layers, if asked for",
+    "listed": "sliding in listed layers",
     "chunks": "in chunks where there is a rotary embedding, if any",
 }
 _NO_ROPE = {

@@ -21,9 +21,11 @@ struct TakeColumns {
 
 struct SigmoidGate {
   const void* x;     // [tokens][width]
-  const void* gate;  // [tokens][gate_columns]; the gate is `width` of them from `gate_first` on
+  const void* gate;  // [tokens][gate_columns]; the gate is `width / repeat` of them from `gate_first` on
   void* out;         // [tokens][width]
-  int64_t tokens, width, gate_columns, gate_first, is_bf16, threads;
+  int64_t tokens, width, gate_columns, gate_first;
+  int64_t repeat;  // number of adjacent columns of x with the same gate: 1 or a multiple of a register's width
+  int64_t is_bf16, threads;
 };
 
 void take(const TakeColumns& op, int64_t token) {
@@ -67,7 +69,14 @@ void run(const SigmoidGate& op) {
       const Value* x = static_cast<const Value*>(op.x) + token * op.width;
       const Value* gate = static_cast<const Value*>(op.gate) + token * op.gate_columns + op.gate_first;
       Value* out = static_cast<Value*>(op.out) + token * op.width;
-      for (int64_t i = 0; i < op.width; i += kWidth) E::store(out + i, E::load(x + i) * sigmoid(E::load(gate + i)));
+      if (op.repeat == 1) {
+        for (int64_t i = 0; i < op.width; i += kWidth) E::store(out + i, E::load(x + i) * sigmoid(E::load(gate + i)));
+        continue;
+      }
+      for (int64_t at = 0; at < op.width; at += op.repeat) {
+        const Floats factor = sigmoid(broadcast(E::widen(gate[at / op.repeat])));
+        for (int64_t i = at; i < at + op.repeat; i += kWidth) E::store(out + i, E::load(x + i) * factor);
+      }
     }
   });
 }
