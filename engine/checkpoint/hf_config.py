@@ -478,7 +478,7 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             has_mlp=block.has_mlp,
             shares_index=is_shared,
             shared_block=in_front,
-            norms=None if block.recurrent is None else family.recurrent_norms,
+            norms=family.recurrent_norms if block.recurrent is not None else family.mixture_norms if mixture else None,
         )
         for kind, has_rope, mixture, block, own, is_shared, in_front in zip(
             kinds, rotary, mixtures, blocks, heads, shared, before, strict=True

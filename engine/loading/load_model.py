@@ -28,6 +28,7 @@ from .tensor_names import (
     prediction_tensors,
     stacked_experts,
     stored_names,
+    zero_tensors,
 )
 from .upload import end_uploads
 from .weight_forms import WeightForm, WeightReader
@@ -114,6 +115,7 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
     folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
     folder.join_rows(joined_tensors(config))
+    folder.add_zeros(zero_tensors(config))
     if config.norm_head:
         folder.normalise_columns(HEAD)
     return folder

@@ -526,7 +526,27 @@ def ignored_tensors(names: Iterable[str], config: ModelConfig) -> frozenset[str]
         found |= {name for name in names if f".{INDEXER}." in name}
     if config.shares_blocks:
         found |= {name for name in names if shared_name(name, config) != name}
-    return found | _unused_keys(config)
+    return found | _unused_keys(config) | _unused_norms(config)
+
+
+def _unused_norms(config: ModelConfig) -> frozenset[str]:
+    """Return the norms that published files contain for layers without a mixture, although only mixtures have them."""
+    names = BY_NAME[config.family].mixture_norms or ()
+    layers = [index for index, layer in enumerate(config.layers) if layer.mixture is None]
+    return frozenset(f"model.layers.{index}.{name}.weight" for index in layers for name in names)
+
+
+def zero_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Return the tensors that are zeros if a checkpoint lacks them, with their shapes (A.X K1)."""
+    family = BY_NAME[config.family].mixture
+    if family is None or not family.may_lack_correction:
+        return {}
+    found = ((f"model.layers.{index}", layer.mixture) for index, layer in enumerate(config.layers))
+    return {
+        f"{prefix}.{mixture.names.block}.{mixture.names.correction_name}": (mixture.num_experts,)
+        for prefix, mixture in found
+        if mixture is not None
+    }
 
 
 def _unused_keys(config: ModelConfig) -> frozenset[str]:

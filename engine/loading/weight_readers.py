@@ -175,6 +175,7 @@ class SafetensorsFolder:
         self._quantised = self._quantised_tensors()
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
         self._pieces: dict[str, tuple[str, int, slice]] = {}  # stacked tensor, expert, rows
+        self._zeros: set[str] = set()
         self._joined: dict[str, tuple[str, ...]] = {}  # tensors whose rows follow one another
         self._normalised: str | None = None
 
@@ -217,6 +218,12 @@ class SafetensorsFolder:
                 )
                 for part in stored:
                     del self.shapes[part]
+
+    def add_zeros(self, shapes: Mapping[str, Shape]) -> None:
+        """Show tensors of zeros, by their names, where the folder lacks them."""
+        missing = {name: shape for name, shape in shapes.items() if name not in self.shapes}
+        self.shapes |= missing
+        self._zeros |= missing.keys()
 
     def _add(self, name: str, file: Any, stored: str, shard: str) -> None:
         view = View(file, stored)
@@ -297,6 +304,9 @@ class SafetensorsFolder:
             stacked, expert, rows = self._pieces[name]
             file, stored = self._stored[stacked]
             upload(out, file.get_slice(stored)[expert, rows])
+            return
+        if name in self._zeros:
+            out.zero_()
             return
         if name in self._joined:
             first = 0
@@ -381,6 +391,8 @@ class SafetensorsFolder:
         """Return the type of a plain tensor, or the scheme of a quantised one."""
         if name in self._quantised:
             return self._quantised[name].description
+        if name in self._zeros:
+            return "F32"
         stored = self._pieces[name][0] if name in self._pieces else self._joined.get(name, (name,))[0]
         return "MXFP4" if name in self._mxfp4 else View(*self._stored[stored]).dtype
 

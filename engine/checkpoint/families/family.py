@@ -139,6 +139,8 @@ class Family:
             ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next ("grouped_delta"), of OLMo
             Hybrid ("separate_delta") or of Kimi Linear ("kimi_delta"); None for attention in all layers.
         recurrent_norms: names of the norms of a layer with a recurrent state, if they differ from ``norms``.
+        mixture_norms: the same for a layer with a mixture of experts. Files may have these norms in other layers too,
+            without effect.
         blocks: the blocks of a layer.
         gated_attention: ``gated_attention`` of ``ModelConfig``.
         ignored: prefixes of the names of modules in checkpoints that are no part of the model.
@@ -215,6 +217,7 @@ class Family:
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
     recurrent_norms: LayerNorms | None = None
+    mixture_norms: LayerNorms | None = None
     blocks: Blocks = "both"
     gated_attention: QueryGating | None = None
     ignored: tuple[str, ...] = ()

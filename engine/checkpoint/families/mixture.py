@@ -142,6 +142,7 @@ class MixtureFamily:
         single_keeps_score: whether the weight of a token's only expert is its score, regardless of ``renormalises``.
         scaled: whether the family honours "routed_scaling_factor".
         corrected: whether the checkpoint has a correction for each expert.
+        may_lack_correction: whether a checkpoint without the correction has one of zeros.
         corrected_key: the key that says whether the checkpoint has a correction; None if it always has one.
         grouped: whether the family honours "n_group" and "topk_group".
         methods: values of "topk_method", the default first; with "greedy" there are no groups. Empty if the family has
@@ -177,6 +178,7 @@ class MixtureFamily:
     scaled: bool = False
     corrected: bool = False
     corrected_key: str | None = None
+    may_lack_correction: bool = False
     grouped: bool = False
     methods: tuple[str, ...] = ()
     shared_size_key: str | None = None

@@ -219,6 +219,20 @@ def test_convolutions_of_olmo_hybrid_as_published_and_whole(parts: tuple[int, ..
     assert torch.equal(run_whole(load(folder), PROMPT), expected)
 
 
+def test_axk1_as_published(tmp_path: Path) -> None:
+    """Without a correction of the router's scores, and with a norm behind dense MLPs, which has no effect."""
+    folder = save("axk1", tmp_path)
+    corrections = [f"model.layers.{index}.mlp.gate.e_score_correction_bias" for index in (1, 2)]
+    rewrite(folder, {name: torch.zeros(12) for name in corrections})
+    expected = run_whole(load(folder), PROMPT)
+    unused = {"model.layers.0.post_mlp_layernorm.weight": torch.full((48,), 3.0)}
+    rewrite(folder, dict.fromkeys(corrections) | unused)
+    assert torch.equal(run_whole(load(folder), PROMPT), expected)
+    rewrite(folder, {"model.layers.1.post_mlp_layernorm.weight": None})
+    with pytest.raises(ModelError, match=r"lacks model.layers.1.post_mlp_layernorm.weight"):
+        load(folder)
+
+
 def test_convolutions_of_olmo_hybrid_that_do_not_fit(tmp_path: Path) -> None:
     folder = save("olmo_hybrid", tmp_path)
     rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": torch.zeros(95, 1, 4)})

@@ -41,7 +41,7 @@ FAMILIES = [
     *("mellum", "jais2", "phi", "phi_normed", "falcon", "falcon_new"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
-    *("gpt_neox", "gpt_neox_serial", "gptj", "stablelm", "stablelm_parallel", "hy_v3"),
+    *("gpt_neox", "gpt_neox_serial", "gptj", "stablelm", "stablelm_parallel", "hy_v3", "axk1"),
 ]
 MAMBAS = ("mamba", "falcon_mamba", "jamba")
 PROMPT = [random.Random(f"5 {each}").randrange(VOCAB) for each in range(41)]

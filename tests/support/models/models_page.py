@@ -210,6 +210,7 @@ def _layer(family: Family) -> str:
     elif family.norms.after_attention is not None:
         norms += " before and behind"
     norms += ", in front in gated delta nets" if family.recurrent_norms is not None else ""
+    norms += ", of experts also behind" if family.mixture_norms is not None else ""
     heads = {"head": "of q and k", "projection": "of all q, all k"}
     heads |= dict.fromkeys(("centred", "biased"), f"of q and k, by `{family.qk_norm_flag}`")
     parts = [norms]

@@ -17,6 +17,8 @@ from transformers import (
     ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
+    AXK1Config,
+    AXK1ForCausalLM,
     BambaConfig,
     BambaForCausalLM,
     Cohere2Config,
@@ -1334,6 +1336,19 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         StableLmConfig,
         StableLmForCausalLM,
         {**_NATIVE, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "axk1": (
+        AXK1Config,
+        AXK1ForCausalLM,
+        {
+            **_LATENT,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.75,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
+        },
     ),
     "hy_v3": (
         HYV3Config,
