@@ -29,7 +29,7 @@ from .quantization_config import Quantization, read_quantization
 from .read_heads import full_head_dim, read_heads, read_layer_inputs
 from .read_mixture import read_mixtures
 from .read_recurrent import own_keys, read_blocks, read_shared_blocks
-from .rope_config import has_null_theta, read_query_scaling, read_ropes
+from .rope_config import has_null_theta, outer_length, read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
@@ -431,7 +431,8 @@ def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) ->
     longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
-    if not any("original_max_position_embeddings" in parameters for parameters in named):
+    is_named = outer_length(fields, family) or any("original_max_position_embeddings" in each for each in named)
+    if not is_named:
         return longest
     scalings = (layer.rope.scaling for layer in layers if layer.rope is not None)
     extended = (int(each.original_length * each.factor) for each in scalings if isinstance(each, YarnScaling))

@@ -41,6 +41,8 @@ _KEYS = {
     "proportional": _COMMON | {"factor"},
 }
 ROPE_TYPES = tuple(_KEYS)
+_FROM_ORIGINAL = ("llama3", "yarn", "longrope")  # types that depend on the length before the extension
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
 _OLD_NAMES = {"su": "longrope"}
 _BETA = "llama_4_scaling_beta"
 # Keys of a scaling by "alpha". The published code reads the other keys but does not use them.
@@ -80,7 +82,8 @@ def read_query_scaling(fields: Fields, family: Family) -> QueryScaling | None:
     own = Fields(parameters, f"{fields.where}: rope parameters")
     if not own.has(_BETA):
         return None
-    return QueryScaling(own.positive(_BETA), own.integer("original_max_position_embeddings", high=1 << 30))
+    beta = own.positive(_BETA)
+    return QueryScaling(beta, outer_length(fields, family) or own.integer(_ORIGINAL_LENGTH, high=1 << 30))
 
 
 def has_null_theta(fields: Fields) -> bool:
@@ -128,7 +131,7 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
     return Rope(
         theta=_dynamic_theta(theta, dim, own) if kind == "dynamic" else theta,
         dim=dim,
-        scaling=_longrope(own, fields, dim) if kind == "longrope" else _scaling(kind, own, fields),
+        scaling=_scaling(kind, own, fields, family, dim),
         interleaved=family.interleaved,
     )
 
@@ -150,12 +153,8 @@ def _dynamic_theta(theta: float, dim: int, own: Fields) -> float:
     return float(theta * own.positive("alpha") ** (dim / (dim - 2)))
 
 
-def _longrope(own: Fields, fields: Fields, dim: int) -> LongRopeScaling:
+def _longrope(own: Fields, fields: Fields, original: int, dim: int) -> LongRopeScaling:
     longest = fields.integer("max_position_embeddings", high=1 << 30)
-    outer = fields.integer("original_max_position_embeddings", high=1 << 30, default=longest)
-    original = outer
-    if not fields.has("original_max_position_embeddings"):
-        original = own.integer("original_max_position_embeddings", high=1 << 30, default=outer)
     factor = own.positive("factor", default=longest / original)
     attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     return LongRopeScaling(
@@ -203,23 +202,41 @@ def _rotary_dim(fields: Fields, parameters: dict[str, Any], family: Family, head
     return dim
 
 
-def _scaling(kind: str, own: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+def _scaling(
+    kind: str, own: Fields, fields: Fields, family: Family, dim: int
+) -> LinearScaling | Llama3Scaling | LongRopeScaling | YarnScaling | None:
     if kind == "linear":
         return LinearScaling(own.positive("factor"))
-    if kind == "llama3":
-        low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
-        if not low <= high:  # the same for Llama 4: no wavelength lies between
-            raise own.wrong("high_freq_factor", f"at least low_freq_factor {low}")
-        return Llama3Scaling(own.positive("factor"), low, high, _original_length(own, fields))
-    return _yarn(own, fields) if kind == "yarn" else None
+    if kind not in _FROM_ORIGINAL:
+        return None
+    original = _original_length(own, fields, family)
+    if kind == "longrope":
+        return _longrope(own, fields, original, dim)
+    if kind == "yarn":
+        return _yarn(own, original)
+    low, high = own.positive("low_freq_factor"), own.positive("high_freq_factor")
+    if not low <= high:  # the same for Llama 4: no wavelength lies between
+        raise own.wrong("high_freq_factor", f"at least low_freq_factor {low}")
+    return Llama3Scaling(own.positive("factor"), low, high, original)
 
 
-def _original_length(own: Fields, fields: Fields) -> int:
+def outer_length(fields: Fields, family: Family) -> int | None:
+    """Return the length before the extension that stands beside the rotary parameters, None for none.
+
+    It counts more than the length among the parameters, as in transformers. Families whose layers with a window have
+    parameters of their own do not read it. Raises ModelError.
+    """
+    if family.local_theta is not None or not fields.has(_ORIGINAL_LENGTH):
+        return None
+    return fields.integer(_ORIGINAL_LENGTH, high=1 << 30)
+
+
+def _original_length(own: Fields, fields: Fields, family: Family) -> int:
     longest = fields.integer("max_position_embeddings", high=1 << 30)
-    return own.integer("original_max_position_embeddings", default=longest)
+    return outer_length(fields, family) or own.integer(_ORIGINAL_LENGTH, high=1 << 30, default=longest)
 
 
-def _yarn(own: Fields, fields: Fields) -> YarnScaling:
+def _yarn(own: Fields, original: int) -> YarnScaling:
     fast, slow = own.positive("beta_fast", default=32.0), own.positive("beta_slow", default=1.0)
     if not slow <= fast:
         raise own.wrong("beta_fast", f"at least beta_slow {slow}")
@@ -234,7 +251,7 @@ def _yarn(own: Fields, fields: Fields) -> YarnScaling:
         factor=factor,
         beta_fast=fast,
         beta_slow=slow,
-        original_length=_original_length(own, fields),
+        original_length=original,
         attention_factor=own.positive("attention_factor", default=attention),
         truncate="truncate" not in own.values or own.flag("truncate"),
         score_factor=_yarn_mscale(factor, mscale_all_dim) ** 2 if mscale_all_dim is not None else 1.0,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rootgraft.engine.checkpoint.families.family import Family
 from rootgraft.engine.checkpoint.families.family_table import FAMILIES
 from rootgraft.engine.checkpoint.hf_config import model_config
-from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, Rope
+from rootgraft.engine.checkpoint.model_config import LinearScaling, Llama3Scaling, QueryScaling, Rope
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError, quoted
 
@@ -234,6 +234,17 @@ def test_linear_scaling_by_its_old_name() -> None:
 )
 def test_the_longest_sequence(scaling: dict[str, Any] | None, longest: int) -> None:
     assert model_config(LLAMA | {"rope_scaling": scaling}).max_position_embeddings == longest
+
+
+def test_the_longest_sequence_by_a_length_beside_the_rotary_parameters() -> None:
+    beside = LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 128}
+    assert model_config(beside).max_position_embeddings == 512
+
+
+def test_queries_are_scaled_by_a_length_beside_the_rotary_parameters() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+    beside = of("Ministral3", rope_parameters=scaling, original_max_position_embeddings=64)
+    assert model_config(beside).layers[0].query_scaling == QueryScaling(0.1, 64)
 
 
 def test_phi3_names_its_own_code_which_is_not_needed() -> None:

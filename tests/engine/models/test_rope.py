@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -99,6 +100,29 @@ def test_table_equals_that_of_transformers(scaling: dict[str, Any], theta: float
     ours = cos_sin_table(rope, LONGEST, torch.device("cpu"))[POSITIONS]
     expected = torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=1)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama3", "yarn", "yarn without original length"])
+def test_a_length_beside_the_rotary_parameters_counts_more_than_theirs(name: str) -> None:
+    """In transformers it replaces the length among the parameters, and stands in for a missing one."""
+    written = {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+        "vocab_size": 64,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": LONGEST,
+        "original_max_position_embeddings": 2048,
+        "rope_scaling": SCALINGS[name],
+        "rope_theta": 10_000.0,
+    }
+    found = model_config(written | {"architectures": ["LlamaForCausalLM"]})
+    rope = found.layers[0].rope
+    assert rope is not None and found.max_position_embeddings == LONGEST
+    cos, sin = LlamaRotaryEmbedding(LlamaConfig.from_dict(deepcopy(written)))(torch.zeros(1), POSITIONS[None])
+    ours = cos_sin_table(rope, LONGEST, torch.device("cpu"))[POSITIONS]
+    torch.testing.assert_close(ours, torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=1), atol=1e-4, rtol=0)
 
 
 def test_query_scales_are_those_of_transformers() -> None:
