@@ -68,13 +68,7 @@ def _own_server(options: RunOptions) -> Iterator[RunRecord]:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, preexec_fn=ends_with_this
         )
         try:
-            record = _ready(server, log)
-            try:
-                yield record
-            finally:
-                if server.poll() is not None:
-                    told = f"its server has ended with code {server.returncode}. Run it again to go on."
-                    print(f"rootgraft run: {told} The server's log: {log.name}", file=sys.stderr)
+            yield _ready(server, log)
         finally:
             server.terminate()
             try:

@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from support.engine.tiny_llm import write_model
-from support.machine.waits import wait_until
 
 from rootgraft.api.http.run_record import running_servers
 
@@ -60,21 +58,3 @@ def test_errors_within_the_chat_name_the_command_that_was_given(model: Path, tmp
         "rootgraft run: /save needs the path of a file: /save PATH.",
         "rootgraft run: model cannot be set: the chat gives it itself. /model NAME takes another one.",
     ]
-
-
-def test_a_server_that_ends_while_the_chat_lasts_is_told(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rootgraft.api.cli.main", "run", str(model), "--max-tokens", "4"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as chat:
-        assert chat.stdin is not None and chat.stdout is not None and chat.stderr is not None
-        chat.stdin.write("/model\n")
-        chat.stdin.flush()
-        assert chat.stderr.readline() == f"* {model.name}\n"
-        [server] = psutil.Process(chat.pid).children()
-        server.kill()
-        wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE)
-        told = chat.communicate("one\n")[1].splitlines()
-    log = tmp_path / "rootgraft" / "run.log"
-    ended = f"rootgraft run: its server has ended with code -9. Run it again to go on. The server's log: {log}"
-    assert ended in told and len(told) > 1 and all(line.startswith("rootgraft run: ") for line in told), told

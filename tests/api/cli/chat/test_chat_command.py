@@ -330,7 +330,7 @@ def test_settings_files_and_models(fake_server: FakeServer, typed, tmp_path: Pat
     [
         ("/cleer", "there is no command /cleer. Did you mean /clear?"),
         ("/load nowhere.json", "nowhere.json cannot be read"),
-        ("/file", "/file needs the path of a file."),
+        ("/file", "/file needs the path of a file: /file PATH."),
         ("/set messages []", "messages cannot be set"),
         ("/save /dev/null/x", "cannot be written"),
     ],
