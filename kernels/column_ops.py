@@ -48,4 +48,5 @@ def sigmoid_gate(x: Tensor, gate: Tensor, first: int = 0, repeat: int = 1) -> Te
     if kernels is not None and x.shape[1] % _LANES == 0 and (repeat == 1 or repeat % _LANES == 0):
         return kernels.sigmoid_gate(x, gate, first, repeat)
     factor = torch.sigmoid(gate[:, first : first + x.shape[1] // repeat].float())
-    return (x.float().unflatten(1, (-1, repeat)) * factor[:, :, None]).flatten(1).to(x.dtype)
+    gated: Tensor = x.float().unflatten(1, (-1, repeat)) * factor[:, :, None]
+    return gated.flatten(1).to(x.dtype)
