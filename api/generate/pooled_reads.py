@@ -74,8 +74,8 @@ async def plan_pooled(
     base = pooled_request(body, adapter, caller, pooling)
 
     def requests() -> list[TextRequest]:
-        texts = [_cut(engine, before, each) if truncate else each for each in body.listed]
-        return [text_request(engine, base, body.place(at), each, before) for at, each in enumerate(texts)]
+        listed = enumerate(body.listed)
+        return [text_request(engine, base, body.place(at), each, before, truncate=truncate) for at, each in listed]
 
     # Thousands of texts are encoded. On the event loop this would block the streams of others.
     return PooledReader(engine, await on_request_thread(requests), caller)
@@ -94,33 +94,18 @@ def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pool
     )
 
 
-def _cut(engine: AsyncEngine, before: str, given: str | list[int]) -> str | list[int]:
-    """Return the input; if it is too long, its first tokens that fit, with the tokens that end every text."""
-    # One token is drawn after every prompt, and needs room too.
-    longest = min(engine.pooler.max_length or engine.max_model_len, engine.max_model_len - 1)
-    if not isinstance(given, str):
-        return given
-    text, tokenizer = before + given, engine.tokenizer
-    if len(text) <= longest:
-        return given
-    while tokenizer.fewest_tokens(half := text[: len(text) // 2]) > longest:
-        text = half
-    tokens = tokenizer.encode(text, True)
-    if len(tokens) <= longest:
-        return given
-    ends = next((at for at, token in enumerate(reversed(tokens)) if token not in tokenizer.special_ids), 0)
-    return [*tokens[: longest - ends], *tokens[len(tokens) - ends :]]
-
-
 def text_request(
-    engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str
+    engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str, *, truncate: bool = False
 ) -> TextRequest:
-    """Return the request of a text after the prompt ``before``, or of token ids. Raises like ``plan_pooled``."""
+    """Return the request of a text after the prompt ``before``, or of token ids. Raises like ``plan_pooled``.
+
+    Args:
+        truncate: whether to cut off the end of a text that is too long.
+    """
     longest = engine.pooler.max_length or engine.max_model_len
     try:
         if isinstance(given, str):
-            engine.check_length(before + given)
-            tokens = engine.tokenizer.encode(before + given, True)
+            tokens = _cut_tokens(engine, before + given) if truncate else _tokens_of(engine, before + given)
             base = _without_prompt(engine, base, before, len(tokens))
         else:
             # A prompt that is too long is refused before its ids are checked.
@@ -133,6 +118,25 @@ def text_request(
     except RequestError as error:
         error.param = field
         raise
+
+
+def _tokens_of(engine: AsyncEngine, text: str) -> array[int]:
+    engine.check_length(text)
+    return engine.tokenizer.encode(text, True)
+
+
+def _cut_tokens(engine: AsyncEngine, text: str) -> array[int]:
+    """Return the tokens of a text; if they are too many, the first that fit, with those that end every text."""
+    # One token is drawn after every prompt, and needs room too.
+    longest = min(engine.pooler.max_length or engine.max_model_len, engine.max_model_len - 1)
+    tokenizer = engine.tokenizer
+    while len(text) > longest and tokenizer.fewest_tokens(half := text[: len(text) // 2]) > longest:
+        text = half
+    tokens = tokenizer.encode(text, True)
+    if len(tokens) <= longest:
+        return tokens
+    ends = next((at for at, token in enumerate(reversed(tokens)) if token not in tokenizer.special_ids), 0)
+    return tokens[: longest - ends] + tokens[len(tokens) - ends :]
 
 
 def _without_prompt(engine: AsyncEngine, base: TextRequest, before: str, num_tokens: int) -> TextRequest:

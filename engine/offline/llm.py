@@ -35,6 +35,7 @@ from .pooled_output import (
     PooledRequestOutput,
     PoolingOutput,
     as_array,
+    check_lengths,
     class_reader,
     embedding_prompts,
     embedding_reader,
@@ -505,6 +506,7 @@ class LLM:
         left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
         """Check all prompts, then pool them. Pooling skips the first ``left_out`` tokens. Raises RequestError."""
+        check_lengths(self._engine.pooler, inputs)
         requests = [
             given.adapter.model.limits.check(self._requests.pooled(given, pooling, first))
             for given, first in zip(inputs, left_out or [0] * len(inputs), strict=True)

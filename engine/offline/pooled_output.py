@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RequestError
+from ..errors import ContextTooLong, RequestError
 from ..serving.pooled_values import class_probabilities, embedding, num_left_out, prompt_of
 from ..types import Pooler
 from .inputs import PromptType, TextPrompt, listed_prompts
@@ -94,6 +94,13 @@ def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, g
         return 0
     model = given.adapter.model
     return num_left_out(model.encode(before), model.served.tokenizer.special_ids, len(given.tokens))
+
+
+def check_lengths(pooler: Pooler, inputs: Sequence[Input]) -> None:
+    """Raise ContextTooLong for an input that is longer than the texts that the checkpoint was made for."""
+    longest = max((len(each.tokens) for each in inputs), default=0)
+    if pooler.max_length and longest > pooler.max_length:
+        raise ContextTooLong(longest, 0, pooler.max_length)
 
 
 def embedding_reader(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ollama
@@ -334,6 +335,15 @@ def test_texts_that_are_too_long_are_cut(live: Live, client: ollama.Client) -> N
     assert [len(each.tokens) for each in live.async_engine.seen] == [2047, 6]
     with pytest.raises(ollama.ResponseError, match=r"input\[0\]|2048"):
         client.embed("tiny", ["x" * 5000], truncate=False)
+
+
+def test_of_a_text_that_was_cut_only_what_stands_behind_the_prompt_is_pooled(live: Live, client: ollama.Client) -> None:
+    engine = live.async_engine
+    engine.tokenizer.fewest_tokens = len
+    engine.pooler = replace(engine.pooler, default_prompt="query", includes_prompt=False, max_length=50)
+    client.embed("tiny", ["x" * 500, "short", "\u4e00" * 40])
+    assert [len(each.tokens) for each in engine.seen] == [50, 9, 50]
+    assert {each.params.pooled_from for each in engine.seen} == {len("Q: ") + 1}
 
 
 def test_errors_before_and_in_a_stream(live: Live, client: ollama.Client) -> None:

@@ -30,7 +30,7 @@ from transformers import (
 from rootgraft import LLM
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
-from rootgraft.engine.errors import ModelError, RequestError
+from rootgraft.engine.errors import ContextTooLong, ModelError, RequestError
 from rootgraft.engine.executor.worker import Worker
 from rootgraft.engine.messages import Done, Submit, TokenOut
 from rootgraft.engine.types import Priority
@@ -146,6 +146,10 @@ def test_embeddings_are_the_last_hidden_states(
     for wrong in (0, len(raw) + 1):
         with pytest.raises(RequestError, match="dimensions"):
             llm.embed("a", dimensions=wrong, use_tqdm=False)
+    # sentence-transformers would read 100 tokens of it alone.
+    with pytest.raises(ContextTooLong, match="100 tokens"):
+        llm.embed([TEXTS[0], [5] * 101], use_tqdm=False)
+    assert len(llm.embed([[5] * 100], use_tqdm=False)) == 1
     with pytest.raises(RequestError, match="prompt_name"):
         llm.embed("a", prompt_name="nobody", use_tqdm=False)
     with pytest.raises(RequestError, match="classification head"):
