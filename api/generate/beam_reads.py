@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -94,13 +94,12 @@ class BeamReader:
 
     def _free(self, request: TextRequest, answer: array[int], search: BeamSearch) -> TextRequest:
         """Return the request that reads the likeliest tokens after an answer."""
-        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=search.num_candidates)
-        return _single(request, tokens=request.tokens + answer, params=params)
+        return _after(request, answer, logprobs=search.num_candidates)
 
     def _formed(self, request: TextRequest, answer: array[int]) -> TextRequest:
         """Return the request that reads the tokens that the grammar allows after an answer."""
-        params = SamplingParams(max_tokens=len(answer) + 1, temperature=0.0, logprobs=0, allowed_logprobs=True)
-        return replace(_single(request, params=params), grammar=request.grammar, generated=answer)
+        one = _after(request, answer, ignore_eos=False, logprobs=0, allowed_logprobs=True)
+        return replace(one, grammar=request.grammar)
 
     async def _formed_scores(
         self,
@@ -113,12 +112,17 @@ class BeamReader:
         """Return the model's scores, without the grammar, of the likeliest allowed tokens after each answer.
 
         The engine returns the scores of the allowed tokens relative to each other. The model's score of the drawn token
-        gives the offset that all of them have in common. If the drawn token ended the sequence, its score is read in a
-        request without the grammar.
+        gives the offset that all of them have in common. If the drawn token ended the sequence, or is none of those
+        whose scores were returned, because the token budget put it in the place of a likelier one, the score of the
+        likeliest token is read in a request without the grammar.
         """
         found = [_likeliest(output.allowed[0], most) if output.allowed else {} for output in outputs]
-        drawn = {at: each.logprobs[0] for at, each in enumerate(outputs) if each.logprobs}
-        own = {at: (each.token, each.logprob) for at, each in drawn.items()}
+        drawn = {at: each.logprobs[0] for at, each in enumerate(outputs) if each.logprobs and each.allowed}
+        own = {
+            at: (each.token, each.logprob)
+            for at, each in drawn.items()
+            if each.token in np.frombuffer(outputs[at].allowed[0].ids, np.int32)
+        }
         missing = [at for at, tokens in enumerate(found) if tokens and at not in own]
         if missing:
             reads = [_named(request, answers[at], next(iter(found[at]))) for at in missing]
@@ -148,9 +152,17 @@ def _single(request: TextRequest, **fields: object) -> TextRequest:
     return replace(plain, **fields)  # type: ignore[arg-type]
 
 
+def _after(request: TextRequest, answer: array[int], *, ignore_eos: bool = True, **options: Any) -> TextRequest:
+    """Return a request for the token after an answer, with these options of its logprobs.
+
+    The answer is no part of the prompt: an activated LoRA begins at its last invocation in the prompt.
+    """
+    params = SamplingParams(max_tokens=len(answer) + 1, temperature=0.0, ignore_eos=ignore_eos, **options)
+    return _single(request, params=params, generated=answer)
+
+
 def _named(request: TextRequest, answer: array[int], token: int) -> TextRequest:
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=0, logprob_token_ids=(token,))
-    return _single(request, tokens=request.tokens + answer, params=params)
+    return _after(request, answer, logprobs=0, logprob_token_ids=(token,))
 
 
 def _likeliest(allowed: AllowedLogprobs, most: int) -> dict[int, float]:

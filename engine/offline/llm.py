@@ -215,14 +215,16 @@ class LLM:
         """
         check_values("LLM.beam_search", others)
         given = self._engine.adapters.inputs(prompts, lora_request=lora_request)
-        adapters = [each.adapter for each in given]
-        tokenizers = [self.get_tokenizer(each.asked or each.name) for each in adapters]
+        tokenizers = [self.get_tokenizer(each.adapter.asked or each.adapter.name) for each in given]
         ends = [() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,) for tokenizer in tokenizers]
 
         def scores(beams: Sequence[tuple[int, BeamSearchSequence]], count: int) -> list[dict[int, float]]:
-            step = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=count)
-            inputs = [Input(array("i", beam.tokens), None, "", adapters[prompt]) for prompt, beam in beams]
-            return [_scores_of(output) for output in self._run(inputs, step, CallOptions(), False)]
+            inputs = [given[prompt] for prompt, _ in beams]
+            # An activated LoRA begins in the prompt: an answer that repeats its invocation does not move it.
+            answers = [array("i", beam.tokens[len(given[prompt].tokens) :]) for prompt, beam in beams]
+            step = SamplingParams(temperature=0, ignore_eos=True, logprobs=count)
+            steps = [replace(step, max_tokens=len(answer) + 1) for answer in answers]
+            return [_scores_of(output) for output in self._run(inputs, steps, CallOptions(), False, answers)]
 
         search = search_beams(params, [each.tokens.tolist() for each in given], ends, scores, use_tqdm=use_tqdm)
         return outputs_of(search, [tokenizer.decode for tokenizer in tokenizers])
@@ -487,11 +489,18 @@ class LLM:
         params: AnyParams | Sequence[AnyParams] | None,
         options: CallOptions,
         use_tqdm: bool,
+        generated: Sequence[array[int]] = (),
     ) -> list[RequestOutput]:
-        """Check all requests, then run them. Raises RequestError."""
+        """Check all requests, then run them. Raises RequestError.
+
+        Args:
+            generated: for each input the first tokens of its answer, which are known already; empty for none.
+        """
         requests = [
-            given.adapter.model.limits.check(self._requests.request(given, one, options))
-            for given, one in zip(inputs, one_for_each(params, len(inputs)), strict=True)
+            given.adapter.model.limits.check(replace(self._requests.request(given, one, options), generated=known))
+            for given, one, known in zip(
+                inputs, one_for_each(params, len(inputs)), generated or [array("i")] * len(inputs), strict=True
+            )
         ]
         builders = [self._requests.builder(given, request) for given, request in zip(inputs, requests, strict=True)]
         self._engine.run(inputs, requests, builders, use_tqdm)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.engine.tiny_llm import make_model
+from support.engine.tiny_llm import make_model, open_llm, write_adapter
 
-from rootgraft import LLM
+from rootgraft import LLM, SamplingParams
 from rootgraft.engine.errors import RequestError
+from rootgraft.lora.request import LoRARequest
 from rootgraft.sampling_params import BeamSearchParams
 
 
@@ -52,6 +56,30 @@ def test_beams_are_those_of_the_same_search_over_the_oracle(
             [total for _, total in expected], abs=1e-3
         )
         assert [beam.text for beam in output.sequences] == [tokenizer.decode(tokens) for tokens, _ in expected]
+
+
+def test_an_activated_lora_begins_in_the_prompt_whatever_the_answer_repeats(tiny_model: Path, tmp_path: Path) -> None:
+    """A single beam is the greedy answer, also where that contains the invocation token."""
+    write_adapter(tmp_path / "made", 1, alora_invocation_tokens=[5])
+    config = json.loads((tmp_path / "made" / "adapter_config.json").read_text())
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    beam = BeamSearchParams(beam_width=1, max_tokens=16, ignore_eos=True)
+    num_repeated = 0
+    llm = open_llm(tiny_model)
+    try:
+        for token in range(70, 90):
+            folder = shutil.copytree(tmp_path / "made", tmp_path / str(token))
+            config["alora_invocation_tokens"] = [token]
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+            asked = LoRARequest(str(token), token, str(folder))
+            prompt: Any = {"prompt_token_ids": [7, 30, 9, token]}
+            [answer] = llm.generate(prompt, greedy, lora_request=asked, use_tqdm=False)[0].outputs
+            [found] = llm.beam_search(prompt, beam, lora_request=asked)[0].sequences
+            assert found.tokens[4:] == list(answer.token_ids)
+            num_repeated += token in answer.token_ids[:-1]
+    finally:
+        llm.close()
+    assert num_repeated
 
 
 @pytest.mark.parametrize(("name", "value"), [("beam_width", 0), ("beam_width", 11), ("max_tokens", 0)])
