@@ -27,9 +27,12 @@ from .slash_commands import ChatEnd, ChatSession, run_slash_command
 _MOST_NAMES = 10
 
 
-def chat(
-    remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions, command: str = "rootgraft chat"
-) -> int:
+def chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions) -> int:
+    """Chat with a server until the end of the input: see ``hold_chat``."""
+    return hold_chat(remote, sampling, options, "rootgraft chat")
+
+
+def hold_chat(remote: RemoteOptions, sampling: SamplingOptions, options: ChatOptions, command: str) -> int:
     """Chat until the end of the input. Ctrl-C stops an answer, Ctrl-D ends the chat.
 
     Returns the exit code: 1 if an answer or a command failed and no terminal showed the error.

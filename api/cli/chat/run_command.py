@@ -18,7 +18,7 @@ from ...http.run_record import RunRecord, running_servers
 from ..options import ChatOptions, RemoteOptions, RunOptions, SamplingOptions
 from ..pull import fetch_model
 from ..terminal import in_terminal, print_dim
-from .chat_command import chat
+from .chat_command import hold_chat
 from .question_input import state_folder
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -50,7 +50,7 @@ def run(options: RunOptions, sampling: SamplingOptions, answers: ChatOptions) ->
 
 
 def _talk(server: RunRecord, sampling: SamplingOptions, answers: ChatOptions) -> int:
-    return chat(RemoteOptions(f"{server.url}/v1", model=server.models[0]), sampling, answers, "rootgraft run")
+    return hold_chat(RemoteOptions(f"{server.url}/v1", model=server.models[0]), sampling, answers, "rootgraft run")
 
 
 @contextmanager
