@@ -53,7 +53,7 @@ def arguments_json(text: str) -> orjson.Fragment:
     They stay text, as ``orjson.dumps`` writes no integers beyond 64 bits and a double changes other long numbers.
     """
     candidates = (text, completed_object(text))
-    return orjson.Fragment(next(filter(_is_json, candidates), "{}"))
+    return orjson.Fragment(next((each for each in candidates if _is_json(each)), "{}"))
 
 
 def _is_json(text: str) -> bool:
