@@ -18,7 +18,16 @@ from .reasoning import Budget, Effort
 from .response_items import Input, InputItem, items_left_out
 from .sampling import CacheKey, OptionFields, PriorityName, Salt, Stop, Verbosity, verbosity_left_out
 from .structured import Schema
-from .tools import BY_CHOICE_FORM, MAX_TOOLS, Definition, OtherChoice, OtherTool, by_tool_type, tools_left_out
+from .tools import (
+    BY_CHOICE_FORM,
+    MAX_TOOLS,
+    Definition,
+    OtherChoice,
+    OtherTool,
+    by_tool_type,
+    check_groups,
+    tools_left_out,
+)
 
 _FOREIGN = foreign_rules("responses")
 LOGPROBS = "message.output_text.logprobs"
@@ -90,6 +99,7 @@ class CustomFormat(StrictModel):
                 raise rejected("is required where 'type' is 'grammar'", name)
             if self.type == "text" and getattr(self, name) is not None:
                 raise rejected("belongs to the type 'grammar', not to 'text'", name)
+        check_groups(self.syntax, self.definition)
         return self
 
 

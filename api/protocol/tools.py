@@ -109,6 +109,30 @@ class ToolGrammar(StrictModel):
     syntax: Literal["lark", "regex"]
     definition: Definition
 
+    @model_validator(mode="after")
+    def _check_groups(self) -> ToolGrammar:
+        check_groups(self.syntax, self.definition)
+        return self
+
+
+# What a regular expression in the syntax of JavaScript is made of, as far as its groups are concerned.
+_REGEX_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
+
+
+def check_groups(syntax: str | None, definition: str | None) -> None:
+    """Check that a regular expression closes exactly the groups that it opens, as it is put into another.
+
+    Raises:
+        PydanticCustomError: it does not.
+    """
+    depth = 0
+    for part in _REGEX_PART.findall(definition or "") if syntax == "regex" else ():
+        depth += (part == "(") - (part == ")")
+        if depth < 0:
+            break
+    if depth:
+        raise rejected("has a group that is not closed, or closes one that was not opened", "definition")
+
 
 class InputFormat(StrictModel):
     """The form of a custom tool's input: free text, or text under a grammar."""

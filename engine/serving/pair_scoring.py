@@ -28,11 +28,15 @@ def pair_scoring(pooler: Pooler) -> PairScoring:
     if pooler.is_embedder or (not num_classes and not pooler.generates):
         return "embeddings"
     if not pooler.generates:
-        raise RequestError(
-            f"This model has a head of {num_classes} classes; one of a single class scores pairs. Ask /v1/classify.",
-            param="model",
-        )
+        raise _of_several_classes("model", num_classes)
     return "words"
+
+
+def _of_several_classes(owner: str, num_classes: int) -> RequestError:
+    return RequestError(
+        f"This {owner} has a head of {num_classes} classes; one of a single class scores pairs. Ask /v1/classify.",
+        param="model",
+    )
 
 
 def prompt_name_of(pooler: Pooler, names: Sequence[str]) -> str | None:
@@ -44,7 +48,10 @@ def head_score(pooled: bytes, pooler: Pooler) -> float:
     """Return the score from a head of one class: a probability, or the logit if the checkpoint is configured so.
 
     Raises:
+        RequestError: an adapter has put a head of several classes in the place of the model's.
         EngineError: the logit is not finite.
     """
-    [score] = pooled_floats(pooled) if pooler.is_raw_score else class_probabilities(pooled, pooler)
-    return float(score)
+    scores = pooled_floats(pooled) if pooler.is_raw_score else class_probabilities(pooled, pooler)
+    if len(scores) != 1:
+        raise _of_several_classes("adapter", len(scores))
+    return float(scores[0])

@@ -25,6 +25,9 @@ CODE = {
     "type": "custom",
     "custom": {"name": "code", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[A-Z]{2}"}}},
 }
+# Brackets that open or close no group.
+_ODD = {"syntax": "regex", "definition": r"(A|\)|[()\]])B"}
+ODD = {"type": "custom", "custom": {"name": "odd", "format": {"type": "grammar", "grammar": _ODD}}}
 CALL = f'<tool_call>\n{{"name": "patch", "arguments": {json.dumps({"input": INPUT})}}}\n</tool_call>'
 TWO = CALL + '\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 
@@ -101,7 +104,7 @@ def test_a_chat_goes_on_after_a_call(live: Live) -> None:
     assert "'name' and 'input'" in message
 
 
-@pytest.mark.parametrize("each", [PATCH, NOTE, CODE], ids=["lark", "text", "regex"])
+@pytest.mark.parametrize("each", [PATCH, NOTE, CODE, ODD], ids=["lark", "text", "regex", "brackets"])
 @pytest.mark.parametrize("is_named", [True, False])
 def test_a_forced_call_is_held_by_the_grammar(live: Live, each: dict[str, Any], is_named: bool) -> None:
     name = each["custom"]["name"]
@@ -128,6 +131,8 @@ def test_a_forced_call_is_held_by_the_grammar(live: Live, each: dict[str, Any], 
         ({"type": "text", "syntax": "lark", "definition": "x"}, "tools[0].{}format.{}"),
         ({"type": "grammar", "syntax": "ebnf", "definition": "x"}, "tools[0].{}format.{}syntax"),
         ({"type": "grammar", "syntax": "lark", "definition": ""}, "tools[0].{}format.{}definition"),
+        ({"type": "grammar", "syntax": "regex", "definition": "a)|(b"}, "tools[0].{}format.{}definition"),
+        ({"type": "grammar", "syntax": "regex", "definition": r"(a\)"}, "tools[0].{}format.{}definition"),
     ],
 )
 def test_a_wrong_form_is_refused_by_place(live: Live, form: dict[str, Any], param: str) -> None:
