@@ -29,8 +29,11 @@ SHARED = "blocks that layers share cannot be split over ranks"
 AMONG_QUERIES = "KV heads, whose rows are among those of their queries"
 INDIVISIBLE = "no size divides this model"
 REFUSED = {
-    **dict.fromkeys(("olmoe", "olmo2", "olmo3", "olmo3_plain", "flex_olmo", "minimax_m2"), NORMS),
-    **dict.fromkeys(("lfm2", "lfm2_biased", "lfm2_moe"), CONVOLUTIONS),
+    **dict.fromkeys(
+        ("olmoe", "olmo2", "olmo3", "olmo3_plain", "flex_olmo", "minimax_m2", "olmo_hybrid", "olmo_hybrid_rotated"),
+        NORMS,
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_biased", "lfm2_moe", "lfm3", "lfm3_biased"), CONVOLUTIONS),
     **dict.fromkeys(("zamba2", "zamba2_plain"), SHARED),
     **dict.fromkeys(("falcon", "falcon_new_one_norm"), AMONG_QUERIES),
     **dict.fromkeys(("falcon_h1", "falcon_h1_normed", "granite_hybrid", "qwen3_5_biased"), INDIVISIBLE),
