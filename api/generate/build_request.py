@@ -64,7 +64,7 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
     with _naming_field("messages"):
         prompt = await chat_prompt(target, plan)
         params = _chat_params(target, body, len(prompt.tokens), strict=strict)
-        params = await _without_words(target, body, params, caller)
+        params = await _with_bad_words(target, body, params, caller)
         grammar = None if plan.output_format is None else plan.output_format.spec
         request = _text_request(body, prompt.tokens, params, grammar, target.adapter, caller)
         if plan.tools is not None:
@@ -91,7 +91,7 @@ def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, str
     )
 
 
-async def _without_words(
+async def _with_bad_words(
     target: ModelTarget, body: SamplingFields, params: SamplingParams, caller: Caller
 ) -> SamplingParams:
     """Return the parameters with the tokens of the body's ``bad_words``. Raises RequestError."""
@@ -172,7 +172,7 @@ async def _completion_request(
         prompt_logprobs=max(scored, default=None),
         logprob_start_len=body.logprob_start_len,
     )
-    params = await _without_words(target, body, params, caller)
+    params = await _with_bad_words(target, body, params, caller)
     return async_engine.limits.check(_text_request(body, tokens, params, grammar, target.adapter, caller))
 
 
