@@ -16,17 +16,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from math import inf
 
 from ...engine.types import Priority
 from ..errors import HTTPError, Rejection
-from .wait_estimate import NOTHING, OUTPUT_WEIGHT, AnswerMeter, Capacity, Work
+from .wait_estimate import NOTHING, OUTPUT_WEIGHT, AnswerMeter, Capacity, WaitCorrection, Work
 
 ROOM = {Priority.REALTIME: 1.0, Priority.INTERACTIVE: 0.9, Priority.BATCH: 0.5}
 """Share of the queue that is open to a priority class."""
 
 MARGIN = 1.5
 """A request is refused if its estimated wait exceeds this number times the limit."""
+
+MEMORY = 20
+"""Time in which a correction of estimates halves without new measurements, as a multiple of the class's target."""
 
 _OVERTAKEN = 7  # sequences of its tenant that one with a cached prefix may pass: the engine looks at the next eight
 
@@ -63,6 +65,21 @@ class Answer:
     expected: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joined:
+    """A sequence that has joined a class with a target.
+
+    Attributes:
+        at: when it joined, in seconds.
+        work: its work.
+        least: lower bound of the seconds to its first token, as it was when the sequence joined.
+    """
+
+    at: float
+    work: Work
+    least: float
+
+
 @dataclass(slots=True)
 class _Group:
     """The work of a tenant that waits in one priority class; work that may be deferred is counted separately.
@@ -70,12 +87,13 @@ class _Group:
     Attributes:
         ready: work that waits for no grammar and no adapter.
         deferrable: work that may wait for a grammar or an adapter.
-        joined: the ready work with the times at which it has joined, in order; only in a class with a target.
+        on_time: the sequences of the ready work that have not waited for longer than the target, in the order in which
+            they have joined; only in a class with a target.
     """
 
     ready: Work = NOTHING
     deferrable: Work = NOTHING
-    joined: deque[tuple[float, Work]] = field(default_factory=deque)
+    on_time: deque[_Joined] = field(default_factory=deque)
 
     @property
     def sequences(self) -> int:
@@ -92,10 +110,9 @@ class _Group:
         else:
             self.ready = self.ready.plus(work, sign).whole()
 
-    def since(self, earliest: float) -> Work:
-        """Return the ready work that joined the queue at ``earliest`` or later."""
-        recent = (work for joined, work in self.joined if joined >= earliest)
-        return reduce(Work.plus, recent, NOTHING)
+    def work_on_time(self) -> Work:
+        """Return the work of the sequences that are on time."""
+        return reduce(Work.plus, (each.work for each in self.on_time), NOTHING)
 
     def surely(self, ready: float) -> Work:
         """Return the ready work and, of the deferrable work, the share ``ready``."""
@@ -157,6 +174,7 @@ class QueueLimits:
         self._clock = clock
         self._capacity = capacity
         self._answers = AnswerMeter()
+        self._corrections = {priority: WaitCorrection() for priority in Priority}
         self._waiting: dict[tuple[str, Priority], _Group] = {}
         # The cost served to each tenant in each priority class, in units of fair queueing.
         self._served: dict[tuple[str, Priority], float] = {}
@@ -195,17 +213,17 @@ class QueueLimits:
     def waiting(self, priority: Priority) -> int:
         return sum(group.sequences for (_, each), group in self._waiting.items() if each is priority)
 
-    def expected_wait(self, load: Load, *, target: float = inf) -> float:
+    def expected_wait(self, load: Load, *, is_on_time: bool = False) -> float:
         """Return the seconds that a request surely waits for a row and for prompts before its own; 0 while unknown.
 
         Args:
-            target: the limit for its time to first token. Requests of its tenant that have waited for longer are late,
-                and late requests do not go before it.
+            is_on_time: whether it is to meet the target of its priority class. Those of its tenant that are late do
+                not go before it then.
         """
         capacity = self._capacity()
         ready = self._ready_share(capacity)
         ahead = self._all_of(ready, lambda priority: priority < load.priority)
-        for work, part in self._ahead_in_class(load, ready, target):
+        for work, part in self._ahead_in_class(load, ready, is_on_time):
             ahead = ahead.plus(work, part)
         return self._seconds(capacity, ahead, load.priority, short=load.is_short)
 
@@ -241,12 +259,13 @@ class QueueLimits:
     def join(self, load: Load, work: Work) -> None:
         """Add a sequence of a request that was checked."""
         name = load.tenant, load.priority
+        least = self._least_ttft(load) if (is_timed := self._is_timed(load)) else 0.0
         if name not in self._waiting:
             self._served[name] = self._lifted(name)
             self._waiting[name] = _Group()
         self._change(load, work, 1)
-        if load.priority in self.target_ttft and not load.may_be_deferred:
-            self._waiting[name].joined.append((self._clock(), work))
+        if is_timed:
+            self._waiting[name].on_time.append(_Joined(self._clock(), work, least))
         if load.may_be_deferred:
             self._young.hear(self._capacity())
             self._young.join(work)
@@ -261,9 +280,13 @@ class QueueLimits:
         """
         self._change(load, work, -1)
         name = load.tenant, load.priority
-        joined = self._waiting[name].joined
-        if (found := next((each for each in joined if each[1] is work), None)) is not None:
-            joined.remove(found)
+        if self._is_timed(load):
+            self._drop_late(load.priority)
+            on_time = self._waiting[name].on_time
+            if (found := next((each for each in on_time if each.work is work), None)) is not None:
+                on_time.remove(found)
+                if begun:
+                    self._learn(load.priority, found, is_late=False)
         if not self._waiting[name].sequences:
             del self._waiting[name]
             self._last_to_leave[load.priority] = load.tenant
@@ -305,15 +328,46 @@ class QueueLimits:
                 "--target-ttft-ms sets it.",
                 code="no_target",
             )
-        estimate = self.expected_wait(load, target=target) + self._capacity().own_seconds(load.longest)
+        estimate = self._least_ttft(load)
+        if self.sequences:
+            estimate *= self._factor(load.priority)
         if estimate > target:
             raise Rejection(
                 503,
-                f"The first token would come after {1000 * estimate:.0f} ms at the earliest, and the target of the "
-                f"priority class '{name}' is {1000 * target:.0f} ms.",
+                f"The first token is expected after {1000 * estimate:.0f} ms, and the target of the priority class "
+                f"'{name}' is {1000 * target:.0f} ms.",
                 "target_ttft",
                 estimate - target,
             )
+
+    def _least_ttft(self, load: Load) -> float:
+        """Return a lower bound of the time to first token, in seconds, of a request whose class has a target."""
+        self._drop_late(load.priority)
+        return self.expected_wait(load, is_on_time=True) + self._capacity().own_seconds(load.longest)
+
+    def _factor(self, priority: Priority) -> float:
+        return self._corrections[priority].factor(self._clock(), MEMORY * self.target_ttft[priority])
+
+    def _is_timed(self, load: Load) -> bool:
+        """Return whether the wait of a request is measured: its class has a target, and the engine defers nothing."""
+        return load.priority in self.target_ttft and not load.may_be_deferred
+
+    def _drop_late(self, priority: Priority) -> None:
+        """Count the sequences of a class that have waited for longer than its target as late."""
+        target = self.target_ttft[priority]
+        latest = self._clock() - target
+        for (_, each), group in self._waiting.items():
+            while each is priority and group.on_time and group.on_time[0].at < latest:
+                self._learn(priority, group.on_time.popleft(), is_late=True)
+
+    def _learn(self, priority: Priority, joined: _Joined, *, is_late: bool) -> None:
+        """Count whether a sequence was late, if a strict request like it would have been admitted.
+
+        The others were late from the start, and say nothing of the wait behind those that are on time.
+        """
+        target = self.target_ttft[priority]
+        if self._factor(priority) * joined.least <= target:
+            self._corrections[priority].add(self._clock(), MEMORY * target, is_late=is_late)
 
     def _check_share(self, load: Load) -> None:
         groups = [group for (tenant, _), group in self._waiting.items() if tenant == load.tenant]
@@ -366,7 +420,7 @@ class QueueLimits:
         by_tokens = 1 - (capacity.deferred_tokens + young.new) / whole.new if whole.new else 1.0
         return max(0.0, min(by_count, by_tokens))
 
-    def _ahead_in_class(self, load: Load, ready: float, target: float) -> Iterator[tuple[Work, float]]:
+    def _ahead_in_class(self, load: Load, ready: float, is_on_time: bool) -> Iterator[tuple[Work, float]]:
         """Yield the waiting work of its own priority class and the part of it that goes before a new request.
 
         Tenants take turns: the tenant that was served least is next. So the part of a tenant's work that goes first is
@@ -379,8 +433,8 @@ class QueueLimits:
             turn = self._lifted(name)
         else:
             work, count = own.surely(ready), own.sequences
-            if target < inf:
-                work = own.since(self._clock() - target)
+            if is_on_time:
+                work = own.work_on_time()
             part = max(0, count - _OVERTAKEN) / count if load.is_known else 1.0
             turn = self._served[name] + part * work.cost
             yield work, part

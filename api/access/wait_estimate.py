@@ -23,6 +23,9 @@ from typing import NamedTuple
 # Cost of a generated and of a cached token, relative to a prompt token, as in the engine's fair queueing.
 OUTPUT_WEIGHT, CACHED_WEIGHT = 2.0, 0.1
 
+_GROWTH, _FALL, _MOST = 1.5, 1.01, 16.0
+"""Of a factor: for a late sequence, for one in time, and its largest value."""
+
 _FEW, _MANY = 8, 64  # numbers of the last answers that count; fewer than the first number give no estimate
 
 
@@ -180,6 +183,28 @@ class AnswerMeter:
     def _parts(self) -> list[list[tuple[int, float]]]:
         ended = list(self._ended)
         return [ended[-_FEW:], ended] if len(ended) >= _FEW else []
+
+
+class WaitCorrection:
+    """Factor of estimated waits, which are lower bounds, so that few requests are late that were expected in time.
+
+    An estimate leaves out what it cannot know: requests of earlier priority classes that arrive later, turns of late
+    sequences, steps that are slower than the fastest ones. So the factor grows with each sequence that is late, and
+    falls slowly with each that is in time and with time: multiplicative increase and decrease, whose balance is where
+    ``log(_FALL) / log(_GROWTH)`` of them are late.
+    """
+
+    def __init__(self) -> None:
+        self._factor, self._at = 1.0, -math.inf
+
+    def add(self, now: float, half_life: float, *, is_late: bool) -> None:
+        """Count a sequence that was expected to be in time."""
+        changed = self.factor(now, half_life) * (_GROWTH if is_late else 1 / _FALL)
+        self._factor, self._at = min(max(1.0, changed), _MOST), now
+
+    def factor(self, now: float, half_life: float) -> float:
+        """Return the factor, at least 1. Without sequences, what exceeds 1 halves in ``half_life`` seconds."""
+        return 1.0 + (self._factor - 1.0) * 0.5 ** ((now - self._at) / half_life)
 
 
 def _low_mean(values: list[int]) -> float:

@@ -104,15 +104,20 @@ def finish(options: argparse.Namespace, figures: Sequence[Figure], more: Mapping
     Args:
         more: what was found beside the figures.
     """
-    print(json.dumps(more, indent=1, default=str))
+    print(_json(more))
     for each in figures:
         print(f"{'holds ' if each.holds else 'MISSED'}  {each.name}: {each.value} ({each.wanted})", flush=True)
     if options.output is not None:
         arguments = {name: value for name, value in vars(options).items() if name != "output"}
         named = {each.name: {"value": each.value, "wanted": each.wanted, "holds": each.holds} for each in figures}
         document = {"machine": machine(), "arguments": arguments, "figures": named, **more}
-        options.output.write_text(json.dumps(document, indent=1, default=str) + "\n")
+        options.output.write_text(_json(document) + "\n")
     return int(not all(each.holds for each in figures))
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    """Return a report as JSON, with null for what was not measured, as NaN is no JSON."""
+    return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=lambda _: None), indent=1)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
