@@ -204,7 +204,7 @@ class WaitCorrection:
 
     def factor(self, now: float, half_life: float) -> float:
         """Return the factor, at least 1. Without sequences, what exceeds 1 halves in ``half_life`` seconds."""
-        return 1.0 + (self._factor - 1.0) * 0.5 ** ((now - self._at) / half_life)
+        return 1.0 + (self._factor - 1.0) * math.exp2((self._at - now) / half_life)
 
 
 def _low_mean(values: list[int]) -> float:
