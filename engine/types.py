@@ -126,6 +126,8 @@ class SamplingParams(SamplingNumbers):
         pooling: the kind of output in place of tokens: pooled hidden states of the prompt, or the classification head's
             logits of the last hidden state; "" for tokens. One token is drawn nevertheless, and is not used.
         pooled_from: number of leading prompt tokens whose hidden states are not pooled.
+        num_label: number of prompt tokens at the end that are a label whose logprobs are read. The invocation of an
+            activated LoRA is sought only in the tokens before them, which are what the client has asked.
     """
 
     max_tokens: int = 16
@@ -143,6 +145,7 @@ class SamplingParams(SamplingNumbers):
     allowed_logprobs: bool = False
     pooling: Pooling = ""
     pooled_from: int = 0
+    num_label: int = 0
 
     @property
     def needs_counts(self) -> bool:

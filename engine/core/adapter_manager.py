@@ -209,7 +209,7 @@ class AdapterManager:
             self._pool.registry.use(version)
         self._requests[name] += 1
         self._hits[name] += self._pool.slots.is_ready(version.load_id)
-        start = activation_position(submit.tokens, version.invocation_tokens) if version.invocation_tokens else 0
+        start = _activated_from(submit, version)
         if start is None:
             return Adaptation(PrefixPath(base))
         self._pool.registry.pin(version)
@@ -446,6 +446,20 @@ class AdapterManager:
 
     def _reply(self, call: int, error: EngineError | None = None) -> None:
         self._outbox.append(Reply(call, None if error is None else failure_of(call, error)))
+
+
+def _activated_from(submit: Submit, version: AdapterVersion) -> int | None:
+    """Return the first position to which an adapter applies, 0 for all tokens; None if an activated one is not invoked.
+
+    An invocation in a label whose logprobs are read does not count: as in PEFT, the prompt alone decides, so all labels
+    of a prompt are read with the same activation.
+    """
+    if not version.invocation_tokens:
+        return 0
+    prompt = submit.tokens
+    if num_label := submit.params.num_label:
+        prompt = prompt[:-num_label]
+    return activation_position(prompt, version.invocation_tokens)
 
 
 def _refusal(error: AdapterError) -> EngineError:

@@ -173,7 +173,8 @@ class SamplingParams:
     @classmethod
     def of(cls, params: EngineParams) -> SamplingParams:
         """Return the engine's parameters in this form, without those that only servers and other methods use."""
-        own = {each.name for each in fields(params)} - {"pooling", "pooled_from", "allowed_logprobs", "bad_words"}
+        internal = {"pooling", "pooled_from", "num_label", "allowed_logprobs", "bad_words"}
+        own = {each.name for each in fields(params)} - internal
         values = {name: getattr(params, name) for name in own}
         ids = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
         more: dict[str, Any] = {name: list(getattr(params, name)) or None for name in ids}

@@ -59,6 +59,7 @@ class EndingRead:
             logprob_token_ids=self.targets,
             prompt_logprobs=0 if is_scored else None,
             logprob_start_len=self.scored_from if is_scored else 0,
+            num_label=len(self.path),
         )
 
     def request(self, base: TextRequest) -> TextRequest:

@@ -48,6 +48,7 @@ _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     "prompt_logprobs": (int, 0, MAX_LOGPROBS),
     "logprob_start_len": (int, 0, MAX_TOKEN_COUNT),
     "pooled_from": (int, 0, MAX_TOKEN_COUNT),
+    "num_label": (int, 0, MAX_TOKEN_COUNT),
 }
 _ABOVE_LOW = frozenset({"timeout", *(option.name for option in OPTIONS if option.is_above_low)})
 _WITH_ALIASES = tuple(option.name for option in OPTIONS if option.aliases)

@@ -93,6 +93,19 @@ def test_kv_is_shared_within_a_tenant_and_a_salt_alone(made, tmp_path):
     assert [cached(*scope) for scope in scopes] == [[8, 8, 8]] * len(scopes)
 
 
+def test_an_invocation_in_a_label_does_not_activate(made, tmp_path):
+    """The tokens of a label are read with the activation that the prompt before them has, or with none."""
+    engine = made()
+    engine.load("activated", write(tmp_path, "activated", 2, [7, 8]))
+    invoked = engine.submit([1, 2, 7, 8, 3, 7, 8, 4], "activated", max_tokens=2, num_label=3)
+    split = engine.submit([1, 2, 3, 7, 8, 4], "activated", max_tokens=2, num_label=2)
+    engine.codes[invoked] = engine.codes[invoked][0], 2
+    engine.codes[split] = 0, 0
+    engine.run()
+    engine.check_tokens(invoked)
+    engine.check_tokens(split)
+
+
 def test_new_bytes_under_an_old_name(made, tmp_path):
     """Running sequences end on their version, later ones begin on the new one, and the old KV goes in the end."""
     engine = made(num_pages=2000)

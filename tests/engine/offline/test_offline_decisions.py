@@ -6,13 +6,14 @@ import contextlib
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.engine.tiny_llm import CHAT_TEMPLATE, open_llm
+from support.engine.tiny_llm import CHAT_TEMPLATE, make_model, open_llm, write_adapter
 from transformers import AutoModelForCausalLM
 
 from rootgraft import LLM
@@ -80,6 +81,43 @@ def test_decisions_are_those_of_transformers(llm: LLM, oracle: Oracle) -> None:
     assert choice.choice == TEAMS[shares.index(max(shares))]
     assert score.score is not None and 0 <= score.score <= 1
     assert sum(score.probabilities.values()) == pytest.approx(1)
+
+
+def test_labels_are_read_with_the_activation_of_their_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    """An activated LoRA begins at its last invocation in the prompt, also where a label has the invocation too."""
+    llm = open_llm(tiny_model)
+    try:
+        tokenizer = llm.get_tokenizer()
+        asked = (
+            f"{TEXT}\n\nQuestion: What?\n- a dog\n- a lazy dog - x\n- jumps\nAnswer with the text of one option only."
+        )
+        rendered = tokenizer.apply_chat_template(
+            [{"role": "user", "content": asked}], tokenize=False, add_generation_prompt=True
+        )
+        prompt = tokenizer.encode(rendered, add_special_tokens=False)
+        labels = [tokenizer.encode(rendered + each, add_special_tokens=False)[len(prompt) :] for each in TEAMS]
+        token = next(each for each in labels[1] if each in prompt and each not in (*labels[0], *labels[2]))
+        assert token in labels[1][:-1]
+        folder = write_adapter(tmp_path / "activated", 1, alora_invocation_tokens=[token])
+        llm.load_adapter("activated", str(folder))
+        [choice] = llm.decide(TEXT, QUESTIONS[1:2], answer_with="values", adapter="activated")
+    finally:
+        llm.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import PeftModel
+
+        adapted: Any = PeftModel.from_pretrained(make_model(), folder).eval()
+    begin = max(at for at, each in enumerate(prompt) if each == token)
+    found = []
+    for label in labels:
+        tokens = [*prompt, *label]
+        with torch.no_grad():
+            logits = adapted(input_ids=torch.tensor([tokens]), alora_offsets=[len(tokens) - begin]).logits[0]
+        scores = logits.log_softmax(-1)
+        found.append(math.exp(sum(float(scores[len(prompt) + at - 1, each]) for at, each in enumerate(label))))
+    # Labels of several tokens are much less likely than those of one, so that ratios are compared.
+    assert list(choice.probabilities.values()) == pytest.approx([each / sum(found) for each in found], rel=1e-3, abs=0)
 
 
 def test_values_are_labels(llm: LLM, oracle: Oracle) -> None:

@@ -55,6 +55,12 @@ def test_each_node_is_read_once_and_parents_come_first(endings: list[list[int]])
     assert tree.num_path_tokens == len(inner) - 1
 
 
+@given(ENDINGS)
+def test_every_read_tells_how_many_of_its_tokens_are_a_label(endings: list[list[int]]):
+    for each in EndingTree(PROMPT, endings).reads:
+        assert each.tokens[: len(each.tokens) - each.params.num_label] == PROMPT
+
+
 def test_labels_of_one_token_are_one_sequence():
     [only] = EndingTree(PROMPT, [[9], [8], [9]]).reads
     assert (only.tokens, only.targets, only.scored_from) == (PROMPT, (9, 8), len(PROMPT))
