@@ -6,7 +6,7 @@ All are built from ints, floats, strings, tuples and arrays, so that ``messages`
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Final, Literal
 
@@ -86,6 +86,15 @@ class Pooler:
     def pools_all(self) -> bool:
         """Whether an embedding needs the hidden states of all tokens, and not only that of the last one."""
         return self.modes != ("lasttoken",)
+
+    def with_head(self, num_classes: int) -> Pooler:
+        """Return what an adapter offers whose own classification head has ``num_classes`` rows, 0 without one.
+
+        An adapter's files name no classes: a head as wide as the model's has the model's names, as in PEFT.
+        """
+        if num_classes in (0, len(self.labels)):
+            return self
+        return replace(self, labels=tuple(f"LABEL_{index}" for index in range(num_classes)))
 
 
 class Priority(IntEnum):
@@ -268,6 +277,7 @@ class AdapterInfo:
         digest: identity of its content; "" while it is loading.
         vocab_size: number of tokens of its own vocabulary, 0 for the base model's.
         loaded: time of its load in seconds since 1970; distinguishes two loads of the same content.
+        num_classes: number of rows of its own classification head, 0 for the base model's.
     """
 
     name: str
@@ -284,6 +294,7 @@ class AdapterInfo:
     digest: str = ""
     vocab_size: int = 0
     loaded: float = 0.0
+    num_classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

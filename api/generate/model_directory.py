@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...engine.errors import AdapterUnavailable, RequestError, UnknownModel, quoted
 from ...engine.serving.calibration import content_digest
 from ...engine.serving.request_threads import on_request_thread
-from ...engine.types import AdapterInfo
+from ...engine.types import AdapterInfo, Pooler
 from ...engine.weighted_adapters import (
     WeightedPart,
     check_parts,
@@ -80,6 +80,7 @@ class ModelTarget(NamedTuple):
         engine: the engine, with the tokenizer and vocabulary that the adapter uses.
         dialect: how the model's chat template writes tool calls.
         reasoning: how the model marks its thoughts; None for a model without thoughts.
+        num_classes: number of rows of the adapter's own classification head; 0 for the base model's head.
     """
 
     name: str
@@ -87,6 +88,12 @@ class ModelTarget(NamedTuple):
     engine: AsyncEngine
     dialect: Dialect
     reasoning: ReasoningFormat | None
+    num_classes: int = 0
+
+    @property
+    def pooler(self) -> Pooler:
+        """The pooled values that the model offers: those of the base model, with the adapter's own head."""
+        return self.engine.pooler.with_head(self.num_classes)
 
 
 class ModelDirectory:
@@ -204,6 +211,17 @@ class ModelDirectory:
                 self.remote.touch(adapter)
         return await self._target(name, adapter)
 
+    async def find_pooled(self, model: str | None, caller: Caller) -> ModelTarget:
+        """Return the model of a request whose form depends on the adapter's own classification head.
+
+        An adapter of ``--lora-dir`` is loaded first: what head it has is not known before. Raises like ``find``.
+        """
+        if not self._parts(model, None):
+            _, adapter, kind = self._resolve(model, caller, None, None)
+            if kind is NameKind.FINDABLE and adapter is not None:
+                await self._load_found(adapter)
+        return await self.find(model, caller)
+
     async def locate(self, model: str | None, caller: Caller, session: str | None = None) -> ModelTarget:
         """Return the model of a request that only counts tokens. No adapter is loaded for it. Raises like ``find``."""
         if parts := self._parts(model, None):
@@ -257,12 +275,16 @@ class ModelDirectory:
             if kind is NameKind.REMOTE and self.remote is not None:
                 await self._bring(adapter, caller, self.remote)
             elif adapter not in self.adapters:
-                if adapter not in await self.findable():
-                    raise UnknownModel(adapter)
-                await self._engine.load_found(adapter)
+                await self._load_found(adapter)
             elif self.remote is not None:
                 self.remote.touch(adapter)
         return await self._combined(parts, [adapter for adapter, _ in resolved])
+
+    async def _load_found(self, name: str) -> None:
+        """Load an adapter of ``--lora-dir``. Raises UnknownModel if there is no folder of this name."""
+        if self.remote is None or not self._engine.finds_adapters or not await self.remote.has_folder(name):
+            raise UnknownModel(name)
+        await self._engine.load_found(name)
 
     async def _combined(self, parts: Sequence[WeightedPart], adapters: Sequence[str]) -> ModelTarget:
         named = [part._replace(name=adapter) for part, adapter in zip(parts, adapters, strict=True)]
@@ -304,6 +326,9 @@ class ModelDirectory:
         caller.facts.adapter_seconds = round(time.monotonic() - began, 6)
 
     async def _target(self, name: str, adapter: str | None) -> ModelTarget:
-        # The adapters of a combination have the same tokenizer.
-        engine = await self._engine.serving_adapter(None if adapter is None else names_in(adapter)[0])
-        return ModelTarget(name, adapter, engine, self._engine.dialect(engine), self._engine.reasoning_format(engine))
+        # The adapters of a combination have the same tokenizer, and none has a head of its own.
+        first = None if adapter is None else names_in(adapter)[0]
+        engine = await self._engine.serving_adapter(first)
+        info = None if first is None else self.adapters.get(first)
+        formats = self._engine.dialect(engine), self._engine.reasoning_format(engine)
+        return ModelTarget(name, adapter, engine, *formats, 0 if info is None else info.num_classes)

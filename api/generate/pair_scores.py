@@ -59,7 +59,7 @@ async def plan_pairs(
         RequestError: the model cannot score pairs, or an instruction is given to a model that is not asked in words.
         ContextTooLong: a pair does not fit.
     """
-    scoring = pair_scoring(target.engine.pooler)
+    scoring = pair_scoring(target.pooler)
     if instruction is not None and scoring != "words":
         raise RequestError("'instruction' is for a model that is asked in words.", param="instruction")
     if scoring == "words":

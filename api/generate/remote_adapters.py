@@ -17,13 +17,15 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...engine.adapter_sources.download_cache import CacheFull
-from ...engine.adapter_sources.named_sources import adapter_names
+from ...engine.adapter_sources.named_sources import adapter_names, is_adapter
 from ...engine.adapter_sources.source_uri import AdapterSource, has_scheme, is_hub_name, parse_source
 from ...engine.errors import AdapterUnavailable, DeadlineExceeded, EngineError, RequestError, UnknownModel
+from ...engine.serving.request_threads import on_request_thread
 from ...engine.types import AdapterInfo
 from ...tenancy.tenant_shares import TenantShares
 
@@ -103,6 +105,10 @@ class RemoteAdapters:
     def folder_names(self) -> list[str]:
         """Return the names of the folders below ``--lora-dir``. Reads the disk, so call it on a thread."""
         return [] if self._root is None else adapter_names(self._root)
+
+    async def has_folder(self, name: str) -> bool:
+        """Return whether there is a folder of this name below ``--lora-dir``."""
+        return self._root is not None and await on_request_thread(partial(is_adapter, self._root, name))
 
     def may_name(self, name: str) -> bool:
         """Return whether requests may name an adapter that is not loaded: in the Hub's form ``org/name@revision``."""

@@ -49,8 +49,8 @@ async def create_embedding(body: EmbeddingRequest, request: Request, state: Stat
 @router.post("/pooling")
 async def create_pooling(body: PoolingRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Embed or classify texts, with one form of response for both."""
-    target = await state.models.find(body.asked_model, caller)
-    engine, pooler = target.engine, target.engine.pooler
+    target = await state.models.find_pooled(body.asked_model, caller)
+    engine, pooler = target.engine, target.pooler
     task = body.task or ("classify" if pooler.labels else "embed")
     if task == "classify" and (name := _first_given(body.dimensions, body.normalize)):
         raise RequestError(f"'{name}' is for embeddings: classes have neither.", param=name)
@@ -94,7 +94,7 @@ async def create_pair_scores(body: PairRequest, request: Request, state: State, 
 
 async def score_pairs(body: PairRequest, request: Request, state: ServerState, caller: Caller) -> Response:
     """Answer a request to ``/score``."""
-    target = await state.models.find(body.asked_model, caller)
+    target = await state.models.find_pooled(body.asked_model, caller)
     queries, documents = body.listed
     one = len(queries) == 1
     pairs = [
@@ -117,7 +117,7 @@ def _place(field: str, given: str | list[str], index: int) -> str:
 @router.post("/v1/rerank")
 async def create_ranking(body: RerankRequest, request: Request, state: State, caller: CallerOf) -> Response:
     """Rank documents by their relevance to a query."""
-    target = await state.models.find(body.asked_model, caller)
+    target = await state.models.find_pooled(body.asked_model, caller)
     documents = enumerate(body.texts)
     pairs = [TextPair(body.query, text, "query", f"documents[{index}]") for index, text in documents]
     plan = await plan_pairs(target, pairs, body, caller, body.instruction)

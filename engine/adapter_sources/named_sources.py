@@ -38,6 +38,15 @@ def adapter_names(root: Path) -> list[str]:
     return sorted(found)[:MOST_LISTED]
 
 
+def is_adapter(folder: Path, name: str) -> bool:
+    """Return whether the folder of adapters has a folder of this name. The loader checks its content."""
+    try:
+        check_name(name)
+        return (folder / name).is_dir()
+    except (AdapterError, OSError):
+        return False
+
+
 def named_source(path: str, root: str | None) -> AdapterSource | None:
     """Return the source that a path names; None if it is the path of a folder.
 

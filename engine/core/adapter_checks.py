@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...lora.errors import AdapterError
-from ...lora.safe_paths import check_name, find_folder
+from ...lora.safe_paths import find_folder
 from ..adapter_sources.cached_adapters import adapter_cache_folder
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ModelError, RequestError
@@ -54,15 +54,6 @@ class VocabularyCheck:
             reason = error if isinstance(error, ModelError) else f"{error.strerror}."
             raise AdapterError(f"The tokenizer in its folder: {reason}") from None
         return tokenizer_identity(files, rows or self.base_size, self.base_size)
-
-
-def is_adapter(folder: Path, name: str) -> bool:
-    """Return whether the folder of adapters has a folder of this name. The loader checks its content."""
-    try:
-        check_name(name)
-        return (folder / name).is_dir()
-    except (AdapterError, OSError):
-        return False
 
 
 def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> None:

@@ -22,6 +22,7 @@ from ...lora.errors import AdapterError, AdapterLimit
 from ...lora.sum_parts import SumPart
 from ...radix.namespace import ENDLESS, Namespace
 from ...radix.namespace import Path as PrefixPath
+from ..adapter_sources.named_sources import is_adapter
 from ..config import EngineConfig
 from ..errors import AdapterUnavailable, ConfigError, EngineError, RequestError, UnknownModel
 from ..messages import (
@@ -40,7 +41,7 @@ from ..messages import (
 from ..snapshot import SlotView
 from ..types import AdapterInfo
 from ..weighted_adapters import WeightedPart, check_parts, is_combination, parts_of
-from .adapter_checks import VocabularyCheck, check_tokens, is_adapter
+from .adapter_checks import VocabularyCheck, check_tokens
 
 if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool, LoadResult
@@ -282,6 +283,7 @@ class AdapterManager:
             digest=version.digest,
             vocab_size=version.own.vocab_size or 0,
             loaded=version.loaded,
+            num_classes=version.own.num_classes,
         )
 
     def names(self) -> dict[str, str]:

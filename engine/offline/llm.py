@@ -15,7 +15,7 @@ from ..serving.output_processor import TextDelta
 from ..text.tokenizer import Tokenizer
 from .beam_search import BeamSearchOutput, BeamSearchSequence, outputs_of, search_beams
 from .conversations import Conversation, read_conversations
-from .inputs import Loras, PromptType
+from .inputs import Loras, PromptType, listed_prompts
 from .offline_decisions import (
     DecisionAnswer,
     check_labels,
@@ -41,7 +41,7 @@ from .pooled_output import (
     embedding_reader,
     prompt_tokens,
 )
-from .pooling_params import PoolingParams, read_pooling_params, read_pooling_task
+from .pooling_params import PoolingParams, PoolingTask, read_pooling_params, read_pooling_task
 from .request_inputs import CallOptions, Input, RequestMaker, one_for_each
 from .request_output import RequestOutput
 from .running_request import RunningRequest
@@ -311,7 +311,8 @@ class LLM:
             return self._pool(inputs, "classify", read, use_tqdm)
 
         [model] = self._engine.adapters.for_prompts(1, lora_request, adapter)
-        return score_pairs(pairs, self._engine.pooler, model, PairTools(embed, classify, self._run_reads))
+        pooler = self._engine.pooler_of(model.name)
+        return score_pairs(pairs, pooler, model, PairTools(embed, classify, self._run_reads))
 
     def encode(
         self,
@@ -336,9 +337,16 @@ class LLM:
         check_values("LLM.encode", others)
         chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
         chosen["pooling_params"] = pooling_params
-        if read_pooling_task(pooling_task, "classify" if self._engine.pooler.labels else "embed") == "embed":
+        if read_pooling_task(pooling_task, lambda: self._default_task(prompts, lora_request, adapter)) == "embed":
             return [as_array(each, each.outputs.embedding) for each in self.embed(prompts, **chosen)]
         return [as_array(each, each.outputs.probs) for each in self.classify(prompts, **chosen)]
+
+    def _default_task(
+        self, prompts: PromptType | Sequence[PromptType], lora_request: Loras, adapter: str | None
+    ) -> PoolingTask:
+        """Return ``classify`` if each prompt's model has a classification head, of its adapter or its own."""
+        given = self._engine.adapters.for_prompts(len(listed_prompts(prompts)), lora_request, adapter)
+        return "classify" if all(self._engine.pooler_of(each.name).labels for each in given) else "embed"
 
     def embed(
         self,

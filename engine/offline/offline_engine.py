@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..adapter_sources.adapter_fetcher import AdapterFetcher
-from ..adapter_sources.named_sources import fetch_named, named_source
+from ..adapter_sources.named_sources import fetch_named, is_adapter, named_source
 from ..config import EngineConfig
 from ..core.engine_core import EngineCore
 from ..errors import EngineDead, EngineError, RequestError
@@ -21,7 +21,7 @@ from ..serving.output_processor import TextDelta, error_of
 from ..serving.request import TextRequest
 from ..serving.sequence_table import SequenceTable
 from ..text.tokenizer import Tokenizer
-from ..types import SamplingParams
+from ..types import Pooler, SamplingParams
 from .engine_thread import EngineThread
 from .prompt_adapters import PromptAdapters
 from .prompt_texts import AdapterTexts
@@ -86,6 +86,18 @@ class OfflineEngine:
         if adapter is None:
             return self._core.ready.base_digest
         return info.digest if (info := self._adapters.get(adapter)) else ""
+
+    def pooler_of(self, adapter: str | None) -> Pooler:
+        """Return the pooled values that the model offers, or an adapter with a classification head of its own.
+
+        An adapter of the folder of adapters is loaded first. Raises RequestError if it cannot be.
+        """
+        if adapter is None:
+            return self.pooler
+        if adapter not in self._adapters and self._lora_dir is not None and is_adapter(Path(self._lora_dir), adapter):
+            self.load_adapter(adapter, adapter)
+        info = self._adapters.get(adapter)
+        return self.pooler.with_head(0 if info is None else info.num_classes)
 
     def begin(
         self,

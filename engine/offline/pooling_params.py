@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import RequestError
 from .sampling_params import RequestOutputKind
 from .vllm_table import check_values
+
+PoolingTask = Literal["embed", "classify"]
 
 
 @dataclass
@@ -63,8 +65,12 @@ def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
     return given[0]
 
 
-def read_pooling_task(task: str | None, default: str) -> str:
-    """Return ``embed`` or ``classify``. Raises RequestError for another task."""
-    if task not in (None, "", "embed", "classify"):
-        raise RequestError(f"pooling_task must be embed or classify, not {task!r}.", param="pooling_task")
-    return task or default
+def read_pooling_task(task: str | None, default: Callable[[], PoolingTask]) -> PoolingTask:
+    """Return ``embed`` or ``classify``, without a task what ``default`` returns. Raises RequestError for another."""
+    if task in (None, ""):
+        return default()
+    if task == "embed":
+        return "embed"
+    if task == "classify":
+        return "classify"
+    raise RequestError(f"pooling_task must be embed or classify, not {task!r}.", param="pooling_task")

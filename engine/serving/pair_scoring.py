@@ -21,13 +21,17 @@ DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
 
 
 def pair_scoring(pooler: Pooler) -> PairScoring:
-    """Return how a model scores pairs. Raises RequestError if it cannot."""
+    """Return how a model scores pairs. Raises RequestError if it cannot.
+
+    Args:
+        pooler: what the model offers, or its adapter with a head of its own: see ``Pooler.with_head``.
+    """
     num_classes = len(pooler.labels)
     if num_classes == 1:
         return "head"
     if pooler.is_embedder or (not num_classes and not pooler.generates):
         return "embeddings"
-    if not pooler.generates:
+    if num_classes:
         raise _of_several_classes("model", num_classes)
     return "words"
 

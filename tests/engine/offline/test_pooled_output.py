@@ -348,6 +348,42 @@ def test_an_adapter_brings_its_classification_head(opened: Open, tmp_path: Path,
         assert llm.classify("a", use_tqdm=False)[0].outputs.num_classes == 2
 
 
+@pytest.mark.parametrize("base", [LlamaForSequenceClassification, LlamaForCausalLM])
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_adapter_brings_the_head_of_a_reranker(opened: Open, tmp_path: Path, base: Any, listed: bool) -> None:
+    """Its one class scores pairs, whatever the model itself would do; also where a request has it loaded."""
+    model = make(base, LlamaConfig, tmp_path / "base")
+    trained = LlamaForSequenceClassification(LlamaConfig(**{**model.config.to_dict(), "num_labels": 1})).eval()
+    trained.model.load_state_dict(model.model.state_dict())
+    adapted = adapt(trained, tmp_path / "adapters" / "own", task_type="SEQ_CLS")
+    llm = opened(tmp_path / "base", **({"lora_dir": str(tmp_path / "adapters")} if listed else {}))
+    if not listed:
+        llm.load_adapter("own", str(tmp_path / "adapters" / "own"))
+    found = llm.score("the dog", TEXTS, use_tqdm=False, adapter="own")
+    for text, each in zip(TEXTS, found, strict=True):
+        with torch.no_grad():
+            tokens = tokens_of(llm, "the dog") + tokens_of(llm, text)
+            logit = adapted(input_ids=torch.tensor([tokens])).logits[0]
+        assert each.outputs.score == pytest.approx(float(logit.sigmoid()), abs=1e-4)
+    assert llm.encode("a", use_tqdm=False, adapter="own")[0].outputs.data.shape == (1,)
+    if base is LlamaForCausalLM:
+        assert llm.encode("a", use_tqdm=False)[0].outputs.data.shape == (48,)
+    else:
+        with pytest.raises(RequestError, match="2 classes"):
+            llm.score("a", "b", use_tqdm=False)
+
+
+def test_an_adapters_head_of_several_classes_is_asked_for_classes_alone(opened: Open, tmp_path: Path) -> None:
+    model = make(LlamaForCausalLM, LlamaConfig, tmp_path / "base")
+    trained = LlamaForSequenceClassification(LlamaConfig(**{**model.config.to_dict(), "num_labels": 3})).eval()
+    adapt(trained, tmp_path / "adapter", task_type="SEQ_CLS")
+    llm = opened(tmp_path / "base")
+    llm.load_adapter("own", str(tmp_path / "adapter"))
+    with pytest.raises(RequestError, match="3 classes"):
+        llm.score("a", "b", use_tqdm=False, adapter="own")
+    assert llm.encode("a", use_tqdm=False, adapter="own")[0].outputs.data.shape == (3,)
+
+
 def test_an_adapter_of_an_embedder(opened: Open, tmp_path: Path) -> None:
     """PEFT names the modules of a bare model without ``model.``."""
     model = make(Qwen3Model, Qwen3Config, tmp_path / "base", tie_word_embeddings=True, head_dim=16)

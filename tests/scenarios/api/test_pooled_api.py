@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,62 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path, raw: bool) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
         pooled = started.http.post("/pooling", json={"input": TEXTS[0]}).json()["data"][0]
         assert len(pooled["data"]) == 1 and 0 < pooled["data"][0] < 1
+
+
+def test_an_adapter_brings_the_head_of_a_reranker(tmp_path: Path) -> None:
+    """Behind a causal model; the first request that names it has it loaded, and knows its head already."""
+    model = write(LlamaForCausalLM, tmp_path / "base")
+    adapted = {}
+    for name, classes in (("ranker", 1), ("sorter", 3)):
+        trained = LlamaForSequenceClassification(
+            LlamaConfig(**{**model.config.to_dict(), "num_labels": classes})
+        ).eval()
+        trained.model.load_state_dict(model.model.state_dict())
+        adapted[name] = with_head(trained, tmp_path / "adapters" / name)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    scores = []
+    for text in TEXTS:
+        with torch.no_grad():
+            logit = adapted["ranker"](input_ids=torch.tensor([tokenizer("the fox", text)["input_ids"]])).logits[0]
+        scores.append(float(logit.sigmoid()))
+    lora = ("--enable-lora", "--lora-dir", str(tmp_path / "adapters"))
+    with tiny_server(tmp_path / "base", *OPTIONS, *lora) as started:
+        asked = {"query": "the fox", "documents": TEXTS, "model": "ranker"}
+        ranked = started.http.post("/v1/rerank", json=asked).json()["results"]
+        order = sorted(range(3), key=lambda index: -scores[index])
+        assert [each["index"] for each in ranked] == order
+        assert [each["relevance_score"] for each in ranked] == pytest.approx([scores[at] for at in order], abs=1e-4)
+        for path in ("/score", "/v1/score"):
+            pairs = {"text_1": "the fox", "text_2": TEXTS, "model": "ranker"}
+            found = started.http.post(path, json=pairs).json()["data"]
+            assert [each["score"] for each in found] == pytest.approx(scores, abs=1e-4)
+        refused = started.http.post("/v1/rerank", json={**asked, "model": "sorter"})
+        assert refused.status_code == 400 and "3 classes" in refused.json()["error"]["message"]
+        pooled = started.http.post("/pooling", json={"input": TEXTS[0], "model": "sorter"}).json()["data"][0]
+        assert len(pooled["data"]) == 3 and sum(pooled["data"]) == pytest.approx(1)
+        listed = started.http.get("/v1/adapters").json()["data"]
+        assert {each["name"]: each["num_classes"] for each in listed} == {"ranker": 1, "sorter": 3}
+        nobody = started.http.post("/v1/rerank", json={**asked, "model": "nobody"})
+        assert (nobody.status_code, nobody.json()["error"]["param"]) == (404, "model")
+        assert started.http.post("/v1/rerank", json={**asked, "model": "tiny"}).status_code == 200
+
+
+def with_head(model: Any, folder: Path) -> Any:
+    """Write an adapter of a classifier with its whole head, by PEFT, and return the adapted model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        adapted = get_peft_model(
+            model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="SEQ_CLS")
+        ).eval()
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.normal_(0.0, 0.5, generator=generator)
+    adapted.save_pretrained(folder)
+    return adapted
 
 
 PROMPTS = {"query": "the dog:", "document": "a:"}
