@@ -87,9 +87,12 @@ def test_they_are_in_stored_conversations(live: Live) -> None:
         further = {"model": "tiny", "input": "and?", "previous_response_id": stored["id"]}
         assert http.post("/v1/responses", json=further).status_code == 200
         assert str(WIDE) in _seen(live)
-        referred = [{"type": "item_reference", "id": items[3]["id"]}]
-        assert http.post("/v1/responses", json={"model": "tiny", "input": [*HI, *referred]}).status_code == 200
+        referred = [{"type": "item_reference", "id": items[at]["id"]} for at in (2, 3)]
+        again = http.post("/v1/responses", json={"model": "tiny", "input": [*HI, *referred]})
+        assert again.status_code == 200, again.text
         assert str(WIDE) in _seen(live)
+        repeated = http.get(f"/v1/responses/{again.json()['id']}/input_items?order=asc").json()["data"]
+        assert repeated[1:] == items[2:4]
         streamed = http.post("/v1/responses", json={**asked, "stream": True})
         assert str(WIDE) in streamed.text and "response.completed" in streamed.text
 
