@@ -83,12 +83,16 @@ class FairSlots:
             owner = min(self._waiting, key=lambda each: (self._held[each], self._last.get(each, 0)))
             if self._free <= 0 and self._held[owner] >= self._least:
                 return
-            self._num_given += 1
-            self._last[owner] = self._num_given
             turns = self._waiting[owner]
-            turns.popleft().set_result(None)
+            turn = turns.popleft()
             if not turns:
                 del self._waiting[owner]
+            if turn.cancelled():
+                # Its task was cancelled, and has not run since to leave the queue.
+                continue
+            turn.set_result(None)
+            self._num_given += 1
+            self._last[owner] = self._num_given
             self._held[owner] += 1
             self._free -= 1
 
@@ -107,7 +111,9 @@ class FairSlots:
         self._last = kept
 
     def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
-        """Forget a turn that no longer waits."""
-        self._waiting[owner].remove(turn)
-        if not self._waiting[owner]:
-            del self._waiting[owner]
+        """Forget a turn that no longer waits. It may have left the queue already, when a slot came free."""
+        turns = self._waiting.get(owner, ())
+        if turn in turns:
+            self._waiting[owner].remove(turn)
+            if not self._waiting[owner]:
+                del self._waiting[owner]

@@ -115,6 +115,32 @@ async def test_more_owners_than_slots_take_turns() -> None:
     assert crowd.order == [*"abc"] * 4
 
 
+async def test_a_waiter_that_is_cancelled_gets_no_slot_and_breaks_nothing() -> None:
+    """Its task runs only after the slot has come free; until then the cancelled turn is still in the queue."""
+    slots, crowd = FairSlots(1), Crowd(1)
+    crowd.slots = slots
+    async with slots.hold("a"):
+        waiters = [asyncio.create_task(crowd.request(owner)) for owner in "bc"]
+        await asyncio.sleep(0)
+        waiters[0].cancel()
+    outcomes = await asyncio.gather(*waiters, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError) and outcomes[1] is None
+    assert crowd.order == ["c"] and len(slots) == 0
+
+
+async def test_cancelling_all_requests_of_an_owner_leaves_others_alone() -> None:
+    """Those that hold slots, and those that wait: as when a batch is cancelled, or its time is up."""
+    crowd = Crowd(4)
+    tasks = [asyncio.create_task(crowd.request("a", 50)) for _ in range(16)]
+    others = [asyncio.create_task(crowd.request("b")) for _ in range(16)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert await asyncio.gather(*others) == [None] * 16
+    assert {type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)} == {asyncio.CancelledError}
+    assert crowd.most <= 4 and len(crowd.slots) == 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_slots_of_those_who_leave_are_not_lost(seed: int) -> None:
     """Cancelled while they wait, hold a slot, or are just being given one."""
@@ -125,6 +151,7 @@ async def test_slots_of_those_who_leave_are_not_lost(seed: int) -> None:
         if rng.random() < 0.5:
             rng.choice(tasks).cancel()
     assert crowd.most <= 3 and not crowd.held.total()
+    assert not [task.exception() for task in tasks if not task.cancelled() and task.exception()]
     crowd.most = 0
     await asyncio.gather(*(crowd.request("e") for _ in range(9)))
     assert crowd.most == 3
