@@ -311,7 +311,9 @@ class BatchService:
                 self.files.delete(file)
         if record.output_file_id is None:
             record.output_file_id, record.error_file_id = new_file_id(), new_file_id()
-        if record.status != "cancelling":
+        if record.status == "cancelling":
+            self.records.save(record)
+        else:
             self.records.move(record, "finalizing")
         ended_early = record.counts.total and record.outcome != "completed"
         record.counts.usage = await self.on_thread(record.owner, partial(sum_usage, answers))

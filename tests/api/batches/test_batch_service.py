@@ -273,6 +273,32 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered(
     assert client.files.delete(batch.input_file_id).deleted
 
 
+def test_a_crash_while_a_cancelled_batch_ends_leaves_no_second_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are written again under the same ids, as those of every other batch."""
+    move = BatchRecords.move
+
+    def fail(records: BatchRecords, record: Any, status: str) -> None:
+        if status == "cancelled":
+            raise OSError(28, "No space left on device")
+        move(records, record, status)
+
+    monkeypatch.setattr(BatchRecords, "move", fail)
+    with start(tmp_path) as live, live.openai() as client:
+        hold(live)
+        batch = begin(client, *map(line, range(3)))
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+        client.batches.cancel(batch.id)
+        wait_until(lambda: any(file.purpose == "batch_output" for file in client.files.list()))
+    monkeypatch.setattr(BatchRecords, "move", move)
+    with start(tmp_path) as live, live.openai() as client:
+        done = ended(client, batch)
+        assert done.status == "cancelled" and len(answers(client, done.error_file_id)) == 3
+        files = [file.id for file in client.files.list() if file.purpose == "batch_output"]
+        assert files == [done.error_file_id] and done.output_file_id is None
+
+
 def test_a_file_stays_while_a_batch_reads_it(live: Live, client: openai.OpenAI) -> None:
     """Its time may be up before the batch's: the answers so far would be lost with it."""
     hold(live)
