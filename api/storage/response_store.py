@@ -100,7 +100,8 @@ class ResponseStore:
     jobs: TenantShares = field(default_factory=lambda: TenantShares(MAX_BACKGROUND))
     _records: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     _owners: dict[str, _Owner] = field(default_factory=dict)
-    _response_of_item: dict[tuple[str, str], str] = field(default_factory=dict)  # (owner, item) -> response
+    # (owner, item) -> the responses that have the item, the last stored one last. Clients repeat items with their ids.
+    _responses_of_item: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -120,7 +121,8 @@ class ResponseStore:
         self._remove(record.id)
         record.last_used = self.clock()
         self._records[record.id] = record
-        self._response_of_item.update({(record.owner, item): record.id for item in record.item_ids})
+        for item in record.item_ids:
+            self._responses_of_item.setdefault((record.owner, item), {})[record.id] = None
         owner = self._owners.setdefault(record.owner, _Owner())
         owner.records[record.id] = record
         owner.num_bytes += record.num_bytes
@@ -151,8 +153,10 @@ class ResponseStore:
         return True
 
     def find_item(self, owner: str, item_id: str, connection: str = "") -> dict[str, Any] | None:
-        """Return the item of this id, input or output, from one of the owner's responses."""
-        record = self.get(owner, self._response_of_item.get((owner, item_id), ""), connection)
+        """Return the item of this id, input or output, from the last of the owner's responses that has it."""
+        holders = reversed(tuple(self._responses_of_item.get((owner, item_id), ())))
+        # The last one may belong to another connection.
+        record = next((found for each in holders if (found := self.get(owner, each, connection)) is not None), None)
         if record is None:
             return None
         items = (item for turn in record.own_turns() for item in loads_exact(turn))
@@ -190,6 +194,8 @@ class ResponseStore:
         if record.job is not None:
             self.jobs.give_back(record.owner)
         self.num_bytes -= record.num_bytes
-        for item in record.item_ids:
-            if self._response_of_item.get((record.owner, item)) == response_id:
-                del self._response_of_item[record.owner, item]
+        for item in set(record.item_ids):
+            holders = self._responses_of_item[record.owner, item]
+            del holders[response_id]
+            if not holders:
+                del self._responses_of_item[record.owner, item]

@@ -67,6 +67,25 @@ def test_a_chain_counts_all_of_its_turns() -> None:
     assert store.find_item("", "in_b") and store.find_item("", "in_a") is None
 
 
+def test_an_item_is_found_as_long_as_a_response_that_has_it() -> None:
+    """Clients send items of earlier answers again with their ids, or refer to them: several responses have them."""
+    store = ResponseStore(1 << 20, 60)
+    store.put(record("a", "me"))
+    again, private = record("b", "me"), record("c", "me")
+    again.turns, again.item_ids = (b'[{"id":"out_a","text":"later"}]',), ("out_a", "out_b", "out_a")
+    private.turns, private.item_ids, private.connection = (b'[{"id":"out_a"}]',), ("out_a",), "f" * 32
+    store.put(again)
+    store.put(private)
+    assert store.find_item("me", "out_a") == {"id": "out_a", "text": "later"}, "another connection's is not seen"
+    assert store.find_item("me", "out_a", "f" * 32) == {"id": "out_a"}
+    assert store.delete("me", "c", "f" * 32)
+    assert store.delete("me", "b")
+    assert store.find_item("me", "out_a") == {"id": "out_a"}
+    assert store.find_item("you", "out_a") is None
+    assert store.delete("me", "a")
+    assert store.find_item("me", "out_a") is None
+
+
 def test_nothing_is_kept_where_nothing_may_be() -> None:
     store = ResponseStore(0, 60)
     store.put(record("a"))
@@ -87,7 +106,7 @@ def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, str, int]]) -> 
             store.delete("", name)
         alive = [store._records[key] for key in store._records]
         assert store.num_bytes == sum(one.num_bytes for one in alive) <= 8000 and len(store) <= 4
-        assert set(store._response_of_item) == {("", item) for one in alive for item in one.item_ids}
+        assert set(store._responses_of_item) == {("", item) for one in alive for item in one.item_ids}
 
 
 @pytest.mark.parametrize("size", [1, 100])
