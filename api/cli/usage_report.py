@@ -6,12 +6,16 @@ A file of prices has a table for each model or adapter, and ``"*"`` for all othe
     prompt = 0.10        # a million tokens of prompts that were not cached
     cached = 0.01        # default: as prompt
     completion = 0.40
+
+The price of a model is also that of its answers in place of another one, which the ledger calls ``small (for big)``,
+and of the versions of a catalogue's name, such as ``sql@1a2b3c4d5e6f``, unless the file names these themselves.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +35,7 @@ from .options import UsageOptions
 
 _COLUMNS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 _MILLION = Decimal(1_000_000)
+_VERSION = re.compile(r"@[0-9a-f]{12}$")
 
 Price = Annotated[Decimal, Field(ge=0, le=1_000_000, strict=False, allow_inf_nan=False)]
 
@@ -133,7 +138,11 @@ def _read_prices(path: Path) -> Mapping[str, ModelPrices]:
 
 
 def _prices_of(model: str, prices: Mapping[str, ModelPrices]) -> ModelPrices:
-    found = prices.get(model) or prices.get("*")
+    """Return the prices of the model of a row: of its whole name, or of the model that has answered."""
+    # "small (for big)" was answered by small, and "sql@1a2b3c4d5e6f" by a version of the catalogue's sql.
+    answered = model.partition(" (for ")[0]
+    names = (model, answered, _VERSION.sub("", answered), "*")
+    found = next((prices[name] for name in names if name in prices), None)
     if found is None:
         raise ConfigError(f'--prices has no price for {model}, and none for "*", which stands for all others.')
     return found

@@ -70,6 +70,31 @@ def test_prices(ledger: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert costs == {"base": (117 + 2.5 * 14) / 1e6, "sql": (501 * 10 + 500) / 1e6}
 
 
+def test_prices_are_of_the_model_that_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in place of another one, and as a version of the catalogue, unless these have prices of their own."""
+    file = LedgerFile(tmp_path / "ledger.sqlite")
+    version = "@1a2b3c4d5e6f"
+    models = (
+        "small",
+        "small (for big)",
+        f"sql{version}",
+        f"sql{version} (for big)",
+        f"own{version}",
+        "big",
+        "sql@main",
+    )
+    now = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
+    file.add(UsageRecord(model, now, "a", model, 1_000_000, 0, 0) for model in models)
+    file.close()
+    prices = tmp_path / "prices.toml"
+    costs = {"*": 1, "small": 2, "sql": 3, f"own{version}": 4, "own": 5}
+    prices.write_text("".join(f'[models."{name}"]\nprompt = {cost}\ncompletion = 0\n' for name, cost in costs.items()))
+    found = {
+        row["model"]: row["cost"] for row in usage(capsys, str(tmp_path / "ledger.sqlite"), "--prices", str(prices))
+    }
+    assert found == dict(zip(models, (2, 2, 3, 3, 4, 1, 1), strict=True))
+
+
 def test_a_table_and_csv(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", ledger, "--csv", "--by", "key"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
