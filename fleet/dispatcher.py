@@ -417,7 +417,7 @@ class Dispatcher:
         if is_careful and now - self._lost.last < self._limits.quiet_seconds:
             self._held.setdefault(submit.id, (entry, now))
             return False
-        chain, num_tokens = self._chain(entry), len(submit.tokens) + len(entry.generated)
+        chain, num_tokens = self._chain(entry), len(submit.tokens) + entry.num_answered
         info, route = self._choose(entry, chain, self._role(entry, chain, num_tokens), now)
         is_silent = info is not None and now - info.heard > self._limits.silent_seconds
         if info is None or (entry.losses.in_all and is_silent) or (is_careful and info.heard <= self._lost.last):
@@ -441,7 +441,7 @@ class Dispatcher:
     def _role(self, entry: JournalEntry, chain: Sequence[int], num_tokens: int) -> str:
         """Return the role that a sequence needs next; a prompt that lacks few tokens runs where it is answered."""
         is_short = num_tokens - self._table.num_decoding(chain) < self._limits.least_prefill
-        return DECODE if entry.generated or is_short else PREFILL
+        return DECODE if entry.num_answered or is_short else PREFILL
 
     def _choose(
         self, entry: JournalEntry, chain: Sequence[int], role: str, now: float
@@ -459,7 +459,7 @@ class Dispatcher:
         for others in (wrong, frozenset[str]()):
             info, route = self._table.choose(
                 chain,
-                len(submit.tokens) + len(entry.generated),
+                len(submit.tokens) + entry.num_answered,
                 adapter=submit.adapter,
                 grammar=entry.grammar,
                 base_digest=entry.base_digest,
@@ -539,7 +539,7 @@ class Dispatcher:
         """Return the hash chain of a sequence's prompt and the tokens generated so far."""
         submit = entry.submit
         scope = KvScope(entry.base_digest or self._base_digest, submit.adapter, submit.salt, submit.cache_tenant)
-        return prefix_chain(scope, submit.tokens + entry.generated)
+        return prefix_chain(scope, submit.tokens + entry.answer)
 
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):

@@ -76,7 +76,8 @@ class JournalEntry:
 
     Attributes:
         submit: the request, with the client's number, the seed and the version of the adapter.
-        generated: tokens that were delivered to the client.
+        generated: tokens that were delivered to the client, behind those that its request has brought
+            (``Submit.generated``).
         num_scored: number of the prompt's logprobs that were delivered to the client.
         replica: replica that has the sequence; None while it waits for one.
         number: number of the sequence on that replica.
@@ -117,9 +118,19 @@ class JournalEntry:
         return _ENTRY_BYTES + _TOKEN_BYTES * tokens
 
     @property
+    def answer(self) -> array[int]:
+        """All tokens of the answer so far: those that the request has brought, then those delivered to the client."""
+        return self.submit.generated + self.generated
+
+    @property
+    def num_answered(self) -> int:
+        """Number of tokens of the answer so far."""
+        return len(self.submit.generated) + len(self.generated)
+
+    @property
     def usage(self) -> Usage:
         """Token counts for a sequence that no replica ends."""
-        return Usage(len(self.submit.tokens), 0, len(self.generated))
+        return Usage(len(self.submit.tokens), 0, self.num_answered)
 
 
 class Journal:
@@ -179,8 +190,8 @@ class Journal:
         entry.replica, entry.number, entry.waits = replica, next(self._numbers), False
         self._placed.setdefault(replica, {})[entry.number] = entry
         # A replica draws at least one token: if the client has all tokens but no end, the last token is drawn again.
-        sent = entry.generated[: entry.submit.params.max_tokens - 1]
-        entry.skipped = len(entry.generated) - len(sent)
+        sent = entry.answer[: entry.submit.params.max_tokens - 1]
+        entry.skipped = entry.num_answered - len(sent)
         entry.skipped_scores = 0 if sent else entry.num_scored
         return replace(entry.submit, id=entry.number, generated=sent)
 

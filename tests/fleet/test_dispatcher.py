@@ -137,6 +137,31 @@ def test_what_the_client_has_already_is_not_sent_twice() -> None:
     assert fleet.say(name, out(sent.id, 6), done(sent.id, 2)) == [done(1, 2)]
 
 
+def test_an_answer_that_a_request_brings_goes_to_every_replica() -> None:
+    """As beam search asks: the first tokens of the answer are known, and the replica draws the next ones."""
+    fleet = Fleet("a", "b", "c")
+    fleet.submit(replace(submit(1, max_tokens=4), generated=array("i", [5, 6])))
+    name, sent = fleet.one()
+    assert list(sent.generated) == [5, 6]
+    assert fleet.say(name, out(sent.id, 7)) == [out(1, 7)]
+    fleet.kill(name)
+    name, sent = fleet.one()
+    assert list(sent.generated) == [5, 6, 7]
+    assert fleet.say(name, out(sent.id, 8)) == [out(1, 8)]
+    fleet.kill(name)
+    name, sent = fleet.one()
+    assert list(sent.generated) == [5, 6, 7]  # the last token is drawn again, as its end is not known
+    assert fleet.say(name, out(sent.id, 8), done(sent.id, 4)) == [done(1, 4)]
+    fleet.submit(replace(submit(2), generated=array("i", [5, 6])))
+    fleet.sent()
+    fleet.kill(name)
+    fleet.dispatcher.abort([2])
+    fleet.dispatcher.tick(fleet.now)
+    assert [each for each in fleet.dispatcher.take_delivered() if isinstance(each, Done)] == [
+        Done(2, FinishReason.ABORT, Usage(3, 0, 2))
+    ]
+
+
 @pytest.mark.parametrize(("losses", "decode"), [(0, 0.5), (1, 9.0)])
 def test_seconds_of_decoding_are_those_of_all_tokens(losses: int, decode: float) -> None:
     fleet = Fleet("a", "b")
