@@ -295,7 +295,8 @@ class Dispatcher:
             return
         base_digest = info.ready.base_digest
         for entry in self._journal.on(name):
-            others = (each for each in self.replicas.values() if not each.draining)
+            lacking = {*self._suspects, *self._without(entry.submit.adapter)}
+            others = (each for each in self.replicas.values() if not each.draining and each.name not in lacking)
             if any(each.ready.base_digest == base_digest for each in others) and not entry.aborted:
                 entry.kv.decoder = ""
                 self.num_replays += 1
@@ -543,8 +544,8 @@ class Dispatcher:
 
     def _place_held(self, now: float) -> None:
         for entry, _ in tuple(self._held.values()):
-            if not self._place(entry, now) and not entry.losses.in_all:
-                # No replica takes new sequences.
+            if not self._place(entry, now) and not entry.losses.in_all and entry.submit.adapter is None:
+                # No replica takes new sequences. One with an adapter may wait for a replica that has it.
                 return
 
     def _replay(self, entry: JournalEntry, now: float) -> None:

@@ -529,6 +529,37 @@ def test_no_sequence_goes_where_its_adapter_cannot_be() -> None:
     assert isinstance(failed, Failed) and failed.kind == "AdapterUnavailable" and not fleet.sent()
 
 
+def test_a_sequence_stays_on_a_draining_replica_where_no_other_has_its_adapter() -> None:
+    """While it is there it can end; elsewhere it fails, as its adapter's files are gone."""
+    fleet = Fleet("a")
+    fleet.submit(replace(submit(1), adapter="sql@2"), submit(2))
+    first, second = (message for _, message in fleet.sent())
+    fleet.dispatcher.join("b", ready(), fleet.now, lacking=["sql@2"])
+    fleet.dispatcher.drain("a")
+    fleet.dispatcher.hand_over("a", fleet.now)
+    (_, ended), (name, moved) = fleet.sent()
+    assert ended == Abort((second.id,)) and name == "b"  # type: ignore[union-attr]
+    assert isinstance(moved, Submit) and moved.adapter is None
+    numbered = first.id  # type: ignore[union-attr]
+    fleet.numbers["b"] = 0
+    assert fleet.say("a", out(numbered, 5), done(numbered, 1)) == [out(1, 5), done(1, 1)]
+
+
+def test_a_sequence_that_waits_for_its_adapter_holds_no_other_up() -> None:
+    """The only replica that has the adapter is in quarantine; another one takes what waits behind it."""
+    fleet = Fleet("a", "b", "c")
+    fleet.submit(submit(1))
+    for _ in range(2):
+        name, _ = fleet.one()
+        fleet.kill(name)
+    [(quarantined, _)] = fleet.sent()
+    fleet.submit(replace(submit(2), adapter="sql"), submit(3))
+    assert not fleet.sent() and fleet.dispatcher.num_held == 2
+    fleet.dispatcher.join("d", ready(), fleet.now, lacking=["sql"])
+    [(name, sent)] = fleet.sent()
+    assert name == "d" != quarantined and isinstance(sent, Submit) and sent.adapter is None
+
+
 def test_a_replica_that_drains_takes_what_waits_when_it_is_opened_again() -> None:
     fleet = Fleet("a")
     fleet.dispatcher.drain("a")
