@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from ..engine.errors import EngineDead, RequestError, UnknownModel
 from ..engine.types import AdapterInfo
@@ -32,6 +33,8 @@ class FleetAdapters:
         self._dispatcher = dispatcher
         self._versions = AdapterVersions()
         self._last_seen: dict[str, AdapterInfo] = {}  # infos of replicas that are gone, by version
+        # Of names that are being loaded or unloaded: their calls take effect in the order in which they came.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.num_loading = 0
 
     @contextmanager
@@ -93,18 +96,27 @@ class FleetAdapters:
         version = self._versions.begin(name, {each for member in self._roster for each in member.client.adapters})
         loaded = LoadedVersion(name, version, path, trusted, num_tokens=num_tokens)
         try:
-            digest = await load_on_all(lambda: self._roster.clients.values(), loaded)
+            async with self._turn(name):
+                digest = await load_on_all(lambda: self._roster.clients.values(), loaded)
+                self._versions.add(replace(loaded, digest=digest))
+                self._dispatcher.name_adapter(name, version)
         finally:
             self._versions.end(version)
-        self._versions.add(replace(loaded, digest=digest))
-        self._dispatcher.name_adapter(name, version)
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; running sequences keep it. Raises UnknownModel."""
-        if not self._versions.remove(name):
-            raise UnknownModel(name)
-        self._dispatcher.name_adapter(name, None)
+        """Unload an adapter; running sequences keep it. A load in progress ends first. Raises UnknownModel."""
+        async with self._turn(name):
+            if not self._versions.remove(name):
+                raise UnknownModel(name)
+            self._dispatcher.name_adapter(name, None)
         await self.unload_retired()
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """Return the lock of a name, which calls about it hold one after another."""
+        turn = self._turns.get(name)
+        if turn is None:
+            turn = self._turns[name] = asyncio.Lock()
+        return turn
 
     async def list(self) -> tuple[AdapterInfo, ...]:
         """Return all adapters, as reported by the replica that has the most of them, or as last reported."""

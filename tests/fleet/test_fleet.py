@@ -326,6 +326,32 @@ async def test_loads_at_once_do_not_unload_each_other(make: Any) -> None:
     assert [info.path for info in made.fleet.adapters.values()] == ["one"]
 
 
+@pytest.mark.parametrize("is_unloaded", [False, True])
+async def test_calls_about_a_name_take_effect_in_their_order(
+    make: Any, monkeypatch: pytest.MonkeyPatch, *, is_unloaded: bool
+) -> None:
+    """A load that takes long is not the last word where another one, or an unload, was asked for after it."""
+    made, gate = await make(2), asyncio.Event()
+    load_adapter = CoreClient.load_adapter
+
+    async def gated(client: CoreClient, name: str, path: str, **options: Any) -> None:
+        if path == "slow":
+            await gate.wait()
+        await load_adapter(client, name, path, **options)
+
+    monkeypatch.setattr(CoreClient, "load_adapter", gated)
+    await made.fleet.load_adapter("sql", "first")
+    calls = [asyncio.create_task(made.fleet.load_adapter("sql", "slow", replace=True))]
+    await asyncio.sleep(0)
+    last = made.fleet.unload_adapter("sql") if is_unloaded else made.fleet.load_adapter("sql", "fast", replace=True)
+    calls.append(asyncio.create_task(last))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*calls)
+    assert {name: info.path for name, info in made.fleet.adapters.items()} == ({} if is_unloaded else {"sql": "fast"})
+
+
 def test_it_has_the_methods_of_an_engine_client() -> None:
     for name, method in vars(EngineClient).items():
         if inspect.isfunction(method) and not name.startswith("_") and not hasattr(asyncio.Protocol, name):
