@@ -209,6 +209,9 @@ class ModelDirectory:
                 await self._bring(adapter, caller, self.remote)
             elif adapter in self.adapters:
                 self.remote.touch(adapter)
+            elif kind is NameKind.FINDABLE and self._engine.has_replicas and await self.remote.has_folder(adapter):
+                # All replicas have the same content then, also where the folder changes later.
+                await self._engine.load_found(adapter)
         return await self._target(name, adapter)
 
     async def find_pooled(self, model: str | None, caller: Caller) -> ModelTarget:

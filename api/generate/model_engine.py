@@ -84,6 +84,11 @@ class ModelEngine:
         """Adapters that are loaded."""
         return {} if self.client is None else self.client.adapters
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the engine is a fleet, each of whose replicas would load a folder of ``--lora-dir`` by itself."""
+        return isinstance(self.client, ReplicaOwner)
+
     def death(self) -> EngineDead:
         """Return the error with the reason why the engine is not running."""
         death = None if self.client is None else self.client.death
