@@ -62,7 +62,11 @@ def in_json_string(text: str) -> str:
         raise GrammarError(
             "lark", "", "'%ignore' is not supported beside terminals that repeat quotes, backslashes or line breaks"
         )
-    return "".join(_renamed(piece, rules) for piece in pieces)
+    names = {piece.name for piece in pieces}
+    prefix = "json_"
+    while any(f"{prefix}{name.lower()}" in names for name in rules):
+        prefix += "_"
+    return "".join(_renamed(piece, rules, prefix) for piece in pieces)
 
 
 class _Piece(NamedTuple):
@@ -89,8 +93,8 @@ def _terminals_as_rules(pieces: Sequence[_Piece]) -> set[str]:
     return found
 
 
-def _renamed(piece: _Piece, rules: Collection[str]) -> str:
-    return piece.text.replace(piece.name, f"json_{piece.name.lower()}") if piece.name in rules else piece.text
+def _renamed(piece: _Piece, rules: Collection[str], prefix: str) -> str:
+    return piece.text.replace(piece.name, f"{prefix}{piece.name.lower()}", 1) if piece.name in rules else piece.text
 
 
 def _pieces(text: str) -> Iterator[_Piece]:
@@ -153,7 +157,8 @@ def _expression(pattern: str, flags: str = "", within: str = "") -> _Piece:
         raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: {error}") from None
     if any(isinstance(each, Anchor | Lookahead) for each in _walk(node)):
         raise GrammarError("lark", "", f"/{pattern[:100]}/ cannot be used: anchors and lookaheads are not supported")
-    return _Piece(f" {_rule(node)}", "", within, _repeats_escapes(node))
+    # A repeat of an expression may follow, and a repeat cannot follow a repeat.
+    return _Piece(f" ({_rule(node)})", "", within, _repeats_escapes(node))
 
 
 def _walk(node: RegexNode) -> Iterator[RegexNode]:

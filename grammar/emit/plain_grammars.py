@@ -23,6 +23,9 @@ MAX_ANSWERS = 40
 _OPTIONS = re.compile(r"\b(max_tokens|temperature|stop|stop_capture)\s*=")
 _DIRECTIVE = re.compile(r"%(json|llguidance|lark|regex)\b")
 _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
+# What the library's lexer reads as one piece, in which the patterns above mean nothing; and references to tokens, in
+# which they do, and which may hold a quote.
+_PIECE = re.compile(r"""(?P<plain>(?:\#|//)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\[\s\S]|[^/\\])+/)|<[^<>\s]+>""")
 
 
 class Translation(NamedTuple):
@@ -68,12 +71,13 @@ def _lark(spec: GrammarSpec) -> Translation:
 
 def check_source(text: str) -> None:
     """Raise GrammarError for a Lark grammar with parts that are not supported, or that derives no finite text."""
+    outside = _PIECE.sub(lambda piece: " " if piece["plain"] else piece[0], text)
     for pattern, reason in (
         (_OPTIONS, "options of a rule other than lazy, suffix and capture are not supported"),
         (_DIRECTIVE, "is not supported inside of a grammar; use a JSON schema or a structural tag"),
         (_TOKEN_REFERENCE, "tokens by number are not supported"),
     ):
-        match = pattern.search(text)
+        match = pattern.search(outside)
         if match:
             raise GrammarError("lark", "", f"{match[0].strip()!r}: {reason}")
     check_lark(text)

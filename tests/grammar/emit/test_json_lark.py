@@ -30,6 +30,8 @@ TEXTS = {
     'start: "a\\"b" | /\\/[^"]*/s | X~2..3\nX: "p".."r"\n// a comment with "quotes"\n': ['a"b', "/\\\n\t", "pq", "rrr"],
     'start: "SELECT"i WS (CNAME | ESCAPED_STRING) ("," INT)* \n%import common (CNAME, INT)\n'
     "%import common.ESCAPED_STRING\n%import common.WS_INLINE -> WS\n": ["select a_1", 'Select \t"x\\"y",12,3'],
+    # A rule has the name that a terminal would get, and repeats follow terminals that become repeats.
+    'start: json_x "," X "," json__x\njson_x: "a"\nX: /[^,]*/\njson__x: /[^,b]+/? "b"~2\n': ['a,"\\c"\n,"bb', "a,,bb"],
     'start: expr\nexpr: NUMBER | expr OP expr | "(" expr ")"\nOP: /[-+*\\/]/\nNUMBER: /[0-9]+(\\.[0-9]+)?/\n': [
         *("1", "(1+2.5)*3/4"),
     ],

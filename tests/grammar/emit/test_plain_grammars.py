@@ -212,3 +212,35 @@ def test_the_number_of_repeats_has_a_limit(vocabulary, make):
     compile(make("a?" * 20 + "b"), vocabulary)
     with pytest.raises(GrammarError, match="more than 200 repeats"):
         compile(make("a?" * 201 + "b"), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("start: /<[^>]+>/", "<a>"),
+        ("start: /<[0-9]>/", "<7>"),
+        ('start: "temperature=" /[0-9]+/', "temperature=20"),
+        ('start: "x" // stop = "a" ends it\n', "x"),
+        ('start: "x" # max_tokens=3 and %json {} and <[1]>\n', "x"),
+        (r'start: "\"stop=" "%json" /\/max_tokens=/', '"stop=%json/max_tokens='),
+    ],
+)
+def test_what_stands_in_a_literal_or_a_comment_is_no_option(grammars, vocabulary, grammar, text):
+    assert grammars.admits(compile(GrammarSpec.lark(grammar), vocabulary), text)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: x\nx[stop="a"]: /a/ // "',
+        'start: x /"/\nx[max_tokens=3]: /[a"]/',
+        'start: <a"> x\nx[max_tokens=3]: "b"',
+        'start: "a\\"" x\nx[temperature=1]: "b"',
+        "start: /a\\/b/ <[5]> /c/",
+        'start: "#" %json {} //"',
+        "start: /\\\n/ x\nx[max_tokens=3]: /b/",
+    ],
+)
+def test_an_option_cannot_hide_behind_a_literal(vocabulary, grammar):
+    with pytest.raises(GrammarError, match=r"not supported|lexer error"):
+        compile(GrammarSpec.lark(grammar), vocabulary)
