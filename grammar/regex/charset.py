@@ -6,11 +6,14 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..sized_cache import sized_cache
 
 MAX_CODE_POINT = 0x10FFFF
 SET_BYTES = 160  # of a range or name of a set
+MAX_FOLDED = 2_000
+LAST_CASED = 0x1FFFF  # No letter beyond it has another case.
 Range = tuple[int, int]
 
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
@@ -127,21 +130,55 @@ def single(char: str) -> CharSet:
     return CharSet(((ord(char), ord(char)),))
 
 
-def fold_case(chars: CharSet) -> CharSet:
-    """Return the set with the other case of its letters added, for case-insensitive patterns.
+def fold_case(chars: CharSet, *, wide: bool) -> CharSet:
+    """Return the set with the other cases of its letters added, for case-insensitive patterns.
+
+    Args:
+        chars: the set; a complement is returned as it is, so the sets that it excludes must have been folded.
+        wide: whether to add each character that some reader takes for the same letter, as U+212A for ``k``; otherwise
+            only those that all readers do.
 
     Raises:
         ValueError: the set is too large to fold letter by letter.
     """
-    if sum(last - first for first, last in chars.ranges) > 2000 and not chars.negated:
-        raise ValueError("a case-insensitive class of more than 2000 characters")
-    extra = []
+    if chars.negated:
+        return chars
+    if sum(last - first for first, last in chars.ranges) > MAX_FOLDED:
+        raise ValueError(f"a case-insensitive class of more than {MAX_FOLDED} characters")
+    cases = _wide_cases() if wide else {}
+    extra: set[int] = set()
     for first, last in chars.ranges:
         for code in range(first, last + 1):
-            for variant in (chr(code).lower(), chr(code).upper()):
-                if len(variant) == 1 and ord(variant) != code:
-                    extra.append((ord(variant), ord(variant)))
-    return CharSet((*chars.ranges, *extra), chars.properties, chars.nested, chars.negated)
+            extra.update(cases.get(code, ()) if wide else _narrow_cases(code))
+    return CharSet((*chars.ranges, *((code, code) for code in sorted(extra))), chars.properties, chars.nested)
+
+
+def _narrow_cases(code: int) -> list[int]:
+    """Return the other cases of a letter on which Python's ``re`` and readers that fold by Unicode's table agree."""
+    char = chr(code)
+    variants = {char.lower(), char.upper()} - {char}
+    return [ord(each) for each in variants if len(each) == 1 and each.casefold() == char.casefold()]
+
+
+@lru_cache(maxsize=1)
+def _wide_cases() -> dict[int, tuple[int, ...]]:
+    """Return all characters that any mapping of case joins with each letter, directly or by way of others."""
+    groups: dict[str, set[str]] = {}
+
+    def join(*texts: str) -> None:
+        joined = set().union(*(groups.get(text, {text}) for text in texts))
+        groups.update(dict.fromkeys(joined, joined))
+
+    for char in map(chr, range(LAST_CASED + 1)):
+        if char.swapcase() != char:
+            join(char, char.lower(), char.upper(), char.title(), char.casefold())
+    # Unicode's simple mapping, which Python does not offer by itself, makes i of the capital letter with a dot.
+    join("i", "\u0130")
+    return {
+        ord(char): tuple(ord(each) for each in joined if len(each) == 1 and each != char)
+        for char, joined in groups.items()
+        if len(char) == 1
+    }
 
 
 def json_spelling(char: str) -> str:

@@ -169,7 +169,7 @@ class _Parser:
         if char == "(":
             return self.group(depth)
         if char == "[":
-            return self.chars(self.char_class())
+            return Chars(self.char_class())
         if char == ".":
             dot = ((10, 10),) if self.wide else ((10, 10), (13, 13), (0x2028, 0x2029))
             return Chars(CharSet(dot, negated=True))
@@ -178,14 +178,15 @@ class _Parser:
         if char == "$":
             return Anchor.END
         if char == "\\":
-            return self.chars(self.escape(in_class=False))
+            return Chars(self.folded(self.escape(in_class=False)))
         if char in "*+?":
             raise RegexError(f"nothing to repeat at position {start}")
-        return self.chars(single(char))
+        return Chars(self.folded(single(char)))
 
-    def chars(self, chars: CharSet) -> RegexNode:
+    def folded(self, chars: CharSet) -> CharSet:
+        """Return a set with all cases of its letters if letters have no case here, by the present reading."""
         try:
-            return Chars(fold_case(chars) if self.fold else chars)
+            return fold_case(chars, wide=self.wide) if self.fold else chars
         except ValueError as error:
             raise RegexError(str(error)) from None
 
@@ -223,6 +224,8 @@ class _Parser:
         items: list[CharSet] = []
         while self.peek() != "]":
             items.append(self.class_range())
+        if not items and "]" in self.text[self.at + 1 :]:
+            raise RegexError("'[]' is a class without characters to some readers, and holds a ']' to others")
         self.at += 1
         self.wide ^= negated
         return union(items).complement() if negated else union(items)
@@ -230,15 +233,15 @@ class _Parser:
     def class_range(self) -> CharSet:
         low = self.class_item()
         if self.peek() != "-" or self.peek(2) in ("-]", "-"):
-            return low
+            return self.folded(low)
         self.at += 1
         high = self.class_item()
         first, last = _only(low), _only(high)
         if first is None or last is None:
-            return union((low, single("-"), high))
+            return union((self.folded(low), single("-"), self.folded(high)))
         if first > last:
             raise RegexError(f"the range {chr(first)}-{chr(last)} is out of order")
-        return CharSet(((first, last),))
+        return self.folded(CharSet(((first, last),)))
 
     def class_item(self) -> CharSet:
         char = self.next_char()
@@ -294,6 +297,8 @@ class _Parser:
         match = _CATEGORY.match(self.text, self.at)
         if not match:
             raise RegexError("a Unicode property other than letters, numbers, marks and symbols")
+        if self.fold and match[1][0] in "LM":
+            raise RegexError(f"'\\{kind}{match[0]}' without case, which means different letters to different readers")
         self.at = match.end()
         chars = CharSet(properties=(_LONG_NAMES.get(match[1], match[1]),))
         return chars if kind == "p" else chars.complement()

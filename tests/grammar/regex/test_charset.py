@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootgraft.grammar.regex.charset import json_string
+from rootgraft.grammar.regex.char_classes import code_ranges
+from rootgraft.grammar.regex.charset import LAST_CASED, fold_case, json_string, single
 
 # Around the ends of what JSON escapes, and around those of UTF-8's lengths.
 EDGES = '\x00\x01\x08\x09\x0a\x1f !"\\/az~\x7f\x80\x9f\xa0\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff'
@@ -35,3 +38,35 @@ def test_each_character_has_one_spelling_wherever_it_stands(grammars, char):
         assert other in (None, written) or not grammars.admits(compiled, other), schema
     compiled = grammars.schema({"type": "object", "properties": {char: {}}, "additionalProperties": False})
     assert grammars.admits(compiled, f"{{{written}:1}}")
+
+
+CASED = "".join(
+    char for char in map(chr, range(LAST_CASED + 1)) if {char.lower(), char.upper(), char.title()} != {char}
+)
+
+
+def test_no_letter_has_another_case_beyond_the_last_that_is_looked_at():
+    rest = "".join(map(chr, range(LAST_CASED + 1, 0x110000)))
+    assert rest.swapcase() == rest.casefold() == rest.title() == rest
+
+
+def test_letters_without_case_are_few_enough_for_every_reader_and_enough_for_any():
+    """Python's ``re`` folds by tables of its own, RE2 as Rust's engine does by Unicode's."""
+    for char in CASED:
+        python = set(re.findall(re.escape(char), CASED, re.IGNORECASE))
+        unicode = set(re2.findall("(?i)" + re2.escape(char), CASED))
+        narrow, wide = (
+            {
+                chr(code)
+                for first, last in code_ranges(fold_case(single(char), wide=wide))
+                for code in range(first, last + 1)
+            }
+            for wide in (False, True)
+        )
+        assert char in narrow <= python & unicode, char
+        assert python | unicode <= wide, char
+        assert {each for each in (char.lower(), char.upper()) if each in python & unicode} <= narrow
+
+
+def test_the_case_of_a_complement_is_that_of_what_it_excludes():
+    assert fold_case(single("k").complement(), wide=True) == single("k").complement()

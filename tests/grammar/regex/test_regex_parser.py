@@ -98,6 +98,8 @@ def test_special_constructs(pattern, matching, other):
         "\\",
         "a^b",
         "a{,2}",
+        "[]a]",
+        r"[^]\d]",
     ],
 )
 def test_what_cannot_be_used_is_refused_with_a_reason(pattern):
@@ -112,3 +114,27 @@ def test_the_size_of_nested_repeats_is_seen():
 
 def test_matching_takes_polynomial_time():
     assert not parse("^((a+)+)+$").matches("a" * 200 + "b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("(?i)^k$", "kK", "\u212a"),
+        ("(?i)^[^k]$", "jsS\u017f", "kK\u212a"),
+        ("(?i)^[^a-r]$", "sS", "kK\u212aiI\u0130\u0131"),
+        ("(?i)^(?!s)[^.]$", "ktT", "sS\u017f"),
+        ("(?i)^(?=[^s]).$", "kt", "sS\u017f"),
+        ("(?i)^(?![^s]).$", "sS", "kt\u017f"),
+        (r"(?i)^[\W\u006B]$", "kK-", "\u212aa"),
+        ("(?i)^\u0131$", "\u0131", "iI\u0130"),
+    ],
+)
+def test_letters_without_case_are_few_where_they_must_match_and_many_where_they_must_not(pattern, matching, other):
+    read = parse(pattern)
+    assert all(map(read.matches, matching)) and not any(map(read.matches, other))
+
+
+@pytest.mark.parametrize("pattern", [r"(?i)^\p{Lu}$", r"(?i)^[^\p{L}]$", r"(?i)^\P{M}$"])
+def test_letters_by_property_without_case_are_refused(pattern):
+    with pytest.raises(RegexError, match="different readers"):
+        parse(pattern)
