@@ -94,8 +94,9 @@ def _one_of(analysis: Subschemas, number: int, keyword: str) -> list[Alternative
 def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], index: int) -> list[Alternative]:
     """Return the alternatives of one branch of ``oneOf`` without the values that another branch admits too."""
     kept = list(branches[index])
-    for other, theirs in enumerate(branches):
-        if other == index or not _overlap(analysis, kept, theirs):
+    for other in range(len(branches)):
+        theirs = _possible(analysis, number, other) if other != index else ()
+        if not _overlap(analysis, kept, theirs):
             continue
         failing, narrowings = _failures(analysis, number, other, kept)
         found: list[Alternative] = []
@@ -108,6 +109,17 @@ def _exclusive(analysis: Subschemas, number: int, branches: list[Alternatives], 
             raise GrammarError(*_location(analysis, number, "oneOf"), f"branches {index} and {other} {reason}")
         kept = list(dict.fromkeys(found))[:MAX_BRANCH_ALTERNATIVES]
     return kept
+
+
+def _possible(analysis: Subschemas, number: int, index: int) -> Alternatives | None:
+    """Return alternatives of all values that a branch of ``oneOf`` may hold for to any validator; None if unknown.
+
+    Its own alternatives do not tell: they leave out what a grammar cannot say, and what validators disagree on.
+    """
+    try:
+        return analysis.widest().branch(number, _get(analysis, number, "oneOf")[index], "oneOf", index)
+    except GrammarError:
+        return None
 
 
 def _failures(
@@ -135,8 +147,11 @@ def _failures(
     return found, narrowings
 
 
-def _overlap(analysis: Subschemas, ours: Alternatives, theirs: Alternatives) -> bool:
-    return any(analysis.prune(a & b).types for a in ours for b in theirs if a.types & b.types)
+def _overlap(analysis: Subschemas, ours: Alternatives, theirs: Alternatives | None) -> bool:
+    """Return whether some of our values may be among theirs, which are of the widest reading; None for any values."""
+    if theirs is None:
+        return bool(ours)
+    return any(analysis.widest().prune(a & b).types for a in ours for b in theirs if a.types & b.types)
 
 
 def _intersections(analysis: Subschemas, alternative: Alternative, others: Alternatives) -> list[Alternative]:

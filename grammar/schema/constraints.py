@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from ..regex.ecma_regex import pattern_matches
 from ..regex.multiple_of import divides
-from ..regex.string_formats import FORMATS
+from ..regex.string_formats import FORMATS, LOOKALIKES
 from .json_types import ALL_TYPES, ARRAY, FRACTION, INTEGER, NUMBER, OBJECT, STRING
 
 _T = TypeVar("_T")
@@ -109,7 +109,10 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Constraints on a string; lengths in Unicode scalars. `values` None: not enumerated."""
+    """Constraints on a string; lengths in Unicode scalars. `values` None: not enumerated.
+
+    ``is_widest``: patterns and formats hold if they do to any validator, not only if they do to all of them.
+    """
 
     least: int = 0
     most: int | None = None
@@ -118,6 +121,7 @@ class Strings:
     formats: frozenset[str] = frozenset()
     values: tuple[str, ...] | None = None
     excluded: frozenset[str] = frozenset()
+    is_widest: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -134,6 +138,7 @@ class Strings:
             self.formats | other.formats,
             None,
             self.excluded | other.excluded,
+            self.is_widest or other.is_widest,
         )
         if self.values is None and other.values is None:
             return merged
@@ -150,10 +155,15 @@ class Strings:
             self.least <= len(value)
             and (self.most is None or len(value) <= self.most)
             and value not in self.excluded
-            and all(pattern_matches(pattern, value) for pattern in self.patterns)
-            and not any(pattern_matches(pattern, value, wide=True) for pattern in self.not_patterns)
-            and all(FORMATS[name].matches(value) for name in self.formats)
+            and all(pattern_matches(pattern, value, self.is_widest) for pattern in self.patterns)
+            and not any(pattern_matches(pattern, value, not self.is_widest) for pattern in self.not_patterns)
+            and all(self._has_format(value, name) for name in self.formats)
         )
+
+    def _has_format(self, value: str, name: str) -> bool:
+        if not self.is_widest:
+            return FORMATS[name].matches(value)
+        return name not in LOOKALIKES or pattern_matches(LOOKALIKES[name], value, wide=True)
 
     def is_empty(self) -> bool:
         """Return whether no string satisfies lengths and enumeration."""
@@ -215,12 +225,14 @@ class ObjectClause:
     """Constraints of one schema on properties: by name, by pattern, and `rest` for all others.
 
     A name that is in `properties` or matches a pattern is not subject to `rest`, which is None without a constraint.
+    With ``is_widest`` only that binds which does to every validator.
     """
 
     properties: tuple[tuple[str, Conj], ...] = ()
     patterns: tuple[tuple[str, Conj], ...] = ()
     rest: Conj | None = None
     evaluates: bool = True
+    is_widest: bool = False
 
     def __hash__(self) -> int:
         return self._hash
@@ -228,7 +240,7 @@ class ObjectClause:
     @cached_property
     def _hash(self) -> int:
         # Cached: alternatives are merged and compared often, and a clause may have hundreds of properties.
-        return hash((self.properties, self.patterns, self.rest, self.evaluates))
+        return hash((self.properties, self.patterns, self.rest, self.evaluates, self.is_widest))
 
     def value(self, name: str) -> Conj:
         """Return the constraints on a property's value."""
@@ -242,8 +254,8 @@ class ObjectClause:
         found = [] if own is None else [own]
         is_matched = own is not None
         for pattern, conj in self.patterns:
-            is_matched = is_matched or pattern_matches(pattern, name)
-            if pattern_matches(pattern, name, wide=True):
+            is_matched = is_matched or pattern_matches(pattern, name, self.is_widest)
+            if pattern_matches(pattern, name, not self.is_widest):
                 found.append(conj)
         if not is_matched and self.rest is not None:
             found.append(self.rest)
@@ -337,6 +349,18 @@ class Alternative:
 
 
 ANYTHING = Alternative()
+
+
+def widest(alternative: Alternative) -> Alternative:
+    """Return an alternative that admits whatever any validator may, and more where that cannot be told exactly."""
+    numbers, strings, objects = alternative.numbers, alternative.strings, alternative.objects
+    if numbers.divisors or numbers.not_divisors:
+        numbers = replace(numbers, multiple=None, divisors=frozenset(), not_divisors=frozenset())
+    if strings.patterns or strings.not_patterns or strings.formats:
+        strings = replace(strings, is_widest=True)
+    if any(clause.patterns for clause in objects.clauses):
+        objects = replace(objects, clauses=tuple(replace(c, is_widest=True) for c in objects.clauses))
+    return Alternative(alternative.types, numbers, strings, alternative.arrays, objects)
 
 
 def without_evaluation(alternative: Alternative) -> Alternative:

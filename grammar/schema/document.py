@@ -18,7 +18,8 @@ _CONTAINERS = (dict, list)
 _STANDARD_HOSTS = ("http://json-schema.org/", "https://json-schema.org/")
 # Name for ``"$recursiveAnchor": true`` among the names of dynamic anchors.
 RECURSIVE = ""
-_NEGATING = ("oneOf", "not", "if")
+# Keywords whose subschemas may have to fail: `maxContains` counts the items for which `contains` holds.
+_NEGATING = ("oneOf", "not", "if", "contains")
 # Drafts whose keywords differ too much from those of the other drafts.
 _UNSUPPORTED = ("draft-00", "draft-01", "draft-02", "draft-03", "draft/next")
 _DRAFTS = {
@@ -105,20 +106,21 @@ class Document:
         nodes: the nodes visited so far, by number.
         root: the number of the whole schema.
         tracks_evaluation: whether the schema uses ``unevaluatedProperties`` or ``unevaluatedItems``.
+        most_any_of: largest number of branches of an ``anyOf``.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.nodes: list[SchemaNode] = []
         self._ids: dict[int, int] = {}
         self._keep: list[dict[str, Any]] = []
-        keys = _keys(root)
+        keys, self.most_any_of = _keys(root)
         self.tracks_evaluation = not keys.isdisjoint(("unevaluatedProperties", "unevaluatedItems"))
         self._negates = not keys.isdisjoint(_NEGATING)
         self._refers = not keys.isdisjoint(("$ref", "$dynamicRef", "$recursiveRef"))
         self.root = self._add(root, "", SchemaScope("", root, _draft(root, "", 2020)).enter(root, ""))
 
     def may_negate(self, node: SchemaNode) -> bool:
-        """Return whether a node's negation may matter: it is in ``oneOf``, ``not`` or ``if``, or may be referred to."""
+        """Return whether a node's negation may matter: it is in one of `_NEGATING`, or may be referred to."""
         return self._may_negate(node.pointer)
 
     def _may_negate(self, pointer: str) -> bool:
@@ -139,10 +141,13 @@ class Document:
         return self._add(schema, pointer, node.scope.enter(schema, pointer))
 
     def synthetic(self, schema: dict[str, Any], like: int) -> int:
-        """Return a node for a synthetic schema, located at an existing node."""
+        """Return a node for a synthetic schema, located at an existing node.
+
+        Its keywords are those of 2020-12 in a document of any draft: a draft must not ignore them.
+        """
         self._keep.append(schema)
         node = self.nodes[like]
-        return self._add(schema, node.pointer, node.scope)
+        return self._add(schema, node.pointer, node.scope._replace(draft=2020))
 
     def resolve(self, number: int, reference: str, keyword: str = "$ref") -> int | bool:
         """Return the node that a reference leads to, or a boolean schema.
@@ -216,7 +221,9 @@ class Document:
 
     def _add(self, schema: dict[str, Any], pointer: str, scope: SchemaScope) -> int:
         self._ids[id(schema)] = len(self.nodes)
-        kept = of_draft(schema, scope.draft, negates=self._may_negate(pointer))
+        kept = of_draft(
+            schema, scope.draft, negates=self._may_negate(pointer), tracks_evaluation=self.tracks_evaluation
+        )
         self.nodes.append(SchemaNode(kept, pointer, scope))
         return len(self.nodes) - 1
 
@@ -262,17 +269,20 @@ class Document:
         return known if known is not None else self._add(at, pointer, scope)
 
 
-def _keys(root: dict[str, Any]) -> set[str]:
-    """Return the keys of all objects in a schema."""
+def _keys(root: dict[str, Any]) -> tuple[set[str], int]:
+    """Return the keys of all objects in a schema, and the largest number of branches of an ``anyOf``."""
     found: set[str] = set()
+    most = 0
     stack: list[Any] = [root]
     while stack:
         at = stack.pop()
         if isinstance(at, dict):
             found.update(at)
+            if isinstance(branches := at.get("anyOf"), list):
+                most = max(most, len(branches))
             at = at.values()
         stack += [value for value in at if isinstance(value, _CONTAINERS)]
-    return found
+    return found, most
 
 
 def _draft(schema: dict[str, Any], pointer: str, default: int) -> int:

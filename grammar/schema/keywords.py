@@ -181,18 +181,19 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def of_draft(schema: dict[str, Any], draft: int, *, negates: bool) -> dict[str, Any]:
+def of_draft(schema: dict[str, Any], draft: int, *, negates: bool, tracks_evaluation: bool) -> dict[str, Any]:
     """Return a schema without those keywords of other drafts that its own draft ignores as unknown.
 
     Enforcing a keyword of another draft is sound if it only makes the answers fewer: a validator that does not know the
     keyword admits them too. So such a keyword is enforced, except where it is not sound: if the schema may be negated,
-    or if another keyword in it has changed its meaning between the drafts. References of another draft are never
-    followed.
+    if another keyword in it has changed its meaning between the drafts, or if the keyword would evaluate items for an
+    ``unevaluatedItems`` that its own draft has. References of another draft are never followed.
 
     Args:
         schema: the object that has the keywords.
         draft: 4, 6, 7, 2019 or 2020.
-        negates: whether the schema may be negated, as in ``oneOf``, ``not`` or ``if``.
+        negates: whether the schema may be negated, as in ``oneOf``, ``not``, ``if`` or ``contains``.
+        tracks_evaluation: whether the document has ``unevaluatedProperties`` or ``unevaluatedItems``.
     """
     if _LIMITED.isdisjoint(schema):
         return schema
@@ -200,7 +201,7 @@ def of_draft(schema: dict[str, Any], draft: int, *, negates: bool) -> dict[str, 
     def is_passed_over(keyword: str) -> bool:
         if keyword not in _LIMITED or keyword == "dependencies" or _is_of(keyword, draft):
             return False
-        if keyword == "prefixItems" and "items" in schema:
+        if keyword == "prefixItems" and ("items" in schema or (tracks_evaluation and draft >= 2019)):
             return True
         return negates or keyword in _REFERENCES or (keyword == "minContains" and schema[keyword] == 0)
 
@@ -211,17 +212,20 @@ def _is_of(keyword: str, draft: int) -> bool:
     return _SINCE.get(keyword, 0) <= draft <= _UNTIL.get(keyword, draft)
 
 
-def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bool) -> str | None:
+def draft_error(
+    keyword: str, schema: dict[str, Any], draft: int, *, negates: bool, tracks_evaluation: bool
+) -> str | None:
     """Return the fault of a keyword whose meaning depends on the draft, in the draft that the schema names, or None.
 
     Many validators enforce ``dependencies`` in later drafts, in which it is an unknown keyword. Enforcing it is sound
-    only if the schema cannot be negated.
+    only if the schema cannot be negated, and if no ``unevaluatedProperties`` asks what it evaluates.
 
     Args:
         keyword: one of `KEYWORDS`.
         schema: the object that has it.
         draft: 4, 6, 7, 2019 or 2020.
-        negates: whether the schema may be negated, as in ``oneOf``, ``not`` or ``if``.
+        negates: whether the schema may be negated, as in ``oneOf``, ``not``, ``if`` or ``contains``.
+        tracks_evaluation: whether the document has ``unevaluatedProperties`` or ``unevaluatedItems``.
     """
     if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
         if draft >= 6 and isinstance(schema[keyword], bool):
@@ -229,7 +233,7 @@ def draft_error(keyword: str, schema: dict[str, Any], draft: int, *, negates: bo
         closed = keyword.replace("exclusiveM", "m")
         if draft == 4 and not isinstance(schema[keyword], bool) and closed in schema:
             return f"must be a boolean beside '{closed}' in draft 4"
-    if keyword == "dependencies" and negates and not _is_of(keyword, draft):
+    if keyword == "dependencies" and (negates or tracks_evaluation) and not _is_of(keyword, draft):
         return f"is no keyword of the draft that the schema is of ({draft}): validators disagree on what it says here"
     return None
 

@@ -91,13 +91,14 @@ def denials(node: SchemaNode) -> Iterator[Alternative]:
         yield Alternative(OBJECT, objects=Objects(least=alternative.objects.most + 1))
 
 
-def undeniable(schema: dict[str, Any]) -> str | None:
-    """Return a scalar keyword of a schema whose failure cannot be written as a grammar, or None."""
+def undeniable(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the scalar and counting keywords of a schema whose failure cannot be written as a grammar."""
     if "multipleOf" in schema and not _is_deniable_multiple(schema):
-        return "multipleOf"
+        yield "multipleOf"
     if schema.get("uniqueItems") is True:
-        return "uniqueItems"
-    return "format" if schema.get("format") in FORMATS else None
+        yield "uniqueItems"
+    if schema.get("format") in FORMATS:
+        yield "format"
 
 
 def _is_deniable_multiple(schema: dict[str, Any]) -> bool:

@@ -65,6 +65,10 @@ class Subschemas(ABC):
     def _fails(self, number: int) -> list[Alternative]:
         """Return the alternatives in which one of a node's keywords fails."""
 
+    @abstractmethod
+    def widest(self) -> Subschemas:
+        """Return the analysis of the same document whose alternatives leave out no value that any validator admits."""
+
     # -- conjunctions
 
     def literal(self, parent: int, schema: Any, *tokens: str | int, negated: bool = False) -> Conj:

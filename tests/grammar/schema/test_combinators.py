@@ -153,3 +153,62 @@ def test_divisibility_of_digits():
         for value in (*range(1_200), *range(10**12, 10**12 + 60)):
             assert all(re.fullmatch(term, str(value)) for term in terms) == (value % number == 0), (number, value)
     assert divisible_terms(7) is divisible_terms(9) is divisible_terms(2**11) is None
+
+
+def key(name: str, value: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: value}, "required": [name]}
+
+
+LEFT_OUT: list[tuple[list[Any], int]] = [
+    # What a negation cannot say.
+    ([{"const": 5}, {"not": {"multipleOf": 7}}], 0),
+    ([{"enum": [5, 14, "x"]}, {"not": {"multipleOf": 7}}], 2),
+    ([{"type": "array"}, {"not": {"uniqueItems": True}}], 3),
+    ([{"type": "object"}, {"not": {"additionalProperties": {"type": "integer"}}}], 3),
+    ([{"const": {"a": "x"}}, {"not": {"patternProperties": {"^a": {"type": "integer"}}}}], 0),
+    ([{"enum": ["a", "2023-02-30"]}, {"not": {"format": "date"}}], 1),
+    ([{"enum": ["ab", "x"]}, {"not": {"propertyNames": {"maxLength": 1}}}], 0),
+    ([{"type": "object"}, {"not": {"unevaluatedProperties": False}}], 0),
+    ([{"type": "array"}, {"not": {"prefixItems": [{}], "items": {"const": 1}}}], 2),
+    # What some validators match and others do not.
+    ([{"const": "\u0663"}, {"type": "string", "pattern": r"^\d$"}], 1),
+    ([{"enum": ["a\n", "x"]}, {"type": "string", "pattern": "^a$"}], 2),
+    ([{"enum": ['"q"@b.c', "x"]}, {"type": "string", "format": "email"}], 1),
+    ([key("a", {"const": "a\n"}), key("a", {"pattern": "^a$"})], 0),
+    ([key("a\n", {"const": 1}), {"type": "object", "patternProperties": {"^a$": {"type": "string"}}}], 0),
+    ([{"const": 4503599627370497.5}, {"type": "number", "multipleOf": 0.3}], 0),
+    # What is unevaluated is told apart where the evaluated parts are known.
+    ([key("a", {}) | {"unevaluatedProperties": False}, key("ab", {}) | {"unevaluatedProperties": False}], 3),
+]
+
+
+@pytest.mark.parametrize(("branches", "least"), LEFT_OUT, ids=[str(branches) for branches, _ in LEFT_OUT])
+def test_a_branch_excludes_others_from_values_that_it_does_not_write_itself(grammars, branches, least):
+    """Each branch takes for its own also what its alternatives leave out, and what only some validators match."""
+    schema = {"oneOf": branches}
+    validator = jsonschema.Draft202012Validator(schema, format_checker=FORMAT_CHECKER)
+    try:
+        compiled = grammars.schema(schema)
+    except GrammarError as error:
+        assert not least and error.reason
+        return
+    values: list[Any] = [5, 7, 14, 0.3, 4503599627370497.5, "x", "a", "ab", "a\n", "\u0663", "3", "2023-02-30", None]
+    values += [
+        "2023-02-03",
+        '"q"@b.c',
+        "q@b.c",
+        [],
+        [1],
+        [1, 1],
+        [1, 2],
+        [1, 1, 1],
+        {},
+        {"a": 1},
+        {"a": "x"},
+        {"a": "a"},
+    ]
+    values += [{"a": "a\n"}, {"a\n": 1}, {"ab": 1}, {"ab": "x"}, {"a": 1, "ab": 1}, {"b": "x"}]
+    admitted = [value for value in values if grammars.admits(compiled, json.dumps(value, ensure_ascii=False))]
+    for value in admitted:
+        assert validator.is_valid(value), value
+    assert len(admitted) >= least
