@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import lora_reference, ops
+from .layouts.attention_arguments import RopeParams
 from .layouts.lora_arguments import Factors, Segments, ShrunkInputs, SlotTable, Tiles, pack_expansion
 from .triton import launch
 
@@ -25,10 +26,12 @@ __all__ = [
     "ShrunkInputs",
     "SlotTable",
     "Tiles",
+    "lora_add_rms_norm",
     "lora_embed",
     "lora_experts",
     "lora_gated_activation",
     "lora_heads",
+    "lora_rope_store_kv",
     "lora_shrink_beside",
     "lora_shrink_expand",
     "pack_expansion",
@@ -81,14 +84,75 @@ def lora_gated_activation(
 
     For arguments and errors see ``lora_shrink_expand``.
     """
-    # The fused kernel is not used with batch invariance, where the bits must be those of the separate activation.
-    if shrunk is not None and segments.tiles is not None and not ops.is_invariant(y.device):
+    if (tiles := _fused_tiles(segments, shrunk, y)) is not None:
         from .triton import lora_activation
 
-        if _takes_triton(table, y, x) and lora_activation.takes(y, table, segments.tiles):
+        if _takes_triton(table, y, x) and lora_activation.takes(y, table, tiles):
+            assert shrunk is not None
             return lora_activation.expand_gated(y, kind, shrunk, table, segments)
     lora_shrink_expand(y, x, table, segments, shrunk)
     return ops.gated_activation(y, kind)
+
+
+def lora_rope_store_kv(
+    qkv: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    kv_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    params: RopeParams,
+    table: SlotTable,
+    segments: Segments,
+    shrunk: ShrunkInputs | None = None,
+) -> Tensor:
+    """Return ``ops.rope_store_kv`` of ``qkv`` [T, (Hq + 2 * Hkv) * D] plus the adapters' part of it, [T, Hq, D].
+
+    qkv is undefined afterwards. For other arguments and errors see ``ops.rope_store_kv`` and ``lora_shrink_expand``.
+    """
+    if (tiles := _fused_tiles(segments, shrunk, qkv)) is not None:
+        from .triton import lora_rope
+
+        if _takes_triton(table, qkv, x) and lora_rope.takes(qkv, k_cache, v_cache, params, table, tiles):
+            assert shrunk is not None
+            return lora_rope.expand_rope_store(
+                qkv, positions, kv_loc, k_cache, v_cache, params, shrunk, table, segments
+            )
+    lora_shrink_expand(qkv, x, table, segments, shrunk)
+    return ops.rope_store_kv(qkv, positions, kv_loc, k_cache, v_cache, params)
+
+
+def lora_add_rms_norm(
+    y: Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float,
+    table: SlotTable,
+    segments: Segments,
+    shrunk: ShrunkInputs | None = None,
+) -> Tensor:
+    """Return ``ops.add_rms_norm`` of ``y`` [T, H] plus the adapters' part of it, [T, H]; residual changes in place.
+
+    y is undefined afterwards. For other arguments and errors see ``ops.add_rms_norm`` and ``lora_shrink_expand``.
+    """
+    if (tiles := _fused_tiles(segments, shrunk, y)) is not None:
+        from .triton import lora_norm
+
+        if _takes_triton(table, y, x) and lora_norm.takes(y, residual, weight, table, tiles):
+            assert shrunk is not None
+            return lora_norm.expand_add_norm(y, residual, weight, eps, offset, shrunk, table, segments)
+    lora_shrink_expand(y, x, table, segments, shrunk)
+    return ops.add_rms_norm(y, residual, weight, eps, offset)
+
+
+def _fused_tiles(segments: Segments, shrunk: ShrunkInputs | None, y: Tensor) -> Tiles | None:
+    """Return the step's tiles if what reads y may add the adapters' part to it.
+
+    With batch invariance it may not, as the bits must be those of separate launches.
+    """
+    return None if shrunk is None or ops.is_invariant(y.device) else segments.tiles
 
 
 def lora_embed(y: Tensor, token_ids: Tensor, table: SlotTable, segments: Segments) -> None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.layouts.attention_arguments import RopeParams
 from ..kernels.layouts.lora_arguments import ROW_FIELDS
 from ..kernels.layouts.staging import to_device
 from ..kernels.lora_ops import (
@@ -19,10 +20,12 @@ from ..kernels.lora_ops import (
     Segments,
     ShrunkInputs,
     SlotTable,
+    lora_add_rms_norm,
     lora_embed,
     lora_experts,
     lora_gated_activation,
     lora_heads,
+    lora_rope_store_kv,
     lora_shrink_beside,
     lora_shrink_expand,
 )
@@ -71,6 +74,47 @@ class LoraStep:
         change this projection.
         """
         return lora_gated_activation(y, x, kind, self._tables[projection], self._segments, shrunk)
+
+    def rope_store_kv(
+        self,
+        projection: str,
+        x: Tensor,
+        qkv: Tensor,
+        places: tuple[Tensor, Tensor],
+        caches: tuple[Tensor, Tensor],
+        params: RopeParams,
+        shrunk: ShrunkInputs | None,
+    ) -> Tensor:
+        """Return ``kernels.ops.rope_store_kv`` of qkv plus the adapters' part for ``x``, [T, Hq, D].
+
+        qkv is the base model's projection of ``x``; its contents are undefined afterwards. An adapter of the step must
+        change this projection.
+
+        Args:
+            places: positions and cells of the tokens.
+            caches: keys and values of the layer.
+        """
+        table = self._tables[projection]
+        return lora_rope_store_kv(qkv, x, *places, *caches, params, table, self._segments, shrunk)
+
+    def add_rms_norm(
+        self,
+        projection: str,
+        x: Tensor,
+        y: Tensor,
+        residual: Tensor,
+        norm: tuple[Tensor, float, float],
+        shrunk: ShrunkInputs | None,
+    ) -> Tensor:
+        """Return ``kernels.ops.add_rms_norm`` of y plus the adapters' part for ``x``, [T, H].
+
+        y is the base model's projection of ``x``; its contents are undefined afterwards. An adapter of the step must
+        change this projection.
+
+        Args:
+            norm: weight, epsilon and offset.
+        """
+        return lora_add_rms_norm(y, x, residual, *norm, self._tables[projection], self._segments, shrunk)
 
     def project_experts(self, product: str, x: Tensor, y: Tensor, experts: Tensor) -> None:
         """Add the adapters' part to ``y`` [T, k, N], the product of ``x`` [T, K] or [T, k, K] with experts [T, k]."""

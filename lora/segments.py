@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..kernels import ops
 from ..kernels.layouts.staging import refill, to_device
 from ..kernels.lora_ops import Segments, Tiles
-from ..kernels.triton.lora_config import SHORT, make_tiles, tile_size
+from ..kernels.triton.lora_config import MOST_PLACED, SHORT, make_places, make_tiles, tile_size
 
 Ints = NDArray[np.int32]
 
@@ -55,10 +55,14 @@ def make_segments(of_tokens: Ints, device: torch.device) -> Segments | None:
         first, second, third = (to_device(values, device) for values in (tokens, slots, starts))
         return Segments(first, second, third)
     size = SHORT if ops.is_invariant(device) else tile_size(len(tokens), len(slots))
-    parts = [tokens, slots, starts, make_tiles(slots, starts, size).reshape(-1)]
+    tiles = make_tiles(slots, starts, size)
+    parts = [tokens, slots, starts, tiles.reshape(-1)]
+    if size == SHORT and len(of_tokens) <= MOST_PLACED:
+        parts.append(make_places(tokens, tiles, len(of_tokens)).reshape(-1))
     on_device = to_device(np.concatenate(parts), device)
-    all_tokens, all_slots, all_starts, lines = on_device.split([len(part) for part in parts])
-    return Segments(all_tokens, all_slots, all_starts, Tiles(lines.view(-1, 3), size))
+    all_tokens, all_slots, all_starts, lines, *places = on_device.split([len(part) for part in parts])
+    in_tiles = Tiles(lines.view(-1, 3), size, places[0].view(-1, 3) if places else None)
+    return Segments(all_tokens, all_slots, all_starts, in_tiles)
 
 
 class StaticSegments:
@@ -76,7 +80,11 @@ class StaticSegments:
         self._num_tokens = num_tokens
         self._num_slots = num_tokens if num_slots is None else num_slots
         self._tiled = ops.on_triton(device)
-        size = num_tokens + 3 * self._most_tiles(num_tokens) if self._tiled else 3 * num_tokens + 1
+        self._num_placed = min(num_tokens, MOST_PLACED)
+        size = 3 * num_tokens + 1
+        if self._tiled:
+            # Tokens, then tiles, then places.
+            size = num_tokens + 3 * self._most_tiles(num_tokens) + 3 * self._num_placed
         self._room = torch.zeros(size, dtype=torch.int32, device=device)
 
     def segments(self, num_tokens: int) -> Segments:
@@ -84,8 +92,11 @@ class StaticSegments:
         most = self._num_tokens
         tokens, rest = self._room[:num_tokens], self._room[most:]
         if self._tiled:
-            lines = rest.view(-1, 3)[: self._most_tiles(num_tokens)]
-            return Segments(tokens, tokens[:0], tokens[:0], Tiles(lines, SHORT))
+            triples = rest.view(-1, 3)
+            places = triples[self._most_tiles(most) :][:num_tokens] if num_tokens <= self._num_placed else None
+            return Segments(
+                tokens, tokens[:0], tokens[:0], Tiles(triples[: self._most_tiles(num_tokens)], SHORT, places)
+            )
         return Segments(tokens, rest[:num_tokens], rest[most : most + num_tokens + 1])
 
     def _most_tiles(self, num_tokens: int) -> int:
@@ -100,8 +111,13 @@ class StaticSegments:
         room = np.zeros(len(self._room), np.int32)
         room[: len(tokens)] = tokens
         if self._tiled:
-            lines = make_tiles(slots, starts, SHORT).reshape(-1)
-            room[most : most + len(lines)] = lines
+            lines = make_tiles(slots, starts, SHORT)
+            room[most : most + lines.size] = lines.reshape(-1)
+            # Tokens that pad a step belong to the base model.
+            places = room[len(room) - 3 * self._num_placed :]
+            places[:] = -1
+            if len(of_tokens) <= self._num_placed:
+                places[: 3 * len(of_tokens)] = make_places(tokens, lines, len(of_tokens)).reshape(-1)
         else:
             room[most : most + len(slots)] = slots
             room[2 * most :] = len(tokens)

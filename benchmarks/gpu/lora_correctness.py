@@ -14,12 +14,22 @@ import torch
 from benchmarks.gpu.correctness import TOLERANCE, error_of
 from benchmarks.gpu.measure import Line, Machine, launches
 from rootgraft.engine.sampling import top_k_top_p
-from rootgraft.kernels import lora_reference, sampling_ops
+from rootgraft.kernels import lora_reference, reference, sampling_ops
+from rootgraft.kernels.layouts.attention_arguments import RopeParams
 from rootgraft.kernels.layouts.draw_params import COLUMNS, DrawParams, DrawTable
-from rootgraft.kernels.lora_ops import Factors, SlotTable, lora_embed, lora_shrink_expand
+from rootgraft.kernels.lora_ops import (
+    Factors,
+    SlotTable,
+    lora_add_rms_norm,
+    lora_embed,
+    lora_rope_store_kv,
+    lora_shrink_beside,
+    lora_shrink_expand,
+)
 from rootgraft.lora.segments import make_segments
 
 PRODUCT, EMBEDDING = {"_shrink", "_expand"}, {"_gather", "_expand"}
+ROTATED, NORMED = {"_shrink", "_expand_rope_store"}, {"_shrink", "_expand_add_norm"}
 DRAW, MASK = {"_stats", "_deviations", "_sums", "_levels", "_pick", "_draw"}, {"_mask"}
 # Of an fp32 y: between the two kernels values have 16 bits of mantissa where factors are bf16.
 WIDE_TOLERANCE = 1e-4
@@ -30,6 +40,11 @@ def run(machine: Machine) -> Iterator[Line]:
     for dtype in [torch.float32] if machine.tiny else [torch.bfloat16, torch.float16]:
         for y in dict.fromkeys((dtype, torch.float32)):  # logits and the residual stream are fp32
             yield from _lora(machine, dtype, y)
+        for name, error_within, kernels in (("rotation", _rotated_error, ROTATED), ("norm", _normed_error, NORMED)):
+            with launches() as launched:
+                error = error_within(machine, dtype) / TOLERANCE[dtype]
+            of = str(dtype).removeprefix("torch.")
+            yield _line(f"lora within a {name}, {of}", error, "of tolerance", kernels - launched)
     with launches() as launched:
         share = _draw_differences(machine)
     yield _line("draw, rows that differ", share, "of tolerance", DRAW - launched)
@@ -85,6 +100,43 @@ def _product_error(machine: Machine, dtype: torch.dtype, y_dtype: torch.dtype, c
     lora_shrink_expand(y, x, table, segments)
     lora_reference.lora_shrink_expand(expected, x, None, table, segments)
     return error_of(y, expected.double())
+
+
+def _rotated_error(machine: Machine, dtype: torch.dtype) -> float:
+    """The error of queries, keys and values that are rotated and stored behind q, k and v with adapters."""
+    heads, kv_heads, dim, width = (2, 1, 32, 64) if machine.tiny else (32, 8, 128, 4096)
+    table = _table(machine, dtype, (heads * dim, kv_heads * dim, kv_heads * dim), width, embed=False)
+    slots = _of_tokens((1, 3, 0, 1))
+    segments = make_segments(slots, machine.device)
+    assert segments is not None
+    x, qkv = machine.randn(len(slots), width, dtype=dtype), machine.randn(len(slots), sum(table.sizes), dtype=dtype)
+    caches = machine.randn(2, 1, kv_heads, 16, dim, dtype=dtype)
+    places = machine.ints(list(range(len(slots))), torch.int64)
+    params = RopeParams(heads, kv_heads, machine.randn(16, dim, dtype=torch.float32))
+    wide, expected = qkv.float(), caches.double()
+    lora_reference.lora_shrink_expand(wide, x, None, table, segments)
+    wanted = reference.rope_store_kv(wide.double(), places, places, *expected, params)
+    shrunk = lora_shrink_beside(x, table, segments)
+    q = lora_rope_store_kv(qkv, x, places, places, *caches, params, table, segments, shrunk)
+    return max(error_of(q, wanted), error_of(caches, expected))
+
+
+def _normed_error(machine: Machine, dtype: torch.dtype) -> float:
+    """The error of the norm of a residual stream behind an output projection with adapters."""
+    hidden, width = (64, 96) if machine.tiny else (4096, 14336)
+    table = _table(machine, dtype, (hidden,), width, embed=False)
+    slots = _of_tokens((1, 3, 0, 1))
+    segments = make_segments(slots, machine.device)
+    assert segments is not None
+    x, y = machine.randn(len(slots), width, dtype=dtype), machine.randn(len(slots), hidden, dtype=dtype)
+    residual, weight = machine.randn(len(slots), hidden, dtype=torch.float32), machine.randn(hidden, dtype=dtype)
+    wide = y.float()
+    lora_reference.lora_shrink_expand(wide, x, None, table, segments)
+    total = residual.double() + wide.double()
+    wanted = total * torch.rsqrt(total.square().mean(1, keepdim=True) + 1e-5) * weight.double()
+    shrunk = lora_shrink_beside(x, table, segments)
+    out = lora_add_rms_norm(y, x, residual, weight, 1e-5, 0.0, table, segments, shrunk)
+    return max(error_of(out, wanted), error_of(residual, total))
 
 
 def _embed_error(machine: Machine, dtype: torch.dtype, y_dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ from ...kernels.ops import add_scaled
 from .experts import BesideMlp
 from .forward_inputs import ForwardInputs
 from .layer_inputs import LayerInput
-from .layers import LayerMixer, LayerMlp, Projection
+from .layers import Attention, LayerMixer, LayerMlp, Mlp, Projection
 from .norms import Norm, normed, normed_sum
 
 
@@ -79,6 +79,9 @@ class DecoderLayer:
         x = q if self.attention is None else self._mixed(self.attention, q, residual, inputs, k_cache, v_cache)
         if self.mlp is None:
             return normed_sum(self.next_norm, x, residual, inputs.own)
+        if isinstance(self.mlp, Mlp) and self.post_mlp is None and self.beside is None and self.input is None:
+            gated = self.mlp.gated(x, inputs.lora)
+            return self.mlp.down.normed_sum(gated, residual, self.next_norm, inputs.lora, inputs.own)
         x = self.mlp(x, inputs.lora, inputs.num_tokens)
         if self.beside is not None:
             x = self.beside(x, residual, inputs)
@@ -98,6 +101,14 @@ class DecoderLayer:
         v_cache: Tensor,
     ) -> Tensor:
         """Return the MLP's input, [S, ...] -> [S, H] normed; without an MLP the mixer's output, not added yet."""
+        if (
+            isinstance(mixer, Attention)
+            and self.post_attention is None
+            and self.mlp is not None
+            and not self.is_parallel
+        ):
+            attended = mixer.attended(q, inputs, k_cache, v_cache)
+            return mixer.output.normed_sum(attended, residual, self.mlp_norm, inputs.lora, inputs.own)
         x = mixer(q, inputs, k_cache, v_cache)
         if self.post_attention is not None:
             x = normed(self.post_attention, x, inputs.own)

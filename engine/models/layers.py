@@ -31,6 +31,7 @@ from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
+from .norms import Norm, RmsNorm, normed_sum, renormed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,36 @@ class Projection:
             shrunk = lora.shrink_beside(name, x)
             return lora.activate(name, x, linear(x, self.packed), kind, shrunk)
         return gated_linear(x, self.packed, kind)
+
+    def rotated(
+        self,
+        x: Tensor,
+        places: tuple[Tensor, Tensor],
+        caches: tuple[Tensor, Tensor],
+        rope: RopeParams,
+        lora: LoraStep | None,
+    ) -> Tensor:
+        """Compute ``rope_store_kv`` of a product of q, k and v, adapters included: [T, K] -> queries [T, Hq, D].
+
+        Args:
+            places: positions and cells of the tokens.
+            caches: keys and values of the layer.
+        """
+        name = self.modules[0]
+        if lora is not None and self.added_over is None and lora.changes(name):
+            shrunk = lora.shrink_beside(name, x)
+            return lora.rope_store_kv(name, x, linear(x, self.packed), places, caches, rope, shrunk)
+        return rope_store_kv(self(x, lora), *places, *caches, rope)
+
+    def normed_sum(self, x: Tensor, residual: Tensor, norm: Norm, lora: LoraStep | None, own: OwnStep | None) -> Tensor:
+        """Compute ``normed_sum`` of the product, adapters included: [T, K] -> [T, H]; updates ``residual`` [T, H]."""
+        name = self.modules[0]
+        if lora is None or self.added_over is not None or not isinstance(norm, RmsNorm) or not lora.changes(name):
+            return normed_sum(norm, self(x, lora), residual, own)
+        shrunk = lora.shrink_beside(name, x)
+        weights = norm.weight, norm.eps, norm.offset
+        y = lora.add_rms_norm(name, x, linear(x, self.packed), residual, weights, shrunk)
+        return renormed(norm, residual, y, own)
 
     def largest(self, x: Tensor) -> Largest:
         """Return the largest of each row of the float32 product, without adapters: [S, K] -> [S]."""
@@ -171,6 +202,9 @@ class Attention:
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> queries [T, Hq, D]."""
+        if self.gate is None and self.spread is None and (inputs.own is None or not self.head_norms):
+            places = inputs.positions, inputs.kv_loc
+            return self.qkv.rotated(x, places, (k_cache, v_cache), self.rope, inputs.lora)
         projected = self.qkv(x, inputs.lora)
         if self.spread is not None:
             projected = take_columns(self.spread, projected)
@@ -201,11 +235,15 @@ class Attention:
 
     def __call__(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Causal attention of queries to the cache, followed by the output projection: [S, Hq, D] -> [S, H]."""
+        return self.output(self.attended(q, inputs, k_cache, v_cache), inputs.lora)
+
+    def attended(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Return the input of the output projection: [S, Hq, D] -> [S, Hq * D]."""
         if self.gate is None:
-            return self.output(attention(q, k_cache, v_cache, inputs, self.params), inputs.lora)
+            return attention(q, k_cache, v_cache, inputs, self.params)
         queries = take_columns(self.gate.queries, q)
         y = attention(queries, k_cache, v_cache, inputs, self.params)
-        return self.output(sigmoid_gate(y, q, self.gate.width, self.gate.repeat), inputs.lora)
+        return sigmoid_gate(y, q, self.gate.width, self.gate.repeat)
 
     @property
     def before_kv(self) -> tuple[Projection, ...]:
@@ -233,7 +271,11 @@ class Mlp:
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self.down(self.gate_up.gated(x, self.activation, lora), lora)
+        return self.down(self.gated(x, lora), lora)
+
+    def gated(self, x: Tensor, lora: LoraStep | None) -> Tensor:
+        """Return the input of ``down``: [T, H] -> [T, I]."""
+        return self.gate_up.gated(x, self.activation, lora)
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -116,17 +116,16 @@ class ScaledSum:
 
 def normed(norm: Norm, x: Tensor, own: OwnStep | None) -> Tensor:
     """Return the norm of ``x`` [T, H], with an adapter's own weights for its tokens if it has some."""
-    y = norm(x)
-    return y if own is None else _renormed(norm, x, y, own)
+    return renormed(norm, x, norm(x), own)
 
 
 def normed_sum(norm: Norm, x: Tensor, residual: Tensor, own: OwnStep | None) -> Tensor:
     """Return ``norm.after_add(x, residual)``, with an adapter's own weights for its tokens if it has some."""
-    y = norm.after_add(x, residual)
-    return y if own is None else _renormed(norm, residual, y, own)
+    return renormed(norm, residual, norm.after_add(x, residual), own)
 
 
-def _renormed(norm: Norm, source: Tensor, y: Tensor, own: OwnStep) -> Tensor:
-    for tokens, weights in own.norms(norm.name):
+def renormed(norm: Norm, source: Tensor, y: Tensor, own: OwnStep | None) -> Tensor:
+    """Return the norm ``y`` of ``source`` [T, H], where an adapter's own weights replace the norm's for its tokens."""
+    for tokens, weights in () if own is None else own.norms(norm.name):
         y[tokens] = norm.with_weights(weights)(source[tokens]).to(y.dtype)
     return y

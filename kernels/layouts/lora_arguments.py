@@ -184,10 +184,13 @@ class Tiles:
     Attributes:
         lines: [N, 3] int32: slot, first and end position in ``Segments.tokens``. Empty tiles are allowed.
         size: largest number of tokens in a tile.
+        places: [T, 3] int32, for each token of the step its slot, its position in ``Segments.tokens`` and its tile, all
+            -1 for a token of the base model; None in a step with too many tokens for the kernels that read it.
     """
 
     lines: Tensor
     size: int
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _gather(
 
 
 @triton.jit
-def _times(factor, matrix, sums):
+def times(factor, matrix, sums):
     """Return ``sums + factor @ matrix`` with an fp32 factor and a matrix of any type, to about fp32 precision.
 
     For bf16 the factor is split into two bf16 numbers, 16 bits of mantissa, whose products are exact. fp16 lacks the
@@ -157,7 +157,7 @@ def _times(factor, matrix, sums):
 
 
 @triton.jit
-def _of_module(is1, is2, value0, value1, value2):
+def of_module(is1, is2, value0, value1, value2):
     """Return the value for the module of a program: module 1 or 2 if the flags say so, else module 0."""
     return tl.where(is2, value2, tl.where(is1, value1, value0))
 
@@ -175,12 +175,12 @@ def _module(row, size0, size1, size2, COLUMNS: tl.constexpr):
     until1 = until0 + tl.cdiv(size1, COLUMNS)
     is1 = (tl.program_id(0) >= until0) & (tl.program_id(0) < until1)
     is2 = tl.program_id(0) >= until1
-    block = tl.program_id(0) - _of_module(is1, is2, 0, until0, until1)
-    size = _of_module(is1, is2, size0, size1, size2)
-    rank = _of_module(is1, is2, rank0, rank1, tl.load(row + 7).to(tl.int32))
-    columns_before = _of_module(is1, is2, 0, size0, size0 + size1)
-    ranks_before = _of_module(is1, is2, 0, rank0, rank0 + rank1)
-    cells_before = _of_module(is1, is2, 0, rank0 * size0, rank0 * size0 + rank1 * size1)
+    block = tl.program_id(0) - of_module(is1, is2, 0, until0, until1)
+    size = of_module(is1, is2, size0, size1, size2)
+    rank = of_module(is1, is2, rank0, rank1, tl.load(row + 7).to(tl.int32))
+    columns_before = of_module(is1, is2, 0, size0, size0 + size1)
+    ranks_before = of_module(is1, is2, 0, rank0, rank0 + rank1)
+    cells_before = of_module(is1, is2, 0, rank0 * size0, rank0 * size0 + rank1 * size1)
     return block, size, rank, columns_before, ranks_before, cells_before
 
 
@@ -203,13 +203,30 @@ def changed(source, sums, row, at_column, written, inside):
 
 
 @triton.jit
+def whole_inputs(
+    shrunk, parts, position, is_token, is_rank, ranks, rank, part_size, TILE: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Return ``s[position, rank]`` [TILE, RANKS], the sum of all parts in order, 0 where there is no token or rank.
+
+    Loads of ``PARTS`` parts run in parallel; for parts that a short tile lacks, nothing is read.
+    """
+    at = shrunk + position[:, None] * ranks + rank[None, :]
+    is_there = is_token[:, None] & is_rank[None, :]
+    factor = tl.load(at, is_there, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        is_part = is_there
+        if TILE == _SHORT:
+            is_part = is_there & (part < parts)
+        factor += tl.load(at + part * part_size, is_part, other=0.0)
+    return factor
+
+
+@triton.jit
 def expanded(
     b, cells, step, shrunk, parts, position, is_token, inside, ranks, first_rank, rank, part_size, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, RANKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """``B s`` [TILE, COLUMNS]: ``sum over r < rank of s[position, first_rank + r] * B[., r]``, s the sum of all parts.
-
-    Loads of ``PARTS`` parts run in parallel; for parts that a short tile lacks, nothing is read.
 
     ``B[., r]`` of a column is at ``b + cells + r * step``.
     """
@@ -217,15 +234,11 @@ def expanded(
     for start in range(0, rank, RANKS):
         r = start + tl.arange(0, RANKS)
         is_rank = r < rank
-        at = shrunk + position[:, None] * ranks + (first_rank + r)[None, :]
-        factor = tl.load(at, is_token[:, None] & is_rank[None, :], other=0.0)
-        for part in tl.static_range(1, PARTS):
-            is_there = is_token[:, None] & is_rank[None, :]
-            if TILE == _SHORT:
-                is_there = is_there & (part < parts)
-            factor += tl.load(at + part * part_size, is_there, other=0.0)
+        factor = whole_inputs(
+            shrunk, parts, position, is_token, is_rank, ranks, first_rank + r, part_size, TILE, PARTS
+        )  # fmt: skip
         matrix = tl.load(b + cells[None, :] + r[:, None] * step[None, :], is_rank[:, None] & inside[None, :], other=0.0)
-        sums = _times(factor, matrix, sums)
+        sums = times(factor, matrix, sums)
     return sums
 
 

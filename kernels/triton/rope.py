@@ -83,25 +83,13 @@ def _store_bytes(
     tl.store(v_cache.to(tl.pointer_type(tl.float32)) + scale_at, scale, is_value)
 
 
-@triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
-def _rope_store_kv(
-    qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, kv_scales, heads, kv_heads,
-    page_bits, dim, half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, KV: tl.constexpr, STATIC: tl.constexpr,
-):  # fmt: skip
-    """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
+@triton.jit
+def pairs(d, half, INTERLEAVED: tl.constexpr):
+    """Return for each dimension of a head whether it is the first of its pair, its partner, and the pair's number.
 
-    Dimension d is paired with d + half, or d - half from half on (INTERLEAVED: with its neighbour, d ^ 1); those from
-    2 * half on are not rotated. LAST: norms come after the rotation. SCALED: queries have a factor by position. STATIC:
-    K and V have the scales ``kv_scales`` [2, kv_heads]. A token with a negative cell pads a captured batch: its K and V
-    are not stored.
+    Dimension d is paired with d + half, or d - half from half on (INTERLEAVED: with its neighbour, d ^ 1). Numbers are
+    meant for dimensions below 2 * half; the others are not rotated.
     """
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    is_query = head < heads
-    is_value = head >= heads + kv_heads
-    some = head < heads + 2 * kv_heads
-    d = tl.arange(0, BLOCK_D)
     if INTERLEAVED:
         is_first = d % 2 == 0
         partner = tl.where(is_first, d + 1, d - 1)
@@ -110,44 +98,99 @@ def _rope_store_kv(
         is_first = d < half
         partner = tl.where(is_first, d + half, d - half)
         angle = tl.where(is_first, d, d - half)
+    return is_first, partner, angle
+
+
+@triton.jit
+def turned_heads(
+    x, y, cos, sin, query_factor, q_norm, k_norm, d, partner, is_first, is_query, is_value, rotates, inside, dim, half,
+    eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Return N heads of q, k and v normed and rotated, [N, D] fp32, from their values x and those of partners y.
+
+    ``rotates`` [N, D] are the pairs to rotate, by ``cos`` and ``sin`` [N or 1, D]. For other arguments see the kernels.
+    """
+    if NORMS and not LAST:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
+        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+        y = _normed(y, inside, scale, q_norm, k_norm, partner, is_query, is_value, offset, d < 2 * half)
+    turned = x * cos + y * tl.where(is_first[None, :], -sin, sin)
+    x = tl.where(rotates, turned, x)
+    if NORMS and LAST:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
+        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+    if SCALED:
+        x = tl.where(is_query[:, None], x * query_factor, x)
+    return x
+
+
+@triton.jit
+def store_heads(
+    result, q, k_cache, v_cache, kv_scales, token, head, cell, is_query, is_value, some, inside, heads, kv_heads,
+    page_bits, dim, d, KV: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """Write N heads [N, D] to q, or to their cells: head ``head`` [N], of the heads of q, k and v, of ``token``.
+
+    ``some`` [N] are the heads that exist, ``inside`` [N, D] their dimensions. ``token`` is one or [N], and so is
+    ``cell``; a negative cell is not written.
+    """
+    tl.store(q + (token * heads + head)[:, None] * dim + d[None, :], result, inside & is_query[:, None])
+    stored = some & (cell >= 0)
+    kept = inside & stored[:, None]
+    page = (cell >> page_bits) * kv_heads
+    if KV != PLAIN_KV:
+        page_head = page + tl.where(is_value, head - heads - kv_heads, head - heads)
+        _store_bytes(
+            k_cache, v_cache, kv_scales, result, inside, stored & ~is_query & ~is_value, stored & is_value, cell,
+            page_head, head - heads, page_bits, dim, d, KV, STATIC,
+        )  # fmt: skip
+    else:
+        within = cell & ((1 << page_bits) - 1)
+        key = (((page + head - heads) << page_bits) + within)[:, None] * dim + d[None, :]
+        value = (((page + head - heads - kv_heads) << page_bits) + within)[:, None] * dim + d[None, :]
+        tl.store(k_cache + key, result, kept & ~(is_query | is_value)[:, None])
+        tl.store(v_cache + value, result, kept & is_value[:, None])
+
+
+@triton.jit(do_not_specialize=["heads", "kv_heads", "page_bits"])
+def _rope_store_kv(
+    qkv, positions, cos_sin, query_scale, kv_loc, q_norm, k_norm, q, k_cache, v_cache, kv_scales, heads, kv_heads,
+    page_bits, dim, half, eps, offset, NORMS: tl.constexpr, LAST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, KV: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """Program (t, b): heads ``b * BLOCK_H ...`` of token t, of the heads of q, then k, then v.
+
+    The first 2 * half dimensions are rotated, in ``pairs``. LAST: norms come after the rotation. SCALED: queries have a
+    factor by position. STATIC: K and V have the scales ``kv_scales`` [2, kv_heads]. A token with a negative cell pads a
+    captured batch: its K and V are not stored.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    is_query = head < heads
+    is_value = head >= heads + kv_heads
+    some = head < heads + 2 * kv_heads
+    d = tl.arange(0, BLOCK_D)
+    is_first, partner, angle = pairs(d, half, INTERLEAVED)
     is_paired = d < 2 * half
     source = qkv + (token * (heads + 2 * kv_heads) + head[:, None]) * dim
     inside = some[:, None] & (d < dim)[None, :]
     x = tl.load(source + d[None, :], inside, other=0.0).to(tl.float32)
     rotates = (some & (head < heads + kv_heads))[:, None] & is_paired[None, :]
     y = tl.load(source + partner[None, :], rotates, other=0.0).to(tl.float32)
-    if NORMS and not LAST:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
-        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
-        y = _normed(y, inside, scale, q_norm, k_norm, partner, is_query, is_value, offset, is_paired)
     angles = cos_sin + tl.load(positions + token) * 2 * half + angle
     cos = tl.load(angles, is_paired, other=1.0)
     sin = tl.load(angles + half, is_paired, other=0.0)
-    turned = x * cos[None, :] + y * tl.where(is_first, -sin, sin)[None, :]
-    x = tl.where(rotates, turned, x)
-    if NORMS and LAST:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
-        x = _normed(x, inside, scale, q_norm, k_norm, d, is_query, is_value, offset, d < dim)
+    query_factor = 1.0
     if SCALED:
-        x = tl.where(is_query[:, None], x * tl.load(query_scale + tl.load(positions + token)), x)
-    result = x.to(q.dtype.element_ty)
-    tl.store(q + (token * heads + head[:, None]) * dim + d[None, :], result, inside & is_query[:, None])
-    cell = tl.load(kv_loc + token)
-    kept = inside & (cell >= 0)
-    page = (cell >> page_bits) * kv_heads
-    if KV != PLAIN_KV:
-        stored = some & (cell >= 0)
-        page_head = page + tl.where(is_value, head - heads - kv_heads, head - heads)
-        _store_bytes(
-            k_cache, v_cache, kv_scales, result, inside, stored & ~is_query & ~is_value, stored & is_value, cell,
-            page_head, head - heads, page_bits, dim, d, KV, STATIC,
-        )  # fmt: skip
-        return
-    within = cell & ((1 << page_bits) - 1)
-    key = (((page + head - heads) << page_bits) + within)[:, None] * dim + d[None, :]
-    value = (((page + head - heads - kv_heads) << page_bits) + within)[:, None] * dim + d[None, :]
-    tl.store(k_cache + key, result, kept & ~(is_query | is_value)[:, None])
-    tl.store(v_cache + value, result, kept & is_value[:, None])
+        query_factor = tl.load(query_scale + tl.load(positions + token))
+    x = turned_heads(
+        x, y, cos[None, :], sin[None, :], query_factor, q_norm, k_norm, d, partner, is_first, is_query, is_value,
+        rotates, inside, dim, half, eps, offset, NORMS, LAST, SCALED,
+    )  # fmt: skip
+    store_heads(
+        x.to(q.dtype.element_ty), q, k_cache, v_cache, kv_scales, token, head, tl.load(kv_loc + token), is_query,
+        is_value, some, inside, heads, kv_heads, page_bits, dim, d, KV, STATIC,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -272,11 +315,11 @@ def rope_store_kv(
 ) -> Tensor:
     """``kernels.ops.rope_store_kv``: [T, (Hq + 2 * Hkv) * D] -> q [T, Hq, D]; a negative cell is not written."""
     q = qkv.new_empty(qkv.shape[0], params.num_heads, kv_forms.head_dim(k_cache))
-    _launch(qkv, positions, kv_loc, k_cache, v_cache, q, params).run()
+    launch_of(qkv, positions, kv_loc, k_cache, v_cache, q, params).run()
     return q
 
 
-def _launch(
+def launch_of(
     qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor, params: RopeParams
 ) -> Launch:
     tokens, heads, dim = q.shape
@@ -337,7 +380,7 @@ def _example(
     tokens, table = meta(2, dtype=torch.int64), meta(64, 2 * half, dtype=torch.float32)
     norm = meta(dim, dtype=dtype) if is_normed else None
     params = RopeParams(8, 2, table, norm, norm, 1e-5, 0.0, **options)
-    return _launch(qkv, tokens, tokens, cache, cache, q, params)
+    return launch_of(qkv, tokens, tokens, cache, cache, q, params)
 
 
 def _latent_example(dtype: torch.dtype, is_interleaved: bool) -> Launch:

@@ -102,6 +102,24 @@ def activate_adapted(dtype: torch.dtype) -> None:
     assert lora_ops.lora_gated_activation(y, hidden(dtype), "silu", made, part, begun).shape == (TOKENS, WIDTH)
 
 
+def rotate_adapted(dtype: torch.dtype) -> None:
+    part, sizes = segments(captured=True), (HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM)
+    made = SlotTable(sizes, WIDTH, 2, dtype, GPU)
+    made.reserve(16)
+    begun = lora_ops.lora_shrink_beside(hidden(dtype), made, part)
+    params = RopeParams(HEADS, KV_HEADS, gpu_tensor(50, DIM, dtype=FP32))
+    qkv, ids = hidden(dtype, sum(sizes)), gpu_tensor(TOKENS, dtype=INT64)
+    q = lora_ops.lora_rope_store_kv(qkv, hidden(dtype), ids, ids, *caches(dtype), params, made, part, begun)
+    assert q.shape == (TOKENS, HEADS, DIM)
+
+
+def norm_adapted(dtype: torch.dtype) -> None:
+    part, made = segments(captured=True), table(dtype, WIDTH, WIDTH)
+    begun = lora_ops.lora_shrink_beside(hidden(dtype), made, part)
+    y, residual, weight = hidden(dtype), hidden(FP32), gpu_tensor(WIDTH, dtype=dtype)
+    lora_ops.lora_add_rms_norm(y, hidden(dtype), residual, weight, 1e-5, 0.0, made, part, begun)
+
+
 def adapt_embedding(dtype: torch.dtype, *, captured: bool) -> None:
     ids = gpu_tensor(TOKENS, dtype=INT64)
     lora_ops.lora_embed(hidden(FP32), ids, table(dtype, WIDTH, VOCAB), segments(captured=captured))
@@ -225,6 +243,8 @@ CASES: dict[str, tuple[str, Callable[[torch.dtype], None], list[str]]] = {
     "adapter of an activation": (
         "lora_ops.lora_gated_activation", activate_adapted, [*LORA[:1], "_expand_gated"],
     ),
+    "adapter of q, k and v": ("lora_ops.lora_rope_store_kv", rotate_adapted, [*LORA[:1], "_expand_rope_store"]),
+    "adapter before a norm": ("lora_ops.lora_add_rms_norm", norm_adapted, [*LORA[:1], "_expand_add_norm"]),
     "adapter of the embedding": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=False), LORA_EMBED),
     "the same, captured": ("lora_ops.lora_embed", lambda d: adapt_embedding(d, captured=True), LORA_EMBED),
     "mask": ("sampling_ops.mask_logits", mask, ["_mask"]),

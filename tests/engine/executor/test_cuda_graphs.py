@@ -237,7 +237,8 @@ def test_in_the_types_of_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     with launches() as launched:
         for counts in ([1, 1, 1, 0, 0, 0], [1, 3, 0, 1, 0, 0], [0, 0, 2, 0, 0, 0]):
             world.step(counts)
-    assert launched >= {"_gather", "_shrink", "_expand", "_rms_norm", "_rope_store_kv", "decode", "extend"}
+    within = {"_expand_gated", "_expand_rope_store", "_expand_add_norm"}
+    assert launched >= {"_gather", "_shrink", "_expand", "_rms_norm", "_rope_store_kv", "decode", "extend"} | within
 
 
 @pytest.mark.heavy

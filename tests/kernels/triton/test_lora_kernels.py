@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.kernels import triton_interpreter
+from support.kernels.adapter_tables import random_factors, random_table
 from support.kernels.fake_streams import FakeStream, fake_streams
 from torch import Tensor
 
@@ -33,34 +34,6 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-
-
-def factors(
-    sizes: tuple[int, ...], width: int, ranks: tuple[int, ...], dtype: torch.dtype, seed: int, *, embed: bool = False
-) -> Factors:
-    """Random factors that kernels may reach; with a gain, an addend, both or neither, by the seed."""
-    g = torch.Generator().manual_seed(seed)
-    total = sum(ranks)
-    cells = sum(rank * size for rank, size in zip(ranks, sizes, strict=True))
-    made = Factors(
-        a=torch.randn((width, total) if embed else (total, width), generator=g).to(dtype),
-        scale=torch.rand(total, generator=g) / total,
-        ranks=ranks,
-        b=torch.randn(cells, generator=g).to(dtype),
-        gain=torch.rand(sum(sizes), generator=g) if seed % 2 else None,
-        add=torch.randn(sum(sizes), generator=g) if seed // 2 % 2 else None,
-    )
-    triton_interpreter.allow(*made.tensors())
-    return made
-
-
-def table_of(
-    sizes: tuple[int, ...], width: int, all_ranks: list[tuple[int, ...] | None], dtype: torch.dtype
-) -> SlotTable:
-    table = SlotTable(sizes, width, len(all_ranks), dtype)
-    for slot, ranks in enumerate(all_ranks):
-        table.put(slot, None if ranks is None else factors(sizes, width, ranks, dtype, slot))
-    return table
 
 
 def segments_of(slots: list[int]) -> Segments:
@@ -104,7 +77,7 @@ def test_against_plain_torch(sizes, width, slots, dtype, wide, data):
         data.draw(st.none() | st.tuples(*[rank] * len(sizes)).filter(any), label=f"ranks of slot {slot}")
         for slot in range(4)
     ]
-    table = table_of(sizes, width, ranks, dtype)
+    table = random_table(sizes, width, ranks, dtype)
     y, actual, expected = both(table, slots, dtype, torch.float32 if wide else dtype)
     assert close(actual, expected)
     untouched = [i for i, slot in enumerate(slots) if slot < 0 or ranks[slot] is None]
@@ -114,7 +87,7 @@ def test_against_plain_torch(sizes, width, slots, dtype, wide, data):
 @pytest.mark.parametrize(("rank", "dtype"), [(1, TYPES[1]), (16, TYPES[2]), (100, TYPES[0]), (256, TYPES[1])])
 def test_ranks_from_one_to_the_largest(rank, dtype):
     """Beside a slot of rank 8, in the same step, whose launches are made for the larger one."""
-    _, actual, expected = both(table_of((192,), 320, [(rank,), (8,)], dtype), [1, 0, -1, 0, 1], dtype, dtype)
+    _, actual, expected = both(random_table((192,), 320, [(rank,), (8,)], dtype), [1, 0, -1, 0, 1], dtype, dtype)
     assert close(actual, expected)
 
 
@@ -123,7 +96,7 @@ def test_long_segments(dtype):
     """A prompt's chunk: tiles of 64 tokens, the last of them partly filled."""
     slots = [0] * 100 + [-1] * 3 + [1] * 64
     assert segments_of(slots).tiles.size == lora_config.LONG
-    _, actual, expected = both(table_of((192, 64), 200, [(16, 20), (8, 0)], dtype), slots, dtype, dtype)
+    _, actual, expected = both(random_table((192, 64), 200, [(16, 20), (8, 0)], dtype), slots, dtype, dtype)
     assert close(actual, expected)
 
 
@@ -131,7 +104,7 @@ def test_long_segments(dtype):
 def test_the_first_half_beside_a_product(slots):
     """The same bits, waited for before they are read; also where y lies so that plain torch adds all."""
     log: list[str] = []
-    table = table_of((192, 64), 320, [(16, 8), (8, 0)], torch.bfloat16)
+    table = random_table((192, 64), 320, [(16, 8), (8, 0)], torch.bfloat16)
     segments, x = segments_of(slots), torch.randn(len(slots), 320).bfloat16()
     found, expected = (torch.ones(len(slots), 256, dtype=torch.bfloat16) for _ in range(2))
     strided = torch.ones(len(slots), 512, dtype=torch.bfloat16)[:, ::2]
@@ -172,7 +145,7 @@ def test_the_second_half_within_an_activation(width, slots, dtype, kind, data):
     ranks = [data.draw(st.none() | st.tuples(rank, rank), label=f"ranks of slot {slot}") for slot in range(4)]
     assume(any(ranks))
     x = torch.randn(len(slots), 96, generator=torch.Generator().manual_seed(7)).to(dtype)
-    found, expected, names = activated(x, table_of((width, width), 96, ranks, dtype), slots, kind)
+    found, expected, names = activated(x, random_table((width, width), 96, ranks, dtype), slots, kind)
     assert torch.equal(found, expected)
     assert ("_expand_gated" in names) == (segments_of(slots).tiles.size == lora_config.SHORT)
 
@@ -183,7 +156,7 @@ def test_an_activation_in_a_captured_step():
     x = torch.randn(8, 96).to(dtype)
     room = StaticSegments(8, CPU)
     room.fill(np.array(slots, np.int32))
-    table = table_of((64, 64), 96, [(8, 4), (16, 16)], dtype)
+    table = random_table((64, 64), 96, [(8, 4), (16, 16)], dtype)
     found, expected, names = activated(x, table, [0] * 8, segments=room.segments(8))
     assert torch.equal(found, expected) and names == {"_shrink", "_expand_gated"}
     ops.use_invariant(True)
@@ -192,7 +165,7 @@ def test_an_activation_in_a_captured_step():
     finally:
         ops.use_invariant(False)
     assert torch.equal(found, expected) and names == {"_shrink", "_expand", "_gated_activation"}
-    found, expected, names = activated(x, table_of((48, 80), 96, [(8, 4)], dtype), [0] * 8)
+    found, expected, names = activated(x, random_table((48, 80), 96, [(8, 4)], dtype), [0] * 8)
     assert torch.equal(found, expected) and "_expand_gated" not in names
 
 
@@ -214,7 +187,7 @@ def test_sums_are_fp32_between_the_kernels():
 def test_embedding(dtype, y_dtype, captured):
     """In an eager step and in a captured one, whose segments are tiles alone."""
     table = SlotTable((37,), 50, 2, dtype)
-    table.put(1, factors((37,), 50, (140,), dtype, 1, embed=True))
+    table.put(1, random_factors((37,), 50, (140,), dtype, 1, embed=True))
     slots = [1, -1] * 10
     ids = torch.randint(50, (20,))
     y = torch.randn(20, 37).to(y_dtype)
@@ -232,7 +205,7 @@ def test_embedding(dtype, y_dtype, captured):
 
 def test_an_id_outside_of_the_vocabulary_reads_nothing():
     table = SlotTable((16,), 5, 1, torch.float32)
-    table.put(0, factors((16,), 5, (2,), torch.float32, 0, embed=True))
+    table.put(0, random_factors((16,), 5, (2,), torch.float32, 0, embed=True))
     y = torch.ones(2, 16)
     lora_embed(y, torch.tensor([-1, 5]), table, segments_of([0, 0]))
     assert torch.equal(y, torch.ones(2, 16))
@@ -240,7 +213,7 @@ def test_an_id_outside_of_the_vocabulary_reads_nothing():
 
 def test_a_captured_step_serves_every_mix_of_adapters():
     """The same launches, as in a graph, over segments that are filled anew and adapters that come and go."""
-    table = table_of((96,), 64, [(3,), None, (20,)], torch.float32)
+    table = random_table((96,), 64, [(3,), None, (20,)], torch.float32)
     table.reserve(32)
     room = StaticSegments(6, CPU)
     for slots in ([0, 0, 2, -1, 2, 2], [-1] * 6, [2, 1, 0, 0, -1, 1], [0] * 6, [1, -1, 2]):
@@ -251,7 +224,7 @@ def test_a_captured_step_serves_every_mix_of_adapters():
         if max(slots) >= 0:
             lora_reference.lora_shrink_expand(expected, x, None, table, segments_of(slots))
         assert close(actual, expected)
-        table.put(1, factors((96,), 64, (32,), torch.float32, 5))
+        table.put(1, random_factors((96,), 64, (32,), torch.float32, 5))
 
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=6), size=st.sampled_from(lora_config.TILES))
@@ -309,7 +282,7 @@ def test_form_of_a_shrink(tile: int, ranks: int, width: int, expected: tuple[int
 def test_splits_are_chosen_by_what_a_step_has(filled: int, rank: int, sms: int, expected: int) -> None:
     """And not by the tiles or the ranks that its launches have room for."""
     dtype, width = torch.bfloat16, 4096
-    table = table_of((64,), width, [(rank,)], dtype)
+    table = random_table((64,), width, [(rank,)], dtype)
     x, counts = torch.ones(filled, width, dtype=dtype), []
     for room, ranks in ((0, rank), (40, 192)):
         lines = torch.zeros(filled + room, 3, dtype=torch.int32)
