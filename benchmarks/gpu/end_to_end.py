@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NEEDS = ("numpy", "msgpack", "psutil", "safetensors", "tqdm")  # of the engine, beside torch
 STEPS = 16  # decode steps that a median is taken of
 RANK = 16
+DEFAULT_RANK_LIMIT = 64  # of a server whose options name none
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -53,7 +54,9 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
             yield from _prompts(base, machine, ceilings)
             yield from _sharing(base, machine, ceilings)
             yield from _structured(base, machine, ceilings)
-        yield from _adapters(machine, ceilings, shape, folder, limits)
+        yield from _eight_bits(machine, ceilings, shape, folder, limits)
+        for rank_limit in (RANK, DEFAULT_RANK_LIMIT):
+            yield from _adapters(machine, ceilings, shape, folder, limits, rank_limit)
 
 
 def _steps(machine: Machine) -> int:
@@ -117,15 +120,32 @@ def _structured(engine: Engine, machine: Machine, ceilings: Ceilings) -> Iterato
     requests = [(engine.tokens(context), None, 1.0) for _ in range(rows)]
     engine.answers(requests, 1)  # prompts and their cache
     floor = engine.shape.step_floor(ceilings, rows * context, machine.dtype.itemsize, rows)
+    took: list[float] = []
     for kind, grammar in (("free text", None), ("with a JSON schema", ("json_schema", json.dumps(SCHEMA).encode()))):
         begin = time.perf_counter()
         answers = engine.answers(requests, most, grammar)
         longest = max(len(answer.tokens) for answer in answers)
-        yield _line(f"{name}, {kind}", (time.perf_counter() - begin) / longest, floor)
+        took.append((time.perf_counter() - begin) / longest)
+        yield _line(f"{name}, {kind}", took[-1], floor)
+    yield Line("end_to_end", f"{name}, with a JSON schema: against free text", took[1] / took[0], "times")
+
+
+def _eight_bits(
+    machine: Machine, ceilings: Ceilings, shape: Shape, folder: Path, limits: dict[str, float]
+) -> Iterator[Line]:
+    """A step of many rows with long contexts, where KV is most of what is read, with KV in FP8."""
+    from benchmarks.gpu.engine_runs import engine
+
+    rows, context = (2, 20) if machine.tiny else (128, 4096)
+    with engine(machine, shape, folder, kv_cache_dtype="int8" if machine.tiny else "fp8", **limits) as narrow:
+        took = narrow.decode_step([narrow.tokens(context) for _ in range(rows)], _steps(machine))
+    # Half of the KV's bytes.
+    floor = shape.step_floor(ceilings, rows * context // 2, machine.dtype.itemsize, rows)
+    yield from _step_lines(f"decode step, {rows} rows of {context}, KV of 8 bits", took, floor)
 
 
 def _adapters(
-    machine: Machine, ceilings: Ceilings, shape: Shape, folder: Path, limits: dict[str, float]
+    machine: Machine, ceilings: Ceilings, shape: Shape, folder: Path, limits: dict[str, float], rank_limit: int
 ) -> Iterator[Line]:
     """Rows of different adapters on all linear modules; the floor also reads the factors of each adapter once."""
     from benchmarks.gpu.adapter_files import write_adapter
@@ -134,16 +154,23 @@ def _adapters(
     rows, context = (3, 20) if machine.tiny else (64, 1024)
     most = 3 if machine.tiny else 32
     modules = tuple(
-        f"adapter-{i}={write_adapter(folder / f'adapter-{i}', shape, RANK, seed=i, machine=machine)}"
+        f"adapter-{i}={write_adapter(folder / f'{rank_limit}-adapter-{i}', shape, RANK, seed=i, machine=machine)}"
         for i in range(most)
     )
-    options = {"enable_lora": True, "lora_modules": modules, "max_loras": most, "max_lora_rank": RANK, **limits}
+    options = {"enable_lora": True, "lora_modules": modules, "max_loras": most, "max_lora_rank": rank_limit, **limits}
+    end = "" if rank_limit == RANK else f", rank limit {rank_limit}"
     with engine(machine, shape, folder, **options) as adapted:
-        for number in (most,) if machine.tiny else (0, 8, most):
+        base = 0.0
+        for number in (0, most) if machine.tiny else (0, 1, 8, most):
             prompts = [adapted.tokens(context) for _ in range(rows)]
             names: list[str | None] = [f"adapter-{i}" for i in range(number)] or [None]
             took = adapted.decode_step(prompts, _steps(machine), adapters=names)
             factors = number * RANK * shape.layers * sum(a + b for a, b in shape.projections.values())
             floor = shape.step_floor(ceilings, rows * context, machine.dtype.itemsize, rows)
             floor += ceilings.seconds(read=factors * machine.dtype.itemsize)
-            yield from _step_lines(f"decode step, {rows} rows of {context}, {number} adapters", took, floor)
+            name = f"decode step, {rows} rows of {context}, {number} adapters{end}"
+            yield from _step_lines(name, took, floor)
+            if not number:
+                base = took.seconds
+            else:
+                yield Line("end_to_end", f"{name}: against none", took.seconds / base, "times")

@@ -1,10 +1,11 @@
 """Two ranks of a model on one device against one rank: what tensor parallelism computes on a GPU, shown with one GPU.
 
+    benchmarks/gpu/run.sh --parts ranks
     PYTHONPATH=tests python -m benchmarks.gpu.two_ranks [--device cuda|cpu] [--families llama deepseek_v3 ...]
 
 NCCL wants a GPU for each rank, so here sums go through the host's memory, by gloo; shards, kernels and the places of
-sums are those of several GPUs. The models are tiny, of random weights, in float32. Exit code 1 if a logit differs from
-one rank's by more than 1e-4 of the largest.
+sums are those of several GPUs. The models are tiny, of random weights, in float32. What decides: no logit differs from
+one rank's by more than 1e-4 of the largest. As a program, it ends with code 1 if one does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from support.models.paged_run import run_whole
 from support.models.tiny_models import VOCAB, save
 from torch import Tensor
 
+from benchmarks.gpu.measure import Line, Machine
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.loading.load_model import load_model
 from rootgraft.engine.loading.shards import Shard
@@ -88,6 +91,27 @@ def follow(rank: int, folder: Path, device: str) -> None:
     dist.destroy_process_group()
 
 
+def difference(family: str, device: str) -> float:
+    """Return the largest difference of two ranks' logits from one rank's, as a share of the largest logit."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = save(family, Path(name))
+        expected = logits(folder, torch.device(device), ALONE)
+        multiprocessing: Any = torch.multiprocessing
+        multiprocessing.spawn(follow, (folder, device), nprocs=SIZE)
+        found = torch.load(folder / "found.pt")
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def run(machine: Machine) -> Iterator[Line]:
+    """Differences of each family as a share of what is tolerated, and the largest of all."""
+    worst = 0.0
+    for family in FAMILIES[:1] if machine.tiny else FAMILIES:
+        error = difference(family, machine.device.type) / TOLERANCE
+        worst = max(worst, error)
+        yield Line("ranks", f"two ranks against one, {family}", error, "of tolerance")
+    yield Line("ranks", "two ranks against one", worst, "of tolerance")
+
+
 def main() -> int:
     """Compare, and print the largest difference of each family."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -96,13 +120,7 @@ def main() -> int:
     args = parser.parse_args()
     worst = 0.0
     for family in args.families:
-        with tempfile.TemporaryDirectory() as name:
-            folder = save(family, Path(name))
-            expected = logits(folder, torch.device(args.device), ALONE)
-            multiprocessing: Any = torch.multiprocessing
-            multiprocessing.spawn(follow, (folder, args.device), nprocs=SIZE)
-            found = torch.load(folder / "found.pt")
-        error = float((found - expected).abs().max() / expected.abs().max())
+        error = difference(family, args.device)
         print(f"{family}: the largest difference is {error:.1e} of the largest logit", flush=True)
         worst = max(worst, error)
     return 0 if worst <= TOLERANCE else 1

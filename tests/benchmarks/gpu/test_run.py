@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 from support.engine.core_hooks import worker_of
@@ -124,22 +125,59 @@ def test_a_part_whose_process_dies_loses_no_other(tmp_path: Path, monkeypatch: p
     assert seen == [[], ["of ceilings"], ["of ceilings"], ["of ceilings", "of lora"]]
 
 
-def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has written until then is kept."""
-    file = tmp_path / "part.json"
+HANGING = """#!/bin/sh
+sleep 1000 &
+echo $! > "$(dirname "$0")/left-behind"
+"""
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hangs: bool) -> None:
+    """What it has written until then is kept; a process that it started ends with it, whether it hangs or not."""
+    file, script = tmp_path / "part.json", tmp_path / "python"
     run.Results(file).add(Line("lora", "before it hung", 1.0, "ms"))
-    real = subprocess.run
-
-    def hanging(command: list[str], timeout: float) -> Any:
-        assert timeout == 400
-        return real([sys.executable, "-c", "import time; time.sleep(100)"], timeout=0.2)
-
-    monkeypatch.setattr(subprocess, "run", hanging)
+    script.write_text(HANGING + ("wait\n" if hangs else ""))
+    script.chmod(0o755)
+    monkeypatch.setattr(run.sys, "executable", str(script))
     out = tmp_path / "out.json"
     results = run.Results(out)
-    assert run.start("lora", True, file, 400) == 124
+    assert run.start("lora", True, file, 2 if hangs else 60) == (124 if hangs else 0)
+    left = int((tmp_path / "left-behind").read_text())
+    psutil.wait_procs([psutil.Process(left)] if psutil.pid_exists(left) else [], timeout=60)
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
     results.take(file)
     assert content(out)[0] == ["before it hung"]
+
+
+def test_a_process_that_dies_while_it_writes_leaves_what_it_had(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    results = run.Results(out)
+    results.add(Line("lora", "whole", 1.0, "ms"))
+    with mock.patch.object(Path, "replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        results.add(Line("lora", "cut", 1.0, "ms"))
+    assert content(out)[0] == ["whole"]
+
+
+def test_one_part_has_a_process_of_its_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """So the figures that decide are printed, and its death is in the file, even if a fault of the device ends it."""
+    out = tmp_path / "out.json"
+
+    def start(part: str, tiny: bool, file: Path, seconds: float) -> int:
+        results = run.Results(file)
+        results.add(Line("products", "layer, 1 rows, the fastest of each", 100.0, "us"))
+        return -11
+
+    monkeypatch.setattr(run, "start", start)
+    monkeypatch.setattr(run.sys, "argv", ["run", "--parts", "products", "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 1
+    assert content(out)[1] == [{"part": "products", "error": "its process ended with code -11", "traceback": ""}]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "REACHED: layer, 1 rows, the fastest of each: 100 us, at most 106",
+        "NOT MEASURED: layer, 64 rows, the fastest of each",
+        "FAILED: products: its process ended with code -11",
+    ]
 
 
 def test_a_run_ends_before_the_device_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
