@@ -100,6 +100,7 @@ def takes(y: Tensor, table: SlotTable, tiles: Tiles) -> bool:
         tiles.size == lora_config.SHORT
         and len(table.sizes) == 2
         and table.sizes[0] == table.sizes[1]
+        and y.shape[1] == sum(table.sizes)
         and y.dtype is table.dtype
         and activation.takes(y)
     )

@@ -72,8 +72,8 @@ def takes(y: Tensor, residual: Tensor, weight: Tensor, table: SlotTable, tiles: 
     return (
         tiles.places is not None
         and len(tiles.places) >= len(y)
-        and len(table.sizes) == 1
-        and table.sizes[0] <= max(_CONFIGS)
+        and table.sizes == y.shape[1:]
+        and y.shape[1] <= max(_CONFIGS)
         and y.dtype is table.dtype
         and norm.takes_sum(y, residual, weight)
     )

@@ -155,6 +155,7 @@ def takes(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, params: RopeParams, tab
         and len(tiles.places) >= len(qkv)
         and params.num_kv_heads > 0
         and table.sizes == (params.num_heads * dim, *(params.num_kv_heads * dim,) * 2)
+        and qkv.shape[1] == sum(table.sizes)
         and qkv.dtype is table.dtype
         and params.norm == "head"
         and not params.has_v_norm

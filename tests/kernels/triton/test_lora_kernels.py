@@ -169,6 +169,15 @@ def test_an_activation_in_a_captured_step():
     assert torch.equal(found, expected) and "_expand_gated" not in names
 
 
+def test_gate_and_up_of_another_width_are_refused():
+    """The launch within the activation would read behind them."""
+    table, segments = random_table((64, 64), 96, [(8, 4)], torch.bfloat16), segments_of([0, -1])
+    x, y = torch.ones(2, 96, dtype=torch.bfloat16), torch.ones(2, 112, dtype=torch.bfloat16)
+    shrunk = lora_shrink_beside(x, table, segments)
+    with pytest.raises(ValueError, match=r"y is \[2, 112\]; the projection has 128 columns"):
+        lora_gated_activation(y, x, "silu", table, segments, shrunk)
+
+
 def test_sums_are_fp32_between_the_kernels():
     """A x of 1 + 2^-12 must not become 1, as it would in bf16, nor may what is added to a y of the factors' type."""
     table = SlotTable((64,), 64, 1, torch.bfloat16)

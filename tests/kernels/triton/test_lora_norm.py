@@ -124,6 +124,13 @@ def test_a_captured_step(dtype):
         Step([*slots, *[-1] * (8 - len(slots))], table, room.segments(8)).check()
 
 
+def test_a_result_of_another_width_is_refused():
+    step = Step([0, -1], random_table((64,), INPUTS, [(8,)], torch.bfloat16))
+    step.y = step.y[:, :48].contiguous()
+    with pytest.raises(ValueError, match=r"y is \[2, 48\]; the projection has 64 columns"):
+        step.joined()
+
+
 def test_what_is_left_to_two_launches():
     """Batch invariance, more tokens than have places, rows that are too wide; the bits are then theirs."""
     table = random_table((64,), INPUTS, [(8,), (16,)], torch.bfloat16)

@@ -174,6 +174,14 @@ def test_a_captured_step(dtype):
         Step([*slots, *[-1] * padding], table, params, segments=room.segments(8), padding=padding).check()
 
 
+def test_a_product_of_another_width_is_refused():
+    params = params_of(2, 1, 16, 16, torch.bfloat16)
+    step = Step([0, -1], random_table(sizes_of(params, 16), INPUTS, [(8, 8, 8)], torch.bfloat16), params)
+    step.qkv = step.qkv[:, :48].contiguous()
+    with pytest.raises(ValueError, match=r"y is \[2, 48\]; the projection has 64 columns"):
+        step.joined()
+
+
 def test_what_is_left_to_two_launches():
     """Batch invariance, more tokens than have places, norms of whole projections or of values, large heads in fp16."""
     params = params_of(4, 2, 16, 16, torch.bfloat16)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from rootgraft.kernels.lora_ops import Factors, SlotTable
-
-from . import triton_interpreter
+from support.kernels import triton_interpreter
 
 Ranks = list[tuple[int, ...] | None]
 
