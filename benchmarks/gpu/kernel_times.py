@@ -15,7 +15,7 @@ from rootgraft.kernels import ops
 HIDDEN, INNER = 4096, 14336
 HEADS = (32, 8, 128)  # of queries, of keys, dimensions of each
 _TINY_HEADS = (2, 1, 64)
-_CACHED = 256 << 20  # bytes of distinct inputs, more than any cache of a device holds
+CACHED = 256 << 20  # bytes of distinct inputs, more than any cache of a device holds
 
 
 def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
@@ -28,7 +28,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
 
 def _copies(machine: Machine, num_bytes: int) -> int:
     """How many distinct inputs to walk over."""
-    return 1 if machine.tiny else max(1, min(64, _CACHED // num_bytes))
+    return 1 if machine.tiny else max(1, min(64, CACHED // num_bytes))
 
 
 def _heads(machine: Machine) -> tuple[int, int, int]:

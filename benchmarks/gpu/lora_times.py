@@ -33,8 +33,8 @@ SHAPES = (((4096, 1024, 1024), 4096), ((4096,), 4096), ((14336, 14336), 4096), (
 TINY_SHAPES = (((64, 32, 32), 64), ((64,), 64), ((96, 96), 64), ((64,), 96))
 DIM, TINY_DIM = 128, 32
 PAGE = 16
-_CACHED = 256 << 20  # bytes of distinct factors, more than any cache of a device holds
-_MOST_LAYERS = 64
+CACHED = 256 << 20  # bytes of distinct factors, more than any cache of a device holds
+MOST_LAYERS = 64
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     """Microseconds of a layer's low-rank part. Its floor: the factors are read once, x read, y read and written."""
     for workload in TINY_WORKLOADS if machine.tiny else WORKLOADS:
         layer = Layer(machine, workload)
-        num_layers = 1 if machine.tiny else max(1, min(_MOST_LAYERS, _CACHED // layer.factor_bytes))
+        num_layers = 1 if machine.tiny else max(1, min(MOST_LAYERS, CACHED // layer.factor_bytes))
         layers = [layer, *(Layer(machine, workload) for _ in range(num_layers - 1))]
         took = seconds(machine, [each.run for each in layers])
         floor = ceilings.seconds(read=layer.factor_bytes, copied=layer.token_bytes)
@@ -154,7 +154,8 @@ class _Readers:
         self.rope = ops.RopeParams(q // dim, kv // dim, machine.randn(4096, dim, dtype=torch.float32))
         positions = machine.ints(list(range(tokens)), torch.int64)
         self.places = positions, positions
-        self.caches = tuple(machine.randn(2, -(-tokens // PAGE), kv // dim, PAGE, dim))
+        k_cache, v_cache = machine.randn(2, -(-tokens // PAGE), kv // dim, PAGE, dim)
+        self.caches = k_cache, v_cache
         self.residual = machine.randn(tokens, hidden, dtype=torch.float32)
         self.norm = machine.randn(hidden), 1e-5, 0.0
 

@@ -24,7 +24,7 @@ SHAPES = {
 TINY_SHAPES = {"qkv": (64, 96), "head": (64, 80)}
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 FASTEST = "the fastest of each"
-_CACHED = 256 << 20  # bytes of distinct weights, more than any cache of a device holds
+CACHED = 256 << 20  # bytes of distinct weights, more than any cache of a device holds
 _OF_MODEL = "head"  # once a model, where the others are once a layer
 
 
@@ -65,5 +65,5 @@ def _line(name: str, took: float, floor: float) -> Line:
 
 def _weights(machine: Machine, width: int, columns: int) -> list[Tensor]:
     first = machine.randn(columns, width)
-    count = 1 if machine.tiny else max(1, _CACHED // first.nbytes)
+    count = 1 if machine.tiny else max(1, CACHED // first.nbytes)
     return [first, *(machine.randn(columns, width) for _ in range(count - 1))]

@@ -27,8 +27,8 @@ from rootgraft.kernels.grouped_weights import (
     pack_grouped,
 )
 
-_SHAPES: Final = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-_HEAD: Final = (128256, 4096)
+SHAPES: Final = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+HEAD: Final = (128256, 4096)
 _TINY: Final = {"qkv": (40, 256)}
 _LAYERS: Final = 32
 _ROWS: Final = (1, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -45,7 +45,7 @@ _FORMS: Final = (
     "q6_k",
 )
 _TIMED: Final = ("int4 g128", "int4 g128 zeros", "int8 rows", "fp8 128", "mxfp4", "q4_k")
-_CACHED: Final = 256 << 20  # bytes of distinct weights, more than any cache of a device holds
+CACHED: Final = 256 << 20  # bytes of distinct weights, more than any cache of a device holds
 
 
 def stored(form: str, rows: int, width: int) -> StoredNumbers:
@@ -115,8 +115,8 @@ def _error(machine: Machine, layer: GroupedLinear, wide: Tensor, rows: int) -> f
 
 def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     """Microseconds of each product, and milliseconds of all products of a step."""
-    shapes = _TINY if machine.tiny else _SHAPES
-    head = _plain_seconds(machine, (64, 256) if machine.tiny else _HEAD)
+    shapes = _TINY if machine.tiny else SHAPES
+    head = _plain_seconds(machine, (64, 256) if machine.tiny else HEAD)
     for form in _TIMED:
         step = dict.fromkeys(_STEP_ROWS, 0.0)
         for name, shape in shapes.items():
@@ -137,7 +137,7 @@ def _times(
 ) -> Iterator[tuple[int, float, float]]:
     """Rows, seconds and the least seconds of products with distinct weights."""
     first = _packed(machine, form, shape)
-    count = 1 if machine.tiny else max(1, min(16, _CACHED // first.nbytes))
+    count = 1 if machine.tiny else max(1, min(16, CACHED // first.nbytes))
     layers = [first, *(_copied(first) for _ in range(count - 1))]
     for rows in _STEP_ROWS if machine.tiny else _ROWS:
         x = machine.randn(rows, shape[1])

@@ -182,18 +182,20 @@ class Results:
         partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(self._out)
 
-    def report(self, parts: Sequence[str] = ()) -> int:
+    def report(self, parts: Sequence[str] = (), *, tiny: bool = False) -> int:
         """Print the figures that decide and what is wrong, last, where a cut output still shows them.
 
         Args:
-            parts: the parts of a full run, whose targets are all named, measured or not.
+            parts: the parts that were run, whose targets are all named, measured or not.
+            tiny: whether it was a rehearsal, whose figures decide nothing: the last one of each part is printed.
 
         Returns:
             The exit code.
         """
         wrong = [line["name"] for line in self.lines if line["part"] in CHECKS and not line["value"] <= 1]
         print(f"{len(self.lines)} results, written to {self._out}")
-        print("".join(f"{line}\n" for line in (*self.decisions(), *self.missing(parts))), end="")
+        figures = self.rehearsed() if tiny else (*self.decisions(), *self.missing(parts))
+        print("".join(f"{line}\n" for line in figures), end="")
         print("".join(f"WRONG: {name}\n" for name in wrong), end="")
         print("".join(f"FAILED: {each['part']}: {each['error']}\n" for each in self.failures), end="", flush=True)
         return int(bool(wrong or self.failures))
@@ -204,6 +206,11 @@ class Results:
             if (target := TARGETS.get((line["part"], line["name"]))) is not None and "left out" not in line["note"]:
                 reached = "REACHED" if line["value"] <= target else "MISSED"
                 yield f"{reached}: {line['name']}: {line['value']:.4g} {line['unit']}, at most {target:g}"
+
+    def rehearsed(self) -> Iterator[str]:
+        """Yield the last line of each part."""
+        for part, line in {line["part"]: line for line in self.lines}.items():
+            yield f"REHEARSED: {part}: {line['name']}: {line['value']:.4g} {line['unit']}".rstrip()
 
     def missing(self, parts: Sequence[str]) -> Iterator[str]:
         """Yield a line for each target of these parts that was not measured."""
@@ -220,7 +227,7 @@ def main() -> None:
         run_part(options.parts[0], options.tiny, results)
         raise SystemExit(bool(results.failures))
     run_parts(options.parts, options.tiny, results)
-    raise SystemExit(results.report(() if options.tiny else options.parts))
+    raise SystemExit(results.report(options.parts, tiny=options.tiny))
 
 
 def _options() -> argparse.Namespace:

@@ -41,7 +41,7 @@ def run(machine: Machine, ceilings: Ceilings) -> Iterator[Line]:
     for rows in (2,) if machine.tiny else (1, 32, 128):
         yield from _draws(machine, ceilings, rows, vocab)
         yield _mask(machine, ceilings, rows, vocab)
-        yield from _steps(machine, rows, vocab)
+        yield from steps(machine, rows, vocab)
 
 
 def _logits(machine: Machine, rows: int, vocab: int, peaked: bool) -> torch.Tensor:
@@ -90,7 +90,7 @@ def _half_masks(machine: Machine, rows: int, vocab: int) -> DeviceMasks:
     return DeviceMasks(machine.ints(list(range(rows)), torch.int64), words)
 
 
-def _steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:
+def steps(machine: Machine, rows: int, vocab: int) -> Iterator[Line]:
     """From logits to results on the host, with all that Python does."""
     logits = _logits(machine, rows, vocab, True)
     cases: dict[str, tuple[SamplingParams, DeviceMasks | None]]

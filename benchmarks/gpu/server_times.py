@@ -68,8 +68,8 @@ def run(machine: Machine) -> Iterator[Line]:
         words += ["--max-loras", str(load.slots), "--device", machine.device.type, "--lora-modules", *adapters]
         with Server(" ".join(words)).running() as (url, _):
             wait_for(url)
-            yield from _levels(url, load)
-            yield from _churn(url, load, machine)
+            yield from levels(url, load)
+            yield from churn(url, load, machine)
 
 
 def write_model(folder: Path, shape: Shape, machine: Machine) -> Path:
@@ -120,12 +120,12 @@ def wait_for(url: str) -> None:
     raise RemoteError("not reachable", f"no answer from {url} within {START_SECONDS:g} s")
 
 
-def _levels(url: str, load: Load) -> Iterator[Line]:
+def levels(url: str, load: Load) -> Iterator[Line]:
     for level in sweep(url, load, load.clients):
         yield from lines(f"{level['clients']} clients", level["figures"])
 
 
-def _churn(url: str, load: Load, machine: Machine) -> Iterator[Line]:
+def churn(url: str, load: Load, machine: Machine) -> Iterator[Line]:
     """Rounds of requests for more adapters than there are slots: latencies of the last, and what the device lost."""
     mix = ("--mix", "adapters", "--adapters", *(f"adapter-{i}" for i in range(load.adapters)))
     clients = load.clients[1]

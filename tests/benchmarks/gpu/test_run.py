@@ -209,6 +209,19 @@ def test_the_figures_that_decide_come_last(tmp_path: Path, capsys: Any) -> None:
     ]
 
 
+def test_a_rehearsal_decides_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Its sizes mean nothing, though some of its lines have the names of targets."""
+    results = run.Results(tmp_path / "out.json")
+    results.add(Line("quantised", "int4 g128, all products of a step of 1 rows", 4638.0, "ms"))
+    results.add(Line("quantised", "widened qkv, 1 row", 3.0, "us"))
+    results.add(Line("ranks", "two ranks against one", 0.25, "of tolerance"))
+    assert results.report(["quantised", "ranks"], tiny=True) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "REHEARSED: quantised: widened qkv, 1 row: 3 us",
+        "REHEARSED: ranks: two ranks against one: 0.25 of tolerance",
+    ]
+
+
 def test_a_result_without_its_kernel_is_wrong() -> None:
     """On a CPU without interpreted kernels other ones compute all of it: nothing of a GPU's would have been checked."""
     lines = list(lora_correctness.run(CPU))

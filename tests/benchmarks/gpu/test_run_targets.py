@@ -83,14 +83,14 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_runs, "engine", made_up)
     monkeypatch.setattr(adapter_files, "write_adapter", lambda folder, *_, **__: folder)
     monkeypatch.setattr(run.ceilings, "measure", lambda _: CEILINGS)
-    monkeypatch.setattr(sampling_times, "_steps", lambda *_: iter(()))
+    monkeypatch.setattr(sampling_times, "steps", lambda *_: iter(()))
     # Names do not depend on the sizes, which would be made on the host.
-    monkeypatch.setattr(quantised_times, "_SHAPES", {"qkv": (64, 256)})
-    monkeypatch.setattr(quantised_times, "_HEAD", (64, 256))
-    monkeypatch.setattr(quantised_times, "_CACHED", 1)
-    monkeypatch.setattr(kernel_times, "_CACHED", 1)
-    monkeypatch.setattr(product_times, "_CACHED", 1)
-    monkeypatch.setattr(lora_times, "_MOST_LAYERS", 1)
+    monkeypatch.setattr(quantised_times, "SHAPES", {"qkv": (64, 256)})
+    monkeypatch.setattr(quantised_times, "HEAD", (64, 256))
+    monkeypatch.setattr(quantised_times, "CACHED", 1)
+    monkeypatch.setattr(kernel_times, "CACHED", 1)
+    monkeypatch.setattr(product_times, "CACHED", 1)
+    monkeypatch.setattr(lora_times, "MOST_LAYERS", 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 31))
 
 
@@ -110,7 +110,7 @@ def server_lines() -> list[Line]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_times, "sweep", levels)
         load = server_times.FULL
-        return [*server_times._levels("url", load), *server_times._churn("url", load, META)]
+        return [*server_times.levels("url", load), *server_times.churn("url", load, META)]
 
 
 @pytest.mark.parametrize("part", sorted({part for part, _ in run.TARGETS}))
