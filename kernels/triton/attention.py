@@ -71,10 +71,23 @@ ROW_CONFIGS = {
     (kind, 2, dim): Config(64, 32 if dim == 256 else 64, 8, 2) for kind in ("extend", "shared") for dim in _BLOCKS_D
 }
 
-# Sizes for latent attention on devices on which a program has less shared memory than on sm_80: on sm_86, sm_89 and
-# sm_120 it has 99 KiB. The kernels compile without register spills; their speed is not measured.
-SMALL_CONFIGS = {(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")}
-_LARGE_SHARED = 163 << 10
+# Sizes for devices whose tensor cores take both operands from registers: sm_80, sm_86, sm_89 and sm_120, on which a
+# program has less shared memory than on sm_90. With the sizes above the kernels spill registers there, and latent
+# attention does not fit the 99 KiB of all but sm_80. With these they compile without spills. Their speed is not
+# measured.
+REGISTER_CONFIGS = {
+    ("decode", 2, 256): Config(16, 32, 4, 2),
+    ("extend", 2, 128): Config(64, 128, 8, 2),
+    **{(kind, 2, 512): Config(32, 32, 8, 2) for kind in ("decode_many", "extend", "shared")},
+}
+_REGISTER_SHARED = 200 << 10
+
+# The same for sm_86, sm_89 and sm_120 alone, on which a program has 99 KiB.
+SMALL_CONFIGS = {
+    ("decode", 2, 64): Config(16, 32, 4, 3),
+    ("shared", 2, 128): Config(64, 32, 4, 3),
+}
+_SMALL_SHARED = 100 << 10
 
 # Measured on an H200: more programs than are resident at once wait for the first ones to end.
 _PROGRAMS_PER_SM = 4
@@ -245,8 +258,10 @@ class _Call:
         key = kind, self.q.dtype.itemsize, _MOST_LATENT if is_latent else self.block_d
         if kv_forms.is_rows(self.k_cache) and key in ROW_CONFIGS:
             return ROW_CONFIGS[key]
-        if key in SMALL_CONFIGS and shared_bytes(self.q.device) < _LARGE_SHARED:
-            return SMALL_CONFIGS[key]
+        shared = shared_bytes(self.q.device)
+        for sizes, least in ((SMALL_CONFIGS, _SMALL_SHARED), (REGISTER_CONFIGS, _REGISTER_SHARED)):
+            if key in sizes and shared < least:
+                return sizes[key]
         return CONFIGS[key]
 
     def alone(self) -> _Call:

@@ -96,7 +96,7 @@ def test_pages_of_keys_alone() -> None:
 def test_tiles_fit_the_shared_memory_of_the_card(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "OFFLINE_SHARED", limit)
     made = {name: each.constants for name, each in attention.variants() if "bf16-latent" in name}
-    few = 32 if limit < 166_912 else 64
+    few = 64 if limit > 166_912 else 32  # what does not spill registers on sm_80
     assert made["attention_extend/bf16-latent"]["BLOCK_M"] == made["attention_shared/bf16-latent"]["PREFIX_M"] == few
     assert made["attention_decode/bf16-latent-128"]["BLOCK_M"] == few
     for name in ("attention_decode/bf16-latent", "attention_shared/bf16-latent"):

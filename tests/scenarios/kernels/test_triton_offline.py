@@ -69,14 +69,11 @@ def test_every_variant():
 
 
 def test_the_golden_file_has_all_architectures():
-    """Every kernel of sm_80, 89, 90 and 100; of sm_86 and 120 the first of each, latent attention and experts."""
+    """Each has every variant."""
     needs = golden()
     assert needs.keys() == {f"sm_{arch}" for arch in triton_offline.ARCHITECTURES}
-    whole = [needs[f"sm_{arch}"].keys() for arch in (80, 89, 90, 100)]
-    assert all(names == whole[0] for names in whole)
-    kernels = {name.partition("/")[0] for name in whole[0]}
-    for arch in ("sm_86", "sm_120"):
-        assert needs[arch].keys() < whole[0] and {name.partition("/")[0] for name in needs[arch]} == kernels
+    for arch, found in needs.items():
+        assert found.keys() == needs["sm_90"].keys(), arch
 
 
 @pytest.mark.sample
