@@ -103,6 +103,7 @@ def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor |
     """``act(first half) * second half``, or ``ClampedSwiglu``, in fp32: [T, k, 2 * I] -> [T, k, I].
 
     Args:
+        gate_up: [T, k, 2 * I]; or [T, 2 * I] of an MLP that all tokens pass, whose result is [T, I].
         weights: [T, k] fp32, factors of ``gate_up``, or None. If the product before has no bias, this equals scaling
             the product's input.
     """

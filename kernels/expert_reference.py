@@ -46,7 +46,7 @@ def expert_linear(x: Tensor, weights: ExpertWeights, experts: Tensor) -> Tensor:
 
 
 def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None = None) -> Tensor:
-    """[T, k, 2 * I], [T, k] -> [T, k, I]."""
+    """[T, k, 2 * I], [T, k] -> [T, k, I], or [T, 2 * I] -> [T, I]."""
     wide = gate_up.float() if weights is None else gate_up.float() * weights[..., None]
     gate, up = wide.chunk(2, dim=-1)
     if isinstance(kind, ClampedSwiglu):

@@ -135,6 +135,9 @@ class _Sorted:
             if part not in UNUSED:
                 _add(self.saved.setdefault(SCORE, {}), part.removeprefix("modules_to_save."), tensor, name)
             return
+        if (fused := layout.fused_of(trained)) and not is_saved:
+            self._add_fused(name, part.removesuffix(".weight"), tensor, fused, trained, layout)
+            return
         module = layout.module_of(trained) or (layout.norm_of(trained) if is_saved else None)
         if module is None:
             raise _unknown(name, trained, config)
@@ -147,6 +150,20 @@ class _Sorted:
             _check_base(module, part, tensor, layout)
         elif part not in UNUSED:
             _add(self.saved.setdefault(module, {}), part, tensor, name)
+
+    def _add_fused(
+        self, name: str, part: str, tensor: Tensor, modules: tuple[str, ...], trained: str, layout: BaseLayout
+    ) -> None:
+        """Add a part of LoRA of several modules that were trained as one: they share A, and have rows of the others."""
+        if part.startswith("lora_monteclora_sampler."):
+            return
+        sizes = [layout.modules[module][0] for module in modules]
+        if part != "lora_A" and tensor.shape[:1] != (sum(sizes),):
+            raise AdapterError(f"{name} has shape {list(tensor.shape)}; {trained} has {sum(sizes)} outputs.", name)
+        pieces = (tensor,) * len(modules) if part == "lora_A" else tensor.split(sizes)
+        for module, piece in zip(modules, pieces, strict=True):
+            self.trained[module] = trained
+            _add(self.parts.setdefault(module, {}), part, piece, name)
 
 
 def _unknown(name: str, trained: str, config: AdapterConfig) -> AdapterError:

@@ -170,6 +170,8 @@ class BaseLayout:
         names: parts of names in checkpoints and adapters, each with its replacement, as in ``usual_name``.
         towers: modules of the checkpoint in which an adapter's part changes no text, see ``in_tower``.
         experts: the layers' experts, by the name of the module that contains them.
+        fused: modules in which transformers computes several of the model's modules, whose outputs are side by side in
+            the order given.
         renamed: names of ``EMBEDDING`` and ``HEAD`` in models that use other names.
         norms: shapes of the norms' weights by name.
         tied: whether the head is the embedding.
@@ -185,6 +187,7 @@ class BaseLayout:
     towers: tuple[str, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     experts: Mapping[str, ExpertModules] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     norms: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     tied: bool = False
@@ -212,6 +215,10 @@ class BaseLayout:
         return next(
             (name for name in self._published(self.renamed.get(trained, trained)) if name in self.modules), None
         )
+
+    def fused_of(self, trained: str) -> tuple[str, ...]:
+        """Return the base model's modules that are one module where it was trained; empty for any other module."""
+        return next((self.fused[name] for name in self._published(trained) if name in self.fused), ())
 
     def norm_of(self, trained: str) -> str | None:
         """Return the base model's name of a norm, given its name where it was trained; None if there is none."""

@@ -17,19 +17,22 @@ from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from .families.norm_layout import PRE, LayerNorms
 from .model_config import (
     Activation,
+    BlockIndex,
     LatentConfig,
     LayerConfig,
     ModelConfig,
     ParallelScales,
     QueryScaling,
+    Rope,
     TokenIndex,
     YarnScaling,
 )
 from .quantization_config import Quantization, read_quantization
+from .read_block_index import SPARSE, read_block_indices
 from .read_heads import full_head_dim, read_heads, read_layer_inputs
-from .read_mixture import read_mixtures
+from .read_mixture import read_clamp, read_mixtures
 from .read_recurrent import own_keys, read_blocks, read_shared_blocks
-from .rope_config import has_null_theta, outer_length, read_query_scaling, read_ropes
+from .rope_config import has_null_theta, outer_length, read_layer_ropes, read_query_scaling, read_ropes
 from .text_config import MULTIMODAL_BY_ARCHITECTURE, Multimodal, language_config, multimodal
 
 WHERE = "config.json"
@@ -88,6 +91,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         towers = whole.towers
         _refuse({key: value for key, value in config.items() if key not in whole.inner_configs}, family)
         config = language_config(config, whole, WHERE)
+        config = {family.config_names.get(key, key): value for key, value in config.items()}
         quantization = quantization or read_quantization(config)
     _refuse(config, family)
     _check_mxfp4(quantization, family)
@@ -161,6 +165,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         has_v_norm=family.v_norm,
         generates=classes is None,
         num_classes=classes or 0,
+        learned_positions=family.learned_positions,
+        transposed=family.transposed,
+        weightless_norms=family.weightless_norms,
+        embedding_norm=family.embedding_norm,
+        mlp_clamp=read_clamp(fields) if family.clamped_mlp else None,
     )
 
 
@@ -463,15 +472,22 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
+    ropes = [
+        (local if kind == SLIDING else full) if has_rope else None for kind, has_rope in zip(kinds, rotary, strict=True)
+    ]
+    if family.layer_thetas:
+        ropes = read_layer_ropes(fields, full, count)
     query_scaling, temperature = read_query_scaling(fields, family), _temperature(fields, family)
     blocks = read_blocks(fields, family, count)
     shared, before = _shared_indices(fields, family, count), read_shared_blocks(fields, family, blocks)
+    indices = read_block_indices(fields, family, count)
+    _check_index_size(fields, indices, full)
     return tuple(
         LayerConfig(
             window=window if kind == SLIDING else None,
-            rope=(local if kind == SLIDING else full) if has_rope and block.attends else None,
+            rope=rope if block.attends else None,
             mixture=mixture if block.takes_mixture else None,
-            query_scaling=query_scaling if has_rope else temperature or query_scaling,
+            query_scaling=query_scaling if rope is not None else temperature or query_scaling,
             chunk=chunk if kind == CHUNKED else None,
             recurrent=block.recurrent,
             **own._asdict(),
@@ -479,12 +495,19 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
             has_mlp=block.has_mlp,
             shares_index=is_shared,
             shared_block=in_front,
+            block_index=block_index,
             norms=family.recurrent_norms if block.recurrent is not None else family.mixture_norms if mixture else None,
         )
-        for kind, has_rope, mixture, block, own, is_shared, in_front in zip(
-            kinds, rotary, mixtures, blocks, heads, shared, before, strict=True
+        for kind, rope, mixture, block, own, is_shared, in_front, block_index in zip(
+            kinds, ropes, mixtures, blocks, heads, shared, before, indices, strict=True
         )
     )
+
+
+def _check_index_size(fields: Fields, indices: list[BlockIndex | None], rope: Rope) -> None:
+    """Raise ModelError for an index of blocks whose heads have fewer dimensions than attention rotates."""
+    if any(each is not None and each.dim < rope.dim for each in indices):
+        raise fields.wrong("index_head_dim", f"at least {rope.dim}, the dimensions that are rotated")
 
 
 def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
@@ -524,6 +547,8 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
         return [SLIDING if kind == SLIDING else FULL for kind in listed]
     if listed is None or family.recurrent is not None:
         return _derived_types(fields, family, rotary)
+    if family.block_index and isinstance(listed, list):
+        listed = [FULL if kind == SPARSE else kind for kind in listed]
     if family.indexed and isinstance(listed, list):
         listed = [FULL if kind in _INDEXED else kind for kind in listed]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from .families.mixture import Mixture
+from .families.mixture import ClampedGate, Mixture
 from .families.norm_layout import HeadNorm, LayerNorms, QueryGating
 from .families.recurrent import RecurrentLayer
 from .quantization_config import Quantization
@@ -116,12 +116,14 @@ class Rope:
         theta: base of the frequencies ``theta ** (-2 i / dim)``.
         dim: number of dimensions that are rotated, from a head's first one on.
         interleaved: whether dimension 2 i is paired with 2 i + 1, else i with i + dim / 2.
+        rotates_back: whether angles are negative (nanochat).
     """
 
     theta: float
     dim: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    rotates_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,29 @@ class TokenIndex:
     heads: int
     dim: int
     interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """An index that chooses the blocks of tokens to which each KV head of a token attends (MiniMax M3).
+
+    Attributes:
+        most: number of blocks that a token sees, if it has as many: those with the highest scores of the index.
+        size: number of tokens of a block.
+        local: number of blocks up to a token's own that it sees whatever their scores.
+        dim: dimensions of a head of the index, of which there is one for each KV head, and of the index key that is
+            cached for each token beside its K and V.
+    """
+
+    most: int
+    size: int
+    local: int
+    dim: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest number of tokens of which a token sees all."""
+        return self.most * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +294,7 @@ class LayerConfig:
         shared_block: attention and MLP in front of ``recurrent``, whose input is their sum with the residual stream;
             None for none.
         norms: names of the layer's norms, if they differ from the model's; else None.
+        block_index: the index that chooses the blocks of tokens to which a token attends; None for all tokens.
     """
 
     window: int | None
@@ -286,6 +312,7 @@ class LayerConfig:
     shares_index: bool = False
     shared_block: SharedBlock | None = None
     norms: LayerNorms | None = None
+    block_index: BlockIndex | None = None
 
 
 class ModelShape(Protocol):
@@ -375,6 +402,11 @@ class ModelConfig:
         has_v_norm: whether values have an RMS norm for each head, without a weight.
         generates: whether the checkpoint has a language head; without one ``tied_head`` has no meaning.
         num_classes: number of rows of the classification head, 0 without one.
+        learned_positions: whether a trained vector of each position is added to the embeddings (GPT-2).
+        transposed: whether checkpoints store the matrices of layers transposed, [in, out] (GPT-2).
+        weightless_norms: whether norms, those of q and k apart, have no weights (nanochat).
+        embedding_norm: whether the embeddings of tokens are normed before the first layer.
+        mlp_clamp: the activation of an MLP with a gate, in place of ``activation``; None for the latter.
     """
 
     family: str
@@ -430,6 +462,11 @@ class ModelConfig:
     norm_head: bool = False
     generates: bool = True
     num_classes: int = 0
+    learned_positions: bool = False
+    transposed: bool = False
+    weightless_norms: bool = False
+    embedding_norm: bool = False
+    mlp_clamp: ClampedGate | None = None
 
     @property
     def num_layers(self) -> int:
@@ -451,8 +488,15 @@ class ModelConfig:
     @property
     def index_keys(self) -> tuple[int | None, ...]:
         """Dimensions of the index key that each layer stores for each token, None for a layer without an index."""
-        index = None if self.latent is None else self.latent.index
+        if self.latent is None:
+            return tuple(None if layer.block_index is None else layer.block_index.dim for layer in self.layers)
+        index = self.latent.index
         return tuple(None if index is None or layer.shares_index else index.dim for layer in self.layers)
+
+    @property
+    def block_index(self) -> BlockIndex | None:
+        """The index of blocks that layers have, all of the same sizes; None in a model without."""
+        return next((layer.block_index for layer in self.layers if layer.block_index is not None), None)
 
     @property
     def shares_index(self) -> bool:
@@ -466,6 +510,9 @@ class ModelConfig:
 
     def up_to(self, length: int) -> ModelConfig:
         """Return the model for at most ``length`` tokens, without an index if it would choose all of them."""
+        if (blocks := self.block_index) is not None:
+            layers = tuple(replace(layer, block_index=None) for layer in self.layers)
+            return self if length > blocks.most_tokens else replace(self, layers=layers)
         if self.latent is None or self.latent.index is None or length > self.latent.index.most:
             return self
         layers = tuple(replace(layer, shares_index=False) for layer in self.layers)

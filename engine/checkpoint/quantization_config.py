@@ -24,7 +24,7 @@ from .config_fields import Fields
 
 Layout = Literal[
     "gptq", "gptq_v2", "awq_gemm", "awq_gemv", "packed", "int8", "float8", "float8_blocks", "nvfp4", "nvfp4_modelopt",
-    "mxfp4", "mxfp4_packed", "bnb_4bit", "bnb_int8",
+    "mxfp4", "mxfp4_packed", "mxfp8", "bnb_4bit", "bnb_int8",
 ]  # fmt: skip
 """How the tensors of a quantised matrix are laid out; ``engine.loading.quantised_tensors`` has the formula of each."""
 
@@ -258,6 +258,16 @@ def _fp8(fields: Fields) -> tuple[_Rule, ...]:
     return _everywhere(Scheme("float8_blocks" if fields.has("weight_block_size") else "float8"))
 
 
+def _mxfp8(fields: Fields) -> tuple[_Rule, ...]:
+    """Read MXFP8: E4M3 in blocks of 32 inputs, whose scales are powers of two (MiniMax M3)."""
+    _only(fields, "fmt", "e4m3", "float8_e4m3fn")
+    _only(fields, "scale_fmt", "ue8m0")
+    _only(fields, "activation_scheme", "dynamic")
+    _only(fields, "weight_block_size", [1, 32])
+    _only(fields, "moe_quant_algo", "MXFP8")
+    return _everywhere(Scheme("mxfp8", 8, 32))
+
+
 def _fbgemm(fields: Fields) -> tuple[_Rule, ...]:
     return _everywhere(Scheme("float8"))
 
@@ -368,4 +378,5 @@ _METHODS: Final = {
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
 }

@@ -71,7 +71,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         shared_size=shared,
         gated_sharing=family.gated_sharing,
         biased=family.biased,
-        clamp=_clamp(fields) if family.clamped else None,
+        clamp=read_clamp(fields) if family.clamped else None,
         weighs_input=family.weighs_input,
         gated=family.gated,
         is_beside_mlp=family.beside_mlp,
@@ -90,7 +90,8 @@ def _of_all_layers(fields: Fields, key: str) -> Fields:
     return Fields({**fields.values, key: listed[0]}, fields.where)
 
 
-def _clamp(fields: Fields) -> ClampedGate:
+def read_clamp(fields: Fields) -> ClampedGate:
+    """Return the bound and the factor of a clamped gate. Raises ModelError."""
     return ClampedGate(fields.positive("swiglu_alpha", default=1.702), fields.positive("swiglu_limit", default=7.0))
 
 

@@ -20,6 +20,7 @@ from .families.recurrent import (
     ShortConvLayer,
 )
 from .model_config import SharedBlock
+from .read_block_index import block_index_keys
 from .read_mixture import is_dense
 from .rope_config import DEFAULT_THETA
 
@@ -284,8 +285,14 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
     fields = Fields({**family.defaults, **config}, where)
     if "rotary_dim" in family.defaults:
         return {**config, **_phi_keys(fields)}
+    if family.learned_positions:
+        return {**config, **_gpt_keys(fields)}
     if "new_decoder_architecture" in family.defaults:
         return {**config, **_falcon_keys(fields)}
+    if "scale_depth" in family.defaults:
+        return {**config, **_minicpm_keys(fields)}
+    if family.block_index:
+        return {**config, **_minimax_keys(fields)}
     if family.partial_rotary and fields.has("rotary_dim") and fields.has("head_dim"):
         rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
         return {**config, "partial_rotary_factor": rotated}
@@ -306,6 +313,31 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
     if family.recurrent == "mamba2" and family.mixture is not None and is_dense(fields, family.mixture):
         return {**config, "intermediate_size": fields.integer("shared_intermediate_size")}
     return config
+
+
+def _minicpm_keys(fields: Fields) -> dict[str, Any]:
+    """Return the factors of MiniCPM 3 by their usual names, and the dimensions of a value head."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    depth = fields.integer("num_hidden_layers") ** 0.5
+    return {
+        "embedding_multiplier": fields.positive("scale_emb"),
+        "residual_multiplier": fields.positive("scale_depth", default=depth) / depth,
+        "logits_scaling": hidden / fields.integer("dim_model_base", default=hidden),
+        "v_head_dim": fields.integer("v_head_dim", default=hidden // heads),
+    }
+
+
+def _minimax_keys(fields: Fields) -> dict[str, Any]:
+    """Return the part of a head that is rotated, which files may name twice, and the keys of an index of blocks."""
+    found = block_index_keys(fields)
+    if fields.has("rotary_dim"):
+        rotated = Fraction(fields.integer("rotary_dim"), fields.integer("head_dim"))
+        key = "partial_rotary_factor"
+        named = fields.mapping("rope_parameters").get(key, fields.values.get(key))
+        if named is not None and named != rotated:
+            raise fields.wrong("rotary_dim", f"{key} {named} of head_dim {fields.integer('head_dim')}")
+        found[key] = rotated
+    return found
 
 
 def _pattern_keys(fields: Fields) -> dict[str, Any]:
@@ -348,6 +380,13 @@ def _zamba_keys(fields: Fields) -> dict[str, Any]:
         "intermediate_size": fields.integer("intermediate_size", default=4 * hidden),
         "position_embedding_type": "rope" if fields.flag("use_mem_rope") else "nope",
     }
+
+
+def _gpt_keys(fields: Fields) -> dict[str, Any]:
+    """Return the number of KV heads, and the size of the MLP, by default four times the hidden size."""
+    size = fields.integer("intermediate_size", default=4 * fields.integer("hidden_size"))
+    heads = 1 if fields.flag("multi_query") else fields.integer("num_attention_heads")
+    return {"intermediate_size": size, "num_key_value_heads": heads}
 
 
 def _phi_keys(fields: Fields) -> dict[str, Any]:

@@ -8,6 +8,7 @@ old    "rope_theta": 5e5, "rope_scaling": {"rope_type" or "type": ..., "factor":
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -74,6 +75,25 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, full_dim: int) -> 
     )
 
 
+def read_layer_ropes(fields: Fields, rope: Rope, count: int) -> list[Rope | None]:
+    """Return the rotary embedding of each layer by "layer_rope_theta", None for a layer with a base of 0.
+
+    Args:
+        rope: the rotary embedding of all layers, if there is no such list. Its scaling is that of each layer.
+
+    Raises:
+        ModelError: the list has another length, or entries that are no bases.
+    """
+    key = "layer_rope_theta"
+    if not fields.has(key):
+        return [rope] * count
+    bases = fields.values[key]
+    is_number = isinstance(bases, list) and all(type(base) in (int, float) for base in bases)
+    if not is_number or len(bases) != count or not all(0 <= base < math.inf for base in bases):
+        raise fields.wrong(key, f"a list of {count} numbers from 0 on")
+    return [replace(rope, theta=float(base)) if base else None for base in bases]
+
+
 def read_query_scaling(fields: Fields, family: Family) -> QueryScaling | None:
     """Return the factor of queries by position that the rotary parameters define, or None. Raises ModelError."""
     if not family.scaled_queries:
@@ -133,6 +153,7 @@ def _rope(fields: Fields, parameters: dict[str, Any], theta_key: str, family: Fa
         dim=dim,
         scaling=_scaling(kind, own, fields, family, dim),
         interleaved=family.interleaved,
+        rotates_back=family.rotates_back,
     )
 
 

@@ -147,6 +147,11 @@ MULTIMODAL = (
         towers=("visual",),
     ),
     Multimodal(
+        family=replace(BY_NAME["minimax_m3_vl_text"], architecture="MiniMaxM3SparseForConditionalGeneration"),
+        text_types=("minimax_m3_vl_text", "minimax_m3_text", "minimax_m3"),
+        towers=("vision_tower", "multi_modal_projector", "patch_merge_mlp"),
+    ),
+    Multimodal(
         family=replace(BY_NAME["llama4"], architecture="Llama4ForConditionalGeneration"),
         text_types=("llama4_text",),
         towers=("vision_model", "multi_modal_projector"),

@@ -135,7 +135,8 @@ class CpuGraphs:
 
     def _replay(self, recording: _Recording, step: HostInputs, own: OwnStep | None) -> Tensor:
         self._fill(step)
-        self._embedded(replace(recording.inputs, token_ids=self._static.token_ids(step.num_tokens), own=own))
+        token_ids, positions = self._static.token_ids(step.num_tokens), self._static.positions(step.num_tokens)
+        self._embedded(replace(recording.inputs, token_ids=token_ids, positions=positions, own=own))
         recording.extend.replay(step.num_tokens, step.num_rows)
         self._write_seen(recording.seen, step)
         self._move_kept(recording.queries, step)

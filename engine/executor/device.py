@@ -67,10 +67,12 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def check_index(model: ModelConfig, device: torch.device) -> None:
     """Raise ConfigError for a model whose index chooses tokens, on a GPU: native kernels of a CPU compute it."""
     index = None if model.latent is None else model.latent.index
-    if index is not None and device.type == "cuda":
+    blocks = model.block_index
+    most = index.most if index is not None else None if blocks is None else blocks.most_tokens
+    if most is not None and device.type == "cuda":
         raise ConfigError(
-            f"Indexed attention is not computed on a GPU beyond {index.most:,} tokens, of which its index chooses all. "
-            f"Try: --max-model-len {index.most}, or --device cpu"
+            f"Indexed attention is not computed on a GPU beyond {most:,} tokens, of which its index chooses all. "
+            f"Try: --max-model-len {most}, or --device cpu"
         )
 
 
@@ -88,6 +90,11 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
         raise ConfigError(
             f"--kv-cache-dtype {name} is not supported for latent attention, which caches one vector of each token for "
             "all heads. Leave it at auto."
+        )
+    if any(dim is not None for dim in model.index_keys):
+        raise ConfigError(
+            f"--kv-cache-dtype {name} is not supported for attention whose index chooses blocks of tokens. Leave it at "
+            "auto."
         )
     dims = {shape.dim for shape in model.kv_shapes if shape is not None}
     if odd := [dim for dim in dims if dim % int8_kv_layout.CELLS]:

@@ -91,6 +91,10 @@ class StaticInputs:
         """[num_tokens] int64, a view of the buffer."""
         return self._tokens[0, :num_tokens]
 
+    def positions(self, num_tokens: int) -> Tensor:
+        """[num_tokens] int64, a view of the buffer."""
+        return self._tokens[1, :num_tokens]
+
     def fill(self, step: HostInputs) -> None:
         """Copy a step into the buffers, without waiting for the device."""
         tokens = np.zeros((3, self._num_tokens), np.int64)

@@ -34,6 +34,7 @@ def plan_ranks(config: EngineConfig, model_path: Path) -> tuple[EngineConfig, li
         raise ConfigError(
             f"{config.ranks_option}: the transformers library computes this model, on one device. Leave it out."
         )
+    model = model.up_to(config.max_model_len or model.max_position_embeddings)
     device = choose_device(config)
     if config.tensor_parallel_size > 1:
         check_split(model, config.tensor_parallel_size)

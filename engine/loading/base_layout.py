@@ -29,7 +29,7 @@ from ..models.latent_attention import LatentAttention
 from .load_model import load_model, open_source
 from .tensor_names import EMBEDDING as EMBEDDING_WEIGHT
 from .tensor_names import HEAD as HEAD_WEIGHT
-from .tensor_names import norm_shapes, shared_name, stored_names, unused_modules
+from .tensor_names import fused_modules, norm_shapes, shared_name, stored_names, unused_modules
 from .weight_readers import WeightSource
 
 
@@ -54,6 +54,7 @@ def base_layout(model: DecoderModel, checkpoint: Path | GgufFile, *, dummy: bool
         towers=unused_modules(model.config),
         names=stored_names(model.config),
         experts=dict(_experts(model)),
+        fused=dict(fused_modules(model.config)),
         norms=norm_shapes(model.config),
         tied=model.config.tied_head,
         # Such a head has its own bias too.

@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 
 from ...kernels import memory
 from ...kernels.column_ops import ColumnRuns
+from ...kernels.expert_ops import ClampedSwiglu
 from ...kernels.ops import AnyLinear, AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
 from ..errors import ModelError
@@ -20,6 +21,7 @@ from ..models.latent_attention import LatentAttention
 from ..models.layer_inputs import LayerInput, LayerInputs
 from ..models.layers import (
     Attention,
+    ClampedMlp,
     LayerMixer,
     LayerMlp,
     Mlp,
@@ -32,6 +34,7 @@ from ..models.layers import (
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
+from .load_block_index import load_block_index
 from .load_experts import load_experts
 from .load_latent import load_latent
 from .load_progress import LoadProgress
@@ -49,6 +52,7 @@ from .tensor_names import (
     LAYER_PROJECTION,
     LAYER_PROJECTION_NORM,
     LAYER_SCALAR,
+    POSITIONS,
     ROUTER_SCALE,
     SCORE,
     SINKS,
@@ -114,6 +118,8 @@ class LayerLoader:
             head=head,
             max_positions=self.max_positions,
             long_offset=self.max_positions if self.has_two_ropes else 0,
+            embedding_norm=self.norm("") if config.embedding_norm else None,
+            positions=self.weights.tensor(POSITIONS) if config.learned_positions else None,
             layer_inputs=None if config.layer_inputs is None else self.layer_inputs(config.layer_inputs),
             score=self.weights.exact(SCORE) if config.num_classes else None,
         )
@@ -195,6 +201,8 @@ class LayerLoader:
         down = self.projection(block, down_module(config), config.mlp_bias)
         if config.activation == "xielu":
             return XieluMlp(up, down, self._xielu(block))
+        if (clamp := config.mlp_clamp) is not None:
+            return ClampedMlp(up, down, ClampedSwiglu(clamp.alpha, clamp.limit))
         if (scales := config.parallel_scales) is not None:
             return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)
@@ -224,6 +232,10 @@ class LayerLoader:
         """Read the attention of a layer, or the mixer in its place; None for a layer that is only an MLP."""
         config, layer = self.config, self.config.layers[index]
         attention = self.attention(index, f"{prefix}.self_attn") if layer.has_attention else None
+        if layer.block_index is not None and layer.rope is not None:
+            assert isinstance(attention, Attention)
+            table = self.table(layer.rope)
+            return load_block_index(self.weights, f"{prefix}.self_attn", config, index, attention, table)
         if layer.recurrent is None:
             return attention
         scales, hidden = config.parallel_scales, config.hidden_size
@@ -382,7 +394,10 @@ class LayerLoader:
         config = self.config
         if name is None:
             return NoNorm(self.weights.dtype)
-        weight = self.weights.tensor(shared_name(f"{name}.weight", config))
+        if config.weightless_norms:
+            name, weight = "", torch.ones(config.hidden_size, dtype=self.weights.dtype, device=self.weights.device)
+        else:
+            weight = self.weights.tensor(shared_name(f"{name}.weight", config))
         if config.norm == "rms":
             return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None

@@ -21,7 +21,7 @@ from ...kernels.expert_ops import (
 from ...kernels.ops import AnyLinear, Linear, parts_of
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
-from ..models.layers import Mlp, PlainMlp, Projection
+from ..models.layers import ClampedMlp, Mlp, PlainMlp, Projection
 from .tensor_names import EXPERT_SCALES, expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
@@ -99,10 +99,12 @@ class _Reader:
         bias = self._weights.tensor(f"{name}.bias") if biased else None
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
-    def shared(self, hidden: int, added_over: Ranks | None) -> Mlp | PlainMlp:
+    def shared(self, hidden: int, added_over: Ranks | None) -> Mlp | ClampedMlp | PlainMlp:
         prefix = shared_block(self._prefix, self._mixture)
         up = self._fused(prefix, shared_modules(self._mixture))
         down = replace(self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden}), added_over=added_over)
+        if (clamp := self._mixture.clamp) is not None:
+            return ClampedMlp(up, down, ClampedSwiglu(clamp.alpha, clamp.limit))
         return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
 
     def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:

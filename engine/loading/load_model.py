@@ -23,11 +23,13 @@ from .tensor_names import (
     HEAD,
     check_tensors,
     expected_shapes,
+    fused_modules,
     ignored_tensors,
     joined_tensors,
     prediction_tensors,
     stacked_experts,
     stored_names,
+    transposed_tensors,
     zero_tensors,
 )
 from .upload import end_uploads
@@ -114,6 +116,9 @@ def open_source(checkpoint: Path | GgufFile, config: ModelConfig, dummy: bool) -
         return GgufWeights(found, config)
     folder = SafetensorsFolder(found, config.towers, config.quantization, stored_names(config))
     folder.split_experts(stacked_experts(config))
+    fused = dict(fused_modules(config))
+    folder.split_rows({f"{whole}.weight": [f"{part}.weight" for part in parts] for whole, parts in fused.items()})
+    folder.transpose(transposed_tensors(config))
     folder.join_rows(joined_tensors(config))
     folder.add_zeros(zero_tensors(config))
     if config.norm_head:

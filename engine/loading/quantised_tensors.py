@@ -63,6 +63,7 @@ PARTS: Final[dict[Layout, frozenset[str]]] = {
     "int8": frozenset({"weight", "weight_scale", "weight_zero_point"}),
     "float8": frozenset({"weight", "weight_scale", "weight_zero_point"}),
     "float8_blocks": frozenset({"weight", "weight_scale_inv"}),
+    "mxfp8": frozenset({"weight", "weight_scale_inv"}),
     "nvfp4": frozenset({"weight_packed", "weight_scale", "weight_global_scale"}),
     "nvfp4_modelopt": frozenset({"weight", "weight_scale", "weight_scale_2"}),
     "mxfp4_packed": frozenset({"weight_packed", "weight_scale"}),
@@ -83,6 +84,7 @@ LAYOUT_NAMES: Final[dict[Layout, str]] = {
     "int8": "INT8",
     "float8": "FP8",
     "float8_blocks": "FP8 in blocks of 128 by 128",
+    "mxfp8": "MXFP8",
     "nvfp4": "NVFP4",
     "nvfp4_modelopt": "NVFP4 (ModelOpt)",
     "mxfp4": "MXFP4",
@@ -737,6 +739,26 @@ def _open_float8_blocks(parts: _Checked) -> Opened:
     return _in_blocks(*parts.float8("weight"), parts.scales("weight_scale_inv"))
 
 
+def _mxfp8_shape(parts: _Checked) -> tuple[int, int]:
+    rows, width = parts.shape("weight", 2, _FLOAT8)
+    parts.check("weight_scale_inv", (rows, -(-width // mxfp4.BLOCK)), dtypes=("U8",))
+    return rows, width
+
+
+def _open_mxfp8(parts: _Checked) -> Opened:
+    """Decode E4M3 numbers with the exponent of a power of two for each 32 inputs of a row, as in MXFP4."""
+    _, width = _mxfp8_shape(parts)
+    (numbers, codes), exponents = parts.float8("weight"), parts.tensor("weight_scale_inv").int() - mxfp4.BIAS
+    scales = parts.bounded("weight_scale_inv", torch.ldexp(torch.ones(exponents.shape), exponents))
+    is_whole = width % mxfp4.BLOCK == 0
+
+    def decode(first: int, end: int) -> Tensor:
+        return numbers[first:end].float() * scales[first:end].repeat_interleave(mxfp4.BLOCK, dim=1)[:, :width]
+
+    meaning = StoredNumbers(_NOWHERE, NumberForm.E4M3, (), scales) if is_whole else None
+    return Floats(codes, decode, meaning)
+
+
 # Four-bit floats
 
 
@@ -936,6 +958,7 @@ _SHAPES: Final[dict[Layout, Callable[[_Checked], tuple[int, int]]]] = {
     "int8": _int8_shape,
     "float8": _float8_shape,
     "float8_blocks": _float8_blocks_shape,
+    "mxfp8": _mxfp8_shape,
     "nvfp4": _nvfp4_shape,
     "nvfp4_modelopt": _nvfp4_shape,
     "mxfp4_packed": _mxfp4_packed_shape,
@@ -952,6 +975,7 @@ _OPENERS: Final[dict[Layout, Callable[[_Checked], Opened]]] = {
     "int8": _open_int8,
     "float8": _open_float8,
     "float8_blocks": _open_float8_blocks,
+    "mxfp8": _open_mxfp8,
     "nvfp4": _open_nvfp4,
     "nvfp4_modelopt": _open_nvfp4,
     "mxfp4_packed": _open_mxfp4_packed,

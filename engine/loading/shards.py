@@ -47,6 +47,7 @@ def check_split(config: ModelConfig, size: int) -> None:
     parts = {
         "norms over all query heads together": config.qk_norm == "projection",
         "blocks that layers share": config.shares_blocks,
+        "an index of blocks": config.block_index is not None,
         "short convolutions": any(isinstance(layer.recurrent, ShortConvLayer) for layer in config.layers),
     }
     for name, is_there in parts.items():

@@ -16,11 +16,13 @@ from ..errors import ModelError, shortened
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
+POSITIONS = "model.embed_positions.weight"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
 SCORE = "score.weight"  # of a classification head
 SINKS = "sinks"
 GATE = "gate_proj"  # of attention's results
+FUSED_GATE_UP = "gate_up_proj"
 CORRECTION = "e_score_correction_bias"  # of a router
 
 # Tensors of the embedding that each layer of Gemma 4 adds for a token, and the factor behind the layer.
@@ -55,6 +57,7 @@ INDEXER = "indexer"
 """Module that chooses the tokens in a layer of indexed attention. It is left out of a model whose longest sequence is
 so short that all tokens would be chosen."""
 INDEX_QUERY, INDEX_KEY, INDEX_NORM, INDEX_WEIGHTS = "wq_b", "wk", "k_norm", "weights_proj"
+BLOCK_QUERY, BLOCK_KEY, BLOCK_NORMS = "q_proj", "k_proj", ("q_norm", "k_norm")  # of an index of blocks
 
 # Tensors of latent attention.
 QUERY, QUERY_DOWN, QUERY_NORM, QUERY_UP = "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj"
@@ -147,6 +150,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of all tensors that a checkpoint of this model must have."""
     hidden = config.hidden_size
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
+    if config.learned_positions:
+        shapes[POSITIONS] = (config.max_position_embeddings, hidden)
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     if config.head_bias:
@@ -244,8 +249,19 @@ def index_shapes(prefix: str, config: ModelConfig, latent: LatentConfig) -> dict
     return shapes | norm
 
 
+def _block_index(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]:
+    """The tensors of a layer's index of blocks; none in a layer without."""
+    if (blocks := config.layers[index].block_index) is None:
+        return {}
+    own, heads = f"{prefix}.{INDEXER}", config.heads_of(index).heads
+    shapes = _linears(own, {BLOCK_QUERY: heads * blocks.dim, BLOCK_KEY: blocks.dim}, config.hidden_size, bias=False)
+    return shapes | {f"{own}.{name}.weight": (blocks.dim,) for name in BLOCK_NORMS}
+
+
 def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names of all norms, norms of query and key heads included, and the shapes of their weights."""
+    if config.weightless_norms:
+        return {}
     layers = range(config.num_layers)
     of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms_of(index))]
     shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
@@ -273,6 +289,7 @@ def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]
     if config.latent is None:
         shapes |= _linears(prefix, qkv_modules(config, index), config.hidden_size, config.qkv_bias)
         shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
+        shapes |= _block_index(prefix, config, index)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
         shapes |= {} if config.layers[index].shares_index else index_shapes(prefix, config, config.latent)
@@ -384,7 +401,7 @@ def _conv(name: str, width: int, taps: int, biased: bool) -> dict[str, Shape]:
 
 
 def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
-    kinds = ("weight", "bias") if config.norm_bias else ("weight",)
+    kinds = () if config.weightless_norms else ("weight", "bias") if config.norm_bias else ("weight",)
     return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
@@ -456,6 +473,31 @@ def stacked_experts(config: ModelConfig) -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
+def transposed_tensors(config: ModelConfig) -> Iterator[str]:
+    """Yield the matrices that checkpoints of this model store transposed, [in, out] (GPT-2)."""
+    for index in range(config.num_layers if config.transposed else 0):
+        names = (*qkv_modules(config, index), *output_modules(config))
+        yield from (f"model.layers.{index}.self_attn.{name}.weight" for name in names)
+        names = (*up_modules(config, index), *down_module(config))
+        yield from (f"model.layers.{index}.{config.mlp_block}.{name}.weight" for name in names)
+
+
+def fused_modules(config: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the modules in which transformers computes several of the checkpoint's at once, with these, in order.
+
+    It trains adapters on them, and writes them in files of MiniMax M3's language model alone.
+    """
+    if config.mlp_clamp is None:
+        return
+    for index, layer in enumerate(config.layers):
+        prefix = f"model.layers.{index}"
+        blocks = {f"{prefix}.{config.mlp_block}": tuple(up_modules(config, index))}
+        if layer.mixture is not None:
+            blocks = {shared_block(f"{prefix}.{layer.mixture.names.block}", layer.mixture): ("gate_proj", "up_proj")}
+        for block, names in blocks.items():
+            yield f"{block}.{FUSED_GATE_UP}", tuple(f"{block}.{name}" for name in names)
+
+
 def joined_tensors(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Return the tensors in which some checkpoints store the rows of a tensor, by the name of the whole.
 
@@ -515,6 +557,8 @@ def _modules_of_others(config: ModelConfig) -> Iterator[str]:
 
 def _lacks_index(config: ModelConfig) -> bool:
     """Whether a family's index is left out of a model, see ``ModelConfig.up_to``."""
+    if BY_NAME[config.family].block_index:
+        return config.block_index is None
     return BY_NAME[config.family].indexed and (config.latent is None or config.latent.index is None)
 
 

@@ -174,8 +174,9 @@ class SafetensorsFolder:
             self.shapes[name] = _mxfp4_shape(name, parts)
         self._quantised = self._quantised_tensors()
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
-        self._pieces: dict[str, tuple[str, int, slice]] = {}  # stacked tensor, expert, rows
+        self._pieces: dict[str, tuple[str, int | None, slice]] = {}  # whole tensor, expert if it is stacked, rows
         self._zeros: set[str] = set()
+        self._transposed: set[str] = set()
         self._joined: dict[str, tuple[str, ...]] = {}  # tensors whose rows follow one another
         self._normalised: str | None = None
 
@@ -196,6 +197,30 @@ class SafetensorsFolder:
                 for part, name in enumerate(names):
                     self.shapes[f"{name}.weight"] = (rows, shape[2])
                     self._pieces[f"{name}.weight"] = stacked, expert, slice(part * rows, (part + 1) * rows)
+
+    def split_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
+        """Show plain matrices as matrices of equal numbers of rows, one after another.
+
+        Args:
+            parts: names of the matrices, in order, by the name of the whole. Those that the folder lacks, does not
+                store as plain tensors, or has in another shape, are not changed.
+        """
+        for whole, names in parts.items():
+            shape = self.shapes.get(whole, ())
+            if whole not in self._stored or len(shape) != 2 or shape[0] % len(names):
+                continue
+            del self.shapes[whole]
+            rows = shape[0] // len(names)
+            for part, name in enumerate(names):
+                self.shapes[name] = (rows, shape[1])
+                self._pieces[name] = whole, None, slice(part * rows, (part + 1) * rows)
+
+    def transpose(self, names: Iterable[str]) -> None:
+        """Show plain matrices that are stored as [in, out] as [out, in]."""
+        for name in names:
+            if name in self._stored and len(shape := self.shapes[name]) == 2:
+                self.shapes[name] = shape[::-1]
+                self._transposed.add(name)
 
     def join_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Show plain tensors with the same number of columns as one tensor, their rows one after another.
@@ -301,9 +326,10 @@ class SafetensorsFolder:
             upload(out, mxfp4.decode_mxfp4(*self._mxfp4_part(name, part)).T)
             return
         if name in self._pieces:
-            stacked, expert, rows = self._pieces[name]
-            file, stored = self._stored[stacked]
-            upload(out, file.get_slice(stored)[expert, rows])
+            whole, expert, rows = self._pieces[name]
+            file, stored = self._stored[whole]
+            view = file.get_slice(stored)
+            upload(out, view[rows] if expert is None else view[expert, rows])
             return
         if name in self._zeros:
             out.zero_()
@@ -322,6 +348,9 @@ class SafetensorsFolder:
             upload(out, file.get_slice(stored)[part])
             return
         found = file.get_tensor(stored)
+        if name in self._transposed:
+            upload(out, found.T.contiguous())
+            return
         upload(out, _of_unit_columns(found) if name == self._normalised else found)
         release_mapped(found)
 
@@ -337,7 +366,7 @@ class SafetensorsFolder:
 
     def plain_slices(self, name: str) -> Any | None:
         """Return a plain tensor of which only slices are read (``view[first:end]``); None for other tensors."""
-        if name not in self._stored or name in self._quantised or name == self._normalised:
+        if name not in self._stored or name in self._quantised or name in (self._normalised, *self._transposed):
             return None
         file, stored = self._stored[name]
         return file.get_slice(stored)

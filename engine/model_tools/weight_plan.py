@@ -102,6 +102,7 @@ def plan_weights(config: EngineConfig, path: Path) -> WeightPlan:
     dtype = choose_dtype(config, device)
     checkpoint = open_checkpoint(path)
     model = read_model_config(checkpoint)
+    model = model.up_to(config.max_model_len or model.max_position_embeddings)
     source = open_source(checkpoint, model, dummy=config.load_format == "dummy")
     room = weight_room(config, model, device, dtype) // (size if device.type == "cpu" else 1)
     part = model

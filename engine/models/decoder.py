@@ -37,6 +37,8 @@ class DecoderModel:
         max_positions: number of positions in the rotary tables; a forward pass must stay below it.
         long_offset: number added to the positions of sequences longer than ``config.rope_switch``, whose part of the
             rotary tables comes after the first part; 0 if no sequence is that long.
+        positions: [P, H], what is added to the embedding of a token by its position; None in a model without.
+        embedding_norm: norm of the embeddings, rounded to the model's type; None for none.
         layer_inputs: computes the inputs that layers get for each token beside the residual stream; None without such
             inputs.
         score: [classes, H] fp32, the classification head; None without one.
@@ -55,6 +57,8 @@ class DecoderModel:
     head: Projection
     max_positions: int
     long_offset: int
+    positions: Tensor | None = None
+    embedding_norm: Norm | None = None
     layer_inputs: LayerInputs | None = None
     score: Tensor | None = None
     widened: tuple[str, ...] = ()
@@ -105,7 +109,9 @@ class DecoderModel:
             inputs.own_rows.embed(residual)
         if self.embedding_scale != 1.0:
             residual *= self.embedding_scale
-        return residual
+        if self.positions is not None:
+            residual += functional.embedding(inputs.positions, self.positions)
+        return residual if self.embedding_norm is None else self.embedding_norm(residual).float()
 
     def with_layer_inputs(self, inputs: ForwardInputs, residual: Tensor) -> ForwardInputs:
         """Return the inputs with the layers' inputs for each token; ``residual`` [T, H] is from ``embed``."""

@@ -43,7 +43,7 @@ class ForwardInputs(PagedBatch):
         own_rows: the rows of adapters' own embeddings in a captured pass; None in other passes.
         kept: [S] int64, the tokens whose hidden states are needed, None for all.
         states: slots of recurrent states; None in a model without recurrent states.
-        beside: states of layers that also have attention, by the layer's index: see ``KvPool.beside``.
+        beside: states or index keys of layers that also have K and V, by the layer's index: see ``KvPool.beside``.
         num_tokens: [1] int32, number of tokens of a captured step, which is padded to T; None without padding.
         chosen: the choice of the last index, for layers that share it; None in a model without such layers.
         of_kept: inputs of the last layer for the kept tokens, without their ids, positions and cells.

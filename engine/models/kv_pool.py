@@ -77,7 +77,7 @@ class KvPool:
 
     A page has cells in every layer that stores K and V. If some layers have another number or size of heads (Gemma 4),
     their caches are a separate tensor. A layer that reads the K and V of another layer has no cells. A layer with an
-    index has cells for its index keys beside its latent vectors.
+    index has cells for its index keys beside its latent vectors, or beside its K and V.
 
     Args:
         dtype: type of the cells: the model's, or an 8-bit type (``kv_forms``).
@@ -90,7 +90,7 @@ class KvPool:
             another layer's keys has that layer's tensor. A layer with a recurrent state has its states here and in
             ``v_layers``; a layer with neither has empty tensors.
         v_layers: values layer by layer; with latent attention ``k_layers``, or the index keys of a layer with an index.
-        beside: states of the layers that also have attention.
+        beside: states of the layers that also have attention; index keys, twice, of the layers that also have K and V.
         dtype: type of K and V.
         page_bytes: bytes of a page in all layers, its hidden states included.
         states: states of the layers with a recurrent state, as given.
@@ -116,6 +116,7 @@ class KvPool:
         pools = ([zeros(size, dtype, device) for _ in range(count)] for size in sizes)
         self.caches = tuple(PagedCaches(k, *v) for k, *v in pools)
         stored: dict[int | None, LayerStates] = {}
+        index_keys: dict[int, LayerStates] = {}
         for layers, caches in zip(by_shape.values(), self.caches, strict=True):
             k = caches.k.unbind(0)
             stored |= dict(zip(layers, zip(k, k if caches.v is None else caches.v.unbind(0), strict=True), strict=True))
@@ -124,7 +125,11 @@ class KvPool:
             dim = max(with_index.values())
             keys = zeros((len(with_index), num_pages, 1, page_size, dim), dtype, device)
             self.caches += (PagedCaches(keys),)
-            stored |= {at: (stored[at][0], own) for at, own in zip(with_index, keys.unbind(0), strict=True)}
+            of_layers = dict(zip(with_index, keys.unbind(0), strict=True))
+            if config.latent is None:
+                index_keys = {at: (own, own) for at, own in of_layers.items()}
+            else:
+                stored |= {at: (stored[at][0], own) for at, own in of_layers.items()}
         recurrent = states.layers if states is not None else {}
         nothing = self.caches[0].k[0, :0]
         found = [
@@ -132,7 +137,7 @@ class KvPool:
             for index, source in enumerate(config.kv_sources)
         ]
         self.k_layers, self.v_layers = (tuple(each) for each in zip(*found, strict=True))
-        self.beside = {i: states for i, states in recurrent.items() if config.kv_sources[i] is not None}
+        self.beside = {i: states for i, states in recurrent.items() if config.kv_sources[i] is not None} | index_keys
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ...kernels.collectives import ALONE, Ranks
 from ...kernels.column_ops import ColumnRuns, sigmoid_gate, take_columns
-from ...kernels.expert_ops import ExpertWeights
+from ...kernels.expert_ops import ClampedSwiglu, ExpertWeights, expert_activation
 from ...kernels.ops import (
     AnyLinear,
     AttentionParams,
@@ -289,6 +289,29 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedMlp:
+    """``down(g * sigmoid(alpha * g) * (u + 1))`` of gate g and up u, both clamped (MiniMax M3)."""
+
+    gate_up: Projection
+    down: Projection
+    activation: ClampedSwiglu
+
+    def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down(expert_activation(self.gate_up(x, lora), self.activation), lora)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The products, in the order of the pass."""
+        return self.gate_up, self.down
+
+    @property
+    def active(self) -> tuple[tuple[int, ExpertWeights], ...]:
+        """Products of a token's experts; this MLP has none."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledMlp:
     """``f * down(act(g * gate(x)) * up(x))`` with factors f and g (Falcon H1).
 
@@ -349,7 +372,7 @@ class LayerMixer(Protocol):
 
 
 class LayerMlp(Protocol):
-    """The MLP of a layer: ``Mlp``, ``PlainMlp``, ``XieluMlp``, ``ScaledMlp``, or the mixture ``experts.Experts``."""
+    """The MLP of a layer: ``Mlp``, ``PlainMlp`` and others, or the mixture ``experts.Experts``."""
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None, /) -> Tensor:
         """Compute the MLP: [T, H] -> [T, H]; ``num_tokens`` as in ``ForwardInputs``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class PipelineStage(DecoderModel):
             self.ranks.receive(residual, rank + self.width)
         if self.has_head:
             return self.last_hidden(residual, inputs, kv)
+        if kv.beside:
+            inputs = replace(inputs, beside=kv.beside)
         x = normed(self.first_norm, residual, inputs.own)
         for layer, k_cache, v_cache in zip(self.layers, kv.k_layers, kv.v_layers, strict=True):
             x = layer(x, residual, inputs, k_cache, v_cache)

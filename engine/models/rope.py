@@ -20,7 +20,7 @@ from ..checkpoint.model_config import (
 
 
 def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_long: bool = False) -> Tensor:
-    """Return cosines, then sines, of ``position * frequency``: [max_positions, dim] fp32.
+    """Return cosines, then sines, of ``position * frequency``, or of its negative: [max_positions, dim] fp32.
 
     YaRN and LongRoPE multiply both by their attention factor.
 
@@ -30,7 +30,7 @@ def cos_sin_table(rope: Rope, max_positions: int, device: torch.device, *, is_lo
     if device.type == "meta":
         return torch.empty(max_positions, rope.dim, device=device)
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(rope, is_long=is_long))
+    angles = torch.outer(-positions if rope.rotates_back else positions, inverse_frequencies(rope, is_long=is_long))
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor

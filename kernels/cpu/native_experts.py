@@ -122,9 +122,10 @@ class ExpertKernels:
             raise IndexError(f"an expert is not in 0 .. {len(weights) - 1}")
 
     def activation(self, gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None) -> Tensor:
-        """[T, k, 2 * I] -> [T, k, I]."""
-        tokens, picks, both = gate_up.shape
-        out = self._library.empty((tokens, picks, both // 2), gate_up.dtype)
+        """[T, k, 2 * I] -> [T, k, I], or [T, 2 * I] -> [T, I]."""
+        tokens, both = gate_up.shape[0], gate_up.shape[-1]
+        picks = gate_up.shape[1] if gate_up.dim() == 3 else 1
+        out = self._library.empty((*gate_up.shape[:-1], both // 2), gate_up.dtype)
         clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
         addresses = (gate_up.data_ptr(), out.data_ptr(), 0 if weights is None else weights.data_ptr())
         sizes = (tokens, picks, both // 2)

@@ -13,6 +13,7 @@ from .native_library import Fields, NativeLibrary
 
 _STORE: Final = Struct("18qd")
 _CHOOSE: Final = Struct("17q")
+_BLOCK_SCORES: Final = Struct("17q")
 _NO_MEMORY: Final = 2  # return code of a C function whose allocation failed
 
 
@@ -23,6 +24,7 @@ class LatentKernels:
         self._library = library
         self._store = library.bind("rope_store_latent", _STORE, Fields((7,)))
         self._choose = library.bind("choose_tokens", _CHOOSE)
+        self._block_scores = library.bind("block_scores", _BLOCK_SCORES)
 
     def rope_store(
         self, q: Tensor, kv: Tensor, positions: Tensor, kv_loc: Tensor, cache: Tensor, params: LatentParams
@@ -70,13 +72,7 @@ class LatentKernels:
         rows, table_width = batch.page_table.shape
         if weights.shape != (tokens, heads) or width != dim or most < 1:
             raise ValueError(f"q {list(q.shape)}, weights {list(weights.shape)}, keys {list(cache.shape)} do not fit")
-        for name, index, shape in (
-            ("page_table", batch.page_table, (rows, table_width)),
-            ("query_start", batch.query_start, (rows + 1,)),
-            ("context_len", batch.context_len, (rows,)),
-        ):
-            if index.dtype is not torch.int32 or index.shape != shape or not index.is_contiguous():
-                raise ValueError(f"{name} must be contiguous int32 {shape}, not {index.dtype} {list(index.shape)}")
+        _check_rows(batch)
         chosen = torch.empty((tokens, most + 1), dtype=torch.int32)
         failed = self._choose(
             _CHOOSE.pack(
@@ -104,3 +100,51 @@ class LatentKernels:
         if failed:
             raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
         return chosen
+
+    def block_scores(self, q: Tensor, cache: Tensor, batch: PagedBatch, size: int, blocks: int) -> Tensor:
+        """Return the best score of the tokens of each block, [T, H, blocks] fp32; see ``block_index_ops``."""
+        tokens, heads, dim = q.shape
+        num_pages, _, page_size, width = cache.shape
+        rows, table_width = batch.page_table.shape
+        if width != dim or size < 1:
+            raise ValueError(f"q {list(q.shape)} and keys {list(cache.shape)} do not fit")
+        _check_rows(batch)
+        found = torch.empty((tokens, heads, blocks), dtype=torch.float32)
+        failed = self._block_scores(
+            _BLOCK_SCORES.pack(
+                q.data_ptr(),
+                cache.data_ptr(),
+                batch.page_table.data_ptr(),
+                batch.query_start.data_ptr(),
+                batch.context_len.data_ptr(),
+                found.data_ptr(),
+                tokens,
+                rows,
+                table_width,
+                num_pages,
+                page_size,
+                heads,
+                dim,
+                blocks,
+                size,
+                q.dtype is torch.bfloat16,
+                self._library.num_threads,
+            )
+        )
+        if failed == _NO_MEMORY:
+            raise MemoryError("the scores of blocks could not be allocated")
+        if failed:
+            raise IndexError(f"the page table or the lengths lead outside {num_pages} pages or {tokens} tokens")
+        return found
+
+
+def _check_rows(batch: PagedBatch) -> None:
+    """Raise ValueError for indices of another type or shape."""
+    rows, table_width = batch.page_table.shape
+    for name, index, shape in (
+        ("page_table", batch.page_table, (rows, table_width)),
+        ("query_start", batch.query_start, (rows + 1,)),
+        ("context_len", batch.context_len, (rows,)),
+    ):
+        if index.dtype is not torch.int32 or index.shape != shape or not index.is_contiguous():
+            raise ValueError(f"{name} must be contiguous int32 {shape}, not {index.dtype} {list(index.shape)}")

@@ -187,8 +187,8 @@ def sum_experts(y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: 
 
 
 def expert_activation(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None) -> Tensor:
-    """``kernels.expert_ops.expert_activation``: [T, k, 2 * I] -> [T, k, I]."""
-    out = gate_up.new_empty(*gate_up.shape[:2], gate_up.shape[2] // 2)
+    """``kernels.expert_ops.expert_activation``: [T, k, 2 * I] -> [T, k, I], or [T, 2 * I] -> [T, I]."""
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
     _activation_launch(gate_up, kind, weights, out).run()
     return out
 
@@ -232,12 +232,12 @@ def _sum_launch(y: Tensor, weights: Tensor | None, shared: Tensor | None, gate: 
 
 
 def _activation_launch(gate_up: Tensor, kind: ExpertActivation, weights: Tensor | None, out: Tensor) -> Launch:
-    tokens, picks, width = out.shape
+    width = out.shape[-1]
     is_clamped = isinstance(kind, ClampedSwiglu)
     numbers = (kind.alpha, kind.limit) if isinstance(kind, ClampedSwiglu) else (0.0, 0.0)
     constants = {"KIND": "clamped" if is_clamped else kind, "WEIGHTED": weights is not None, "BLOCK": _BLOCK}
     args = (gate_up, gate_up if weights is None else weights, out, width, *numbers)
-    return Launch(_expert_activation, (tokens * picks, cdiv(width, _BLOCK), 1), args, constants)
+    return Launch(_expert_activation, (out.numel() // width, cdiv(width, _BLOCK), 1), args, constants)
 
 
 def _router_examples() -> Iterator[tuple[str, int, RouterParams]]:

@@ -164,6 +164,8 @@ def test_activations_are_those_of_plain_torch(dtype: torch.dtype, kind: object, 
         expected = expert_reference.expert_activation(gate_up, kind, weights)
         found = expert_activation(gate_up, kind, weights)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=1e-5)
+    of_one = gate_up[:, 0].contiguous()
+    assert torch.equal(expert_activation(of_one, kind), expert_activation(of_one[:, None], kind)[:, 0])
 
 
 def test_weights_of_an_activation_are_those_of_the_inputs() -> None:

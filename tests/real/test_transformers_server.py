@@ -20,7 +20,8 @@ def test_a_schema_and_an_adapter(tmp_path: Path) -> None:
     model = save_library_model(NAME, tmp_path / "model", WORDS)
     write_folder(model, train_byte_level().to_str(), eos_token="<|im_end|>", chat_template=TEMPLATE)
     adapter = make_library_adapter(NAME, tmp_path / "adapter", 3, WORDS)
-    options = "--device cpu --dtype float32 --threads 1 --num-gpu-blocks-override 60 --enable-lora --model"
+    options = "--device cpu --dtype float32 --threads 1 --num-gpu-blocks-override 60 --enable-lora"
+    options += " --model-impl transformers --model"
     running = RealServer(free_port(), *options.split(), str(model), "--lora-modules", f"tuned={adapter}")
     try:
         running.wait_ready()

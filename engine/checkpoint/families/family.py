@@ -83,10 +83,12 @@ class Family:
         parallel_norms: names of a layer's norms in a parallel block, if they differ from ``norms``.
         layer_norm: whether norms are layer norms instead of RMS norms.
         norm_bias: whether norms have a bias.
+        weightless_norms, embedding_norm: the fields of ``ModelConfig`` with the same names.
         eps_key: the key of the norms' epsilon.
         qk_norm_flag: the key that turns ``qk_norm`` on; None if it is always on.
         qkv_bias: whether q, k and v always have a bias, regardless of the config.
         head_bias: whether the head has a bias.
+        learned_positions, transposed: the fields of ``ModelConfig`` with the same names.
         norm_head: whether the family honours "norm_head".
         optional_biases: keys by which a config may add biases, with the projections that get one.
         scaled_embedding: whether embeddings are multiplied by the root of the hidden size.
@@ -102,9 +104,12 @@ class Family:
         logit_soft_cap: whether the family honours "final_logit_softcapping".
         partial_rotary: whether the family honours "partial_rotary_factor".
         interleaved: whether the rotary embedding pairs neighbouring dimensions.
+        rotates_back: whether the rotary embedding rotates by negative angles.
         ntk_alpha: whether rope type "dynamic" has a fixed "alpha".
         mrope: whether rotary parameters may have sections for time, height and width. In text the three positions are
             equal.
+        layer_thetas: whether the family honours "layer_rope_theta", the base of each layer's rotary embedding, which is
+            0 for a layer without one.
         local_theta: the key of the base of a separate rotary embedding, without scaling, for layers with a window; None
             if all layers have the same rotary embedding.
         no_rope: rule for which layers have no rotary embedding.
@@ -133,6 +138,9 @@ class Family:
         latent: whether attention is multi-head latent attention.
         indexed: whether a token attends only to the "index_topk" tokens with the highest scores, by an index of its
             layer, or of an earlier layer as "indexer_types" and similar keys say.
+        block_index: whether a token attends only to the blocks of tokens with the highest scores, by an index of its
+            layer, in layers that "layer_types" calls "minimax_m3_sparse".
+        clamped_mlp: whether MLPs have the activation of ``MixtureFamily.clamped``.
         mixture: description of the layers' mixtures of experts, None for a family without experts.
         recurrent: the kind of layer for each layer that "layer_types" does not call attention, by the keys of LFM2
             ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of Jamba
@@ -164,6 +172,8 @@ class Family:
     layer_norm: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0
+    weightless_norms: bool = False
+    embedding_norm: bool = False
     eps_key: str = "rms_norm_eps"
     qk_norm: HeadNorm | None = None
     qk_norm_flag: str | None = None
@@ -171,6 +181,8 @@ class Family:
     is_qk_normed_last: bool = False
     qkv_bias: bool = False
     head_bias: bool = False
+    learned_positions: bool = False
+    transposed: bool = False
     norm_head: bool = False
     optional_biases: Mapping[str, Biases] = field(default_factory=dict)
     qkv_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -189,8 +201,10 @@ class Family:
     logit_soft_cap: bool = False
     partial_rotary: bool = False
     interleaved: bool = False
+    rotates_back: bool = False
     ntk_alpha: bool = False
     mrope: bool = False
+    layer_thetas: bool = False
     local_theta: str | None = None
     no_rope: NoRope = "never"
     scaled_queries: bool = False
@@ -214,6 +228,8 @@ class Family:
     attention_sinks: bool = False
     latent: bool = False
     indexed: bool = False
+    block_index: bool = False
+    clamped_mlp: bool = False
     mixture: MixtureFamily | None = None
     recurrent: Recurrent | None = None
     recurrent_norms: LayerNorms | None = None

@@ -39,6 +39,50 @@ _PHI_LAYER: dict[str, Any] = {
     "final_norm": "final_layernorm",
 }
 
+_GPT2 = {
+    "vocab_size": 50_257,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+_GPT2_LAYER: dict[str, Any] = {
+    "windows": "never",
+    "no_rope": "always",
+    "learned_positions": True,
+    "optional_biases": {"attention_bias": ATTENTION, "mlp_bias": MLP},
+    "layer_norm": True,
+    "norm_bias": True,
+    "eps_key": "layer_norm_epsilon",
+    "qkv_modules": ("c_attn",),
+    "output_module": "c_proj",
+    "mlp_modules": ("c_fc", "c_proj"),
+    "gated_mlp": False,
+    "config_names": {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+    },
+    "tensor_names": (  # the first files of GPT-2 lack the prefix
+        (r"^(?:transformer\.)?wte\b", "model.embed_tokens"),
+        (r"^(?:transformer\.)?wpe\b", "model.embed_positions"),
+        (r"^(?:transformer\.)?h\.", "model.layers."),
+        (r"^(?:transformer\.)?ln_f\b", "model.norm"),
+        (r"\.attn\.", ".self_attn."),
+        (r"(\.layers\.\d+)\.ln_1\b", r"\1.input_layernorm"),
+        (r"(\.layers\.\d+)\.ln_2\b", r"\1.post_attention_layernorm"),
+    ),
+}
+
 LAYER_NORM_FAMILIES = (
     Family(
         name="cohere",
@@ -241,6 +285,24 @@ LAYER_NORM_FAMILIES = (
             (r"^embed_out\b", "lm_head"),
             (r"\.attention\.", ".self_attn."),
         ),
+    ),
+    Family(
+        name="gpt2",
+        models="GPT-2 (124M to 1.5B), DistilGPT2, DialoGPT",
+        architecture="GPT2LMHeadModel",
+        transposed=True,
+        **_GPT2_LAYER,
+        defaults={**_GPT2, "hidden_act": "gelu_new"},
+        harmless={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+    ),
+    Family(
+        name="gpt_bigcode",
+        models="StarCoder, StarCoderBase (1B to 15B), Granite Code 20B and 34B",
+        architecture="GPTBigCodeForCausalLM",
+        **_GPT2_LAYER,
+        defaults={**_GPT2, "hidden_act": "gelu_pytorch_tanh", "multi_query": True},
+        harmless={"scale_attn_weights": (True,)},
+        grouped_qkv=True,
     ),
     Family(
         name="gptj",

@@ -61,6 +61,8 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
         ("google/gemma-3-27b-it", "yyyy" + "y" * 9),
         ("microsoft/Phi-3-mini-4k-instruct", "yyyy" + "y" * 9),
         ("MiniMaxAI/MiniMax-M2.5", "y"),
+        ("MiniMaxAI/MiniMax-M3", "yyyy" + "n" * 9),
+        ("MiniMaxAI/MiniMax-M3-MXFP8", "y"),
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "y"),
         ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "yyyy" + "n" * 9),
         ("nvidia/DeepSeek-V3.1-NVFP4", "y"),

@@ -233,6 +233,25 @@ def test_axk1_as_published(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_gpt2_as_first_published(tmp_path: Path) -> None:
+    """Without a prefix of its names, and with causal masks, in some files of bytes."""
+    folder = save("gpt2", tmp_path)
+    expected = run_whole(load(folder), PROMPT)
+    stored = load_file(folder / "model.safetensors")
+    assert stored["transformer.h.0.mlp.c_fc.weight"].shape == (96, 384)  # [in, out]
+    masks = {
+        "h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8),
+        "h.1.attn.bias": torch.ones(1, 1, 8, 8),
+        "h.1.attn.masked_bias": torch.tensor(-1e4),
+    }
+    plain = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    save_file(plain | masks, folder / "model.safetensors")
+    assert torch.equal(run_whole(load(folder), PROMPT), expected)
+    rewrite(folder, {"wpe.weight": plain["wpe.weight"][:-1].contiguous()})
+    with pytest.raises(ModelError, match=r"model.embed_positions.weight has shape \(127, 96\)"):
+        load(folder)
+
+
 def test_convolutions_of_olmo_hybrid_that_do_not_fit(tmp_path: Path) -> None:
     folder = save("olmo_hybrid", tmp_path)
     rewrite(folder, {"model.layers.0.linear_attn.k_conv1d.weight": torch.zeros(95, 1, 4)})

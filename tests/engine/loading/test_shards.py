@@ -26,6 +26,7 @@ TOKENS = [(7 * i + i * i) % VOCAB for i in range(20)]
 NORMS = "norms over all query heads together cannot be split over ranks"
 CONVOLUTIONS = "short convolutions cannot be split over ranks"
 SHARED = "blocks that layers share cannot be split over ranks"
+BLOCKS = "an index of blocks cannot be split over ranks"
 AMONG_QUERIES = "KV heads, whose rows are among those of their queries"
 INDIVISIBLE = "no size divides this model"
 REFUSED = {
@@ -35,7 +36,8 @@ REFUSED = {
     ),
     **dict.fromkeys(("lfm2", "lfm2_biased", "lfm2_moe", "lfm3", "lfm3_biased"), CONVOLUTIONS),
     **dict.fromkeys(("zamba2", "zamba2_plain"), SHARED),
-    **dict.fromkeys(("falcon", "falcon_new_one_norm"), AMONG_QUERIES),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_chosen", "minimax_m3_wide_blocks"), BLOCKS),
+    **dict.fromkeys(("falcon", "falcon_new_one_norm", "gpt_bigcode"), AMONG_QUERIES),
     **dict.fromkeys(("falcon_h1", "falcon_h1_normed", "granite_hybrid", "qwen3_5_biased"), INDIVISIBLE),
 }
 """Why a family is not split; the last ones are small models whose sizes have no common divisor."""
@@ -63,6 +65,14 @@ def test_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
         logits, *others = run_ranks(size, lambda ranks: run_whole(load(folder, ranks), TOKENS))
         torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
         assert all(part.shape[1] < VOCAB for part in others)
+
+
+def test_a_model_whose_index_chooses_all_blocks_is_split(tmp_path: Path) -> None:
+    folder = save("minimax_m3", tmp_path)
+    check_split(read_model_config(folder).up_to(128), 2)
+    expected = run_whole(load(folder), TOKENS)
+    logits, _ = run_ranks(2, lambda ranks: run_whole(load(folder, ranks), TOKENS))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
 def test_a_rank_reads_its_slices_of_what_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,3 +99,5 @@ def test_the_activation_is_that_of_plain_torch(kind: str, weighted: bool, dtype:
     assert gpu.takes_activation(gate_up, weights)
     actual = expert_ops.expert_activation(gate_up, kind, weights)  # type: ignore[arg-type]
     assert close(actual, expert_reference.expert_activation(gate_up, kind, weights))  # type: ignore[arg-type]
+    of_one = gate_up[:, 0].contiguous()
+    assert close(expert_ops.expert_activation(of_one, kind), expert_reference.expert_activation(of_one, kind))  # type: ignore[arg-type]

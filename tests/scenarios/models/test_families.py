@@ -121,6 +121,15 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
             written.pop(key, None)
     if written["model_type"] == "mellum":  # which has no rule either
         written["sliding_window_pattern"] = 2
+    if written["model_type"] == "minimax_m3_vl_text":  # as published
+        sizes = {"n_heads": "num_index_heads", "head_dim": "index_dim", "block_size": "block_size"}
+        sizes |= {"topk_blocks": "topk_blocks", "local_blocks": "local_block"}
+        written["sparse_attention_config"] = {
+            **{f"sparse_{old}": written.pop(f"index_{new}") for new, old in sizes.items()},
+            "sparse_attention_freq": [int(kind != "full_attention") for kind in listed_types],
+        }
+        written["moe_layer_freq"] = [int(kind == "sparse") for kind in written.pop("mlp_layer_types")]
+        written["hidden_act"] = "swigluoai"
     if written["model_type"] == "lfm2_moe":
         written["full_attn_idxs"] = [1]
     if written["model_type"].startswith(("qwen3_next", "qwen3_5", "olmo_hybrid")):

@@ -39,7 +39,7 @@ def greedy_of(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3", *GEMMA4])
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3", "gpt2", *GEMMA4])
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
     evict = RadixTree.evict

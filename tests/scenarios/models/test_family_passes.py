@@ -38,6 +38,9 @@ FAMILIES = [
     *("solar_open", "afmoe", "minimax_m2", "exaone_moe", "ernie4_5_moe", "hunyuan_moe"),
     *("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu"),
     *("deepseek_v32_chosen", "glm_moe_dsa_shared", "mistral4"),
+    *("minimax_m3", "minimax_m3_chosen", "minimax_m3_wide_blocks"),
+    *("vaultgemma", "minicpm3", "granite_swa", "granite_moe_swa"),
+    *("gpt2", "gpt_bigcode", "gpt_bigcode_heads", "nanochat"),
     *("mellum", "jais2", "phi", "phi_normed", "falcon", "falcon_new"),
     *("gemma", "granite_moe_shared", "gemma4", "gemma4_same_values", "gemma4_mixture"),
     *("helium", "cwm", "flex_olmo", "exaone", "apertus"),
@@ -86,14 +89,14 @@ def test_weights_and_kv_of_8_bits_stay_near(family: tuple[str, Path]) -> None:
     rounded = load_model(folder, dtype=torch.float32, device=CPU, weights="int8_weight_only")
     plain = load_model(folder, dtype=torch.float32, device=CPU)
     run = PagedRun(plain, 16, 1, len(PROMPT))
-    if plain.config.latent is None:
+    if plain.config.latent is None and not any(plain.config.index_keys):
         run.kv = pool(plain, run.kv.num_pages, 16, 1, int8_kv_layout.DTYPE)
-    # Of two experts with nearly the same score a rounded one may be chosen in the place of the other.
+    # Of two experts, or blocks of tokens, with nearly the same score a rounded one may be chosen in place of the other.
     mixtures = [layer.mixture for layer in plain.config.layers if layer.mixture is not None]
     chooses = any(each.top_k < each.num_experts for each in mixtures)
     for ours in run_whole(rounded, PROMPT), run.step({0: PROMPT})[0]:
         near = torch.nn.functional.cosine_similarity(ours, theirs) > 0.98
-        assert near.sum() >= len(PROMPT) - (2 if chooses else 0)
+        assert near.sum() >= len(PROMPT) - (2 if chooses else 0) - (3 if plain.config.block_index else 0)
 
 
 def test_an_adapter_on_every_linear_module(family: tuple[str, Path], tmp_path: Path) -> None:

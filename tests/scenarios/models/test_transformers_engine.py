@@ -37,7 +37,7 @@ def greedy(count: int, adapter: Path | None = None) -> list[int]:
 def test_the_engine_over_gpt2(folder: Path) -> None:
     llm = LLM(
         str(folder / "model"), dtype="float32", device="cpu", threads=1, num_gpu_blocks_override=40, block_size=4,
-        enable_lora=True, max_num_batched_tokens=64,
+        enable_lora=True, max_num_batched_tokens=64, model_impl="transformers",
     )  # fmt: skip
     try:
         llm.load_adapter("tuned", str(folder / "adapter"))

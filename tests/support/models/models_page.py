@@ -43,7 +43,7 @@ The same for all classes above, as each is one decoder over the same ops:
 | LoRA adapters on experts, stacked (`target_parameters`) or one by one | batched, native | batched, Triton; steps with them run without CUDA graphs |
 | experts in MXFP4 (gpt-oss; also in GGUF files) | as stored, with the bits of the widened form | as stored |
 | GPTQ (2, 3, 4, 8 bits, `desc_act`, versions 1 and 2), AWQ (gemm, gemv), compressed-tensors `pack-quantized`, `int-quantized`, `naive-quantized` | integers of 4 bits, and symmetric ones of 8, as stored by the rule of GGUF files, or of 8 bits with scales of rows in these; others widened | as stored, those of 2 and 3 bits in 4 |
-| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; NF4 and FP4 widened | as stored |
+| compressed-tensors `float-quantized`, `nvfp4-pack-quantized`, `mxfp4-pack-quantized`; FP8 by tensor, row or block (DeepSeek V3, Kimi K2, ModelOpt, FBGEMM); MXFP8 (MiniMax M3); ModelOpt NVFP4; bitsandbytes NF4, FP4, LLM.int8() | FP8 in its 8 bits, LLM.int8() in its 8, NVFP4 and MXFP4 in their 4, with the bits of the widened form; MXFP8, NF4 and FP4 widened | as stored |
 
 Activations are not quantised, whatever a config says.
 
@@ -58,6 +58,8 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 *Latent attention* (DeepSeek V2 and V3, R1, Kimi K2) keeps one vector of each token in the KV pool for all heads: `kv_lora_rank + qk_rope_head_dim` numbers a layer, 576 in published models, where keys and values of 128 heads were 40,960. `kv_b_proj` is applied to queries and results, never to what is cached (the absorbed form). LoRA on every linear module is exact, `kv_b_proj` included, which is computed at the adapter's own rank; with DoRA, and in an activated LoRA, `kv_b_proj` is refused by name. KV of 8 bits is refused.
 
 *Indexed attention* (DeepSeek V3.2, GLM-5): a token sees the `index_topk` tokens that an index of its layer, or in GLM-5.2 of an earlier one, scores highest, 2,048 as published. Its keys are in the KV pool beside the latent vectors, 128 numbers a layer. As in transformers, scores are in the model's type, where the published code has an orthogonal transform and 8 bits. LoRA on the index is exact. Where `--max-model-len` is at most `index_topk`, the index has no effect and is not loaded. On a GPU longer sequences are refused by name, and steps on a CPU are not recorded.
+
+*Indexed blocks* (MiniMax M3): in all but the first layers a token sees, for each KV head, the `index_topk_blocks` blocks of `index_block_size` tokens that an index scores highest, 16 of 128 as published, the last `index_local_blocks` always. Its keys are in the KV pool beside K and V, 128 numbers a layer. LoRA on the index is exact. Where `--max-model-len` is at most 2,048, the index has no effect and is not loaded. Beyond, GPUs, KV of 8 bits and tensor-parallel ranks are refused by name, and steps on a CPU are not recorded.
 
 *Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42. GGUF files of 26B-A4B, which has experts beside its MLPs, are refused.
 """
@@ -93,7 +95,6 @@ Adapters change linear modules, the embedding and the head; those on experts are
 IN_TRANSFORMERS = {
     "DeepSeek V4": "DeepseekV4ForCausalLM",
     "Ling 3": "BailingHybridForCausalLM",
-    "MiniMax M3": "MiniMaxM3VLForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
 }
 ELSEWHERE = {
@@ -183,7 +184,7 @@ def _table() -> str:
 def _row(family: Family) -> str:
     gguf = "" if family.gguf_name is None else f"`{family.gguf_name}`"
     windows = "full, latent" if family.latent else _WINDOWS[family.windows]
-    windows += ", indexed" if family.indexed else ""
+    windows += ", indexed" if family.indexed else ", of indexed blocks" if family.block_index else ""
     windows = "none" if family.blocks == "recurrent" else windows
     cells = (family.models, f"`{family.architecture}`", _rope(family), windows, _layer(family), gguf)
     return f"|{'|'.join(cells)}|"
@@ -191,10 +192,12 @@ def _row(family: Family) -> str:
 
 def _rope(family: Family) -> str:
     if family.no_rope == "always":
-        return "none"
+        return "none; learned positions" if family.learned_positions else "none"
     pairs = "neighbours" if family.interleaved else "halves"
     part = ", a part" if family.partial_rotary or family.latent else ""
     own = ", another one in sliding layers" if family.local_theta else ""
+    own += ", backwards" if family.rotates_back else ""
+    own += ", a base of its own in each layer, if listed" if family.layer_thetas else ""
     scaled = "; queries scaled by position" if family.scaled_queries or family.attention_temperature else ""
     return f"{pairs}{part}{own}{_NO_ROPE[family.no_rope]}{scaled}"
 
@@ -209,6 +212,7 @@ def _layer(family: Family) -> str:
         norms += " behind"
     elif family.norms.after_attention is not None:
         norms += " before and behind"
+    norms += " without weights, of embeddings too" if family.embedding_norm else ""
     norms += ", in front in gated delta nets" if family.recurrent_norms is not None else ""
     norms += ", of experts also behind" if family.mixture_norms is not None else ""
     heads = {"head": "of q and k", "projection": "of all q, all k"}

@@ -72,6 +72,10 @@ from transformers import (
     GlmForCausalLM,
     GlmMoeDsaConfig,
     GlmMoeDsaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     GPTJConfig,
     GPTJForCausalLM,
     GPTNeoXConfig,
@@ -86,6 +90,10 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    GraniteMoeSWAConfig,
+    GraniteMoeSWAForCausalLM,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
     HunYuanDenseV1Config,
@@ -118,8 +126,12 @@ from transformers import (
     MambaForCausalLM,
     MellumConfig,
     MellumForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
+    MiniMaxM3VLForCausalLM,
+    MiniMaxM3VLTextConfig,
     Ministral3Config,
     Ministral3ForCausalLM,
     MinistralConfig,
@@ -130,6 +142,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NanoChatConfig,
+    NanoChatForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
     NemotronHConfig,
@@ -172,6 +186,8 @@ from transformers import (
     StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    VaultGemmaConfig,
+    VaultGemmaForCausalLM,
     YoutuConfig,
     YoutuForCausalLM,
     Zamba2Config,
@@ -238,6 +254,18 @@ _LFM2 = {
     "tie_word_embeddings": True,
 }
 
+_GRANITE_SWA = {
+    **_NATIVE,
+    "num_hidden_layers": 6,
+    "sliding_window": 6,
+    "layer_rope_theta": [500.0, 0, 60.0, 500.0, 0, 500.0],
+    "embedding_multiplier": 3.3,
+    "attention_multiplier": 0.11,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "tie_word_embeddings": True,
+}
+
 _GRANITE_HYBRID = {
     **_NATIVE,
     "num_hidden_layers": 3,
@@ -298,6 +326,31 @@ _FALCON_H1 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 
+_GPT2 = {
+    "hidden_size": 96,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": True,
+    "layer_norm_epsilon": 1e-4,
+}
+_MINIMAX_M3 = {
+    **_NATIVE,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "dense_intermediate_size": 80,
+    "shared_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+    "swiglu_alpha": 1.3,
+    "swiglu_limit": 2.0,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 24,
+}
 _CORRECTED = {
     "num_experts_per_tok": 3,
     "n_group": 4,
@@ -408,6 +461,19 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Gemma2Config,
         Gemma2ForCausalLM,
         {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0, "tie_word_embeddings": True},
+    ),
+    "vaultgemma": (
+        VaultGemmaConfig,
+        VaultGemmaForCausalLM,
+        {
+            **_NATIVE,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "tie_word_embeddings": True,
+        },
     ),
     "gemma3": (
         Gemma3TextConfig,
@@ -732,6 +798,11 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         },
     ),
     "youtu": (YoutuConfig, YoutuForCausalLM, {**_LATENT, "tie_word_embeddings": True}),
+    "minicpm3": (
+        MiniCPM3Config,
+        MiniCPM3ForCausalLM,
+        {**_LATENT, "scale_emb": 3.3, "scale_depth": 0.9, "dim_model_base": 20, "tie_word_embeddings": True},
+    ),
     "mellum": (
         MellumConfig,
         MellumForCausalLM,
@@ -1007,6 +1078,18 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "minimax_m3": (MiniMaxM3VLTextConfig, MiniMaxM3VLForCausalLM, _MINIMAX_M3),
+    # Blocks that are smaller than a page of the tests, as large, and larger; one or two of them are always seen.
+    "minimax_m3_chosen": (
+        MiniMaxM3VLTextConfig,
+        MiniMaxM3VLForCausalLM,
+        {**_MINIMAX_M3, "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 2},
+    ),
+    "minimax_m3_wide_blocks": (
+        MiniMaxM3VLTextConfig,
+        MiniMaxM3VLForCausalLM,
+        {**_MINIMAX_M3, "index_block_size": 24, "index_topk_blocks": 1},
+    ),
     "exaone_moe": (
         ExaoneMoeConfig,
         ExaoneMoeForCausalLM,
@@ -1216,6 +1299,18 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         GraniteMoeSharedForCausalLM,
         {**_NATIVE, "num_local_experts": 4, "num_experts_per_tok": 4, "shared_intermediate_size": 40},
     ),
+    "granite_swa": (GraniteSWAConfig, GraniteSWAForCausalLM, _GRANITE_SWA),
+    "granite_moe_swa": (
+        GraniteMoeSWAConfig,
+        GraniteMoeSWAForCausalLM,
+        {
+            **_GRANITE_SWA,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "layer_rope_theta": None,
+        },
+    ),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, _GRANITE_HYBRID),
     "granite_hybrid_mixture": (
         GraniteMoeHybridConfig,
@@ -1305,6 +1400,14 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         PhiConfig,
         PhiForCausalLM,
         {"hidden_size": 96, "num_key_value_heads": 6, "intermediate_size": 384},
+    ),
+    "nanochat": (NanoChatConfig, NanoChatForCausalLM, {**_NATIVE, "final_logit_softcapping": 2.0}),
+    "gpt2": (GPT2Config, GPT2LMHeadModel, _GPT2),
+    "gpt_bigcode": (GPTBigCodeConfig, GPTBigCodeForCausalLM, _GPT2),
+    "gpt_bigcode_heads": (
+        GPTBigCodeConfig,
+        GPTBigCodeForCausalLM,
+        {**_GPT2, "multi_query": False, "n_inner": 80, "intermediate_size": 80},
     ),
     "gpt_neox": (
         GPTNeoXConfig,

@@ -23,6 +23,8 @@ from transformers import (
     Llama4Config,
     Llama4ForCausalLM,
     Llama4ForConditionalGeneration,
+    MiniMaxM3SparseForConditionalGeneration,
+    MiniMaxM3VLConfig,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -272,6 +274,36 @@ MULTIMODAL: dict[str, Kind] = {
             **_OUT_OF_SIGHT,
         },
     ),
+    "minimax_m3": (
+        MiniMaxM3VLConfig,
+        MiniMaxM3SparseForConditionalGeneration,
+        {
+            "text_config": {
+                **_TEXT,
+                "model_type": "minimax_m3_vl_text",
+                "head_dim": 16,
+                "rotary_dim": 8,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                "num_local_experts": 5,
+                "num_experts_per_tok": 2,
+                "dense_intermediate_size": 80,
+                "shared_intermediate_size": 40,
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+                "index_n_heads": 2,
+                "index_head_dim": 16,
+                "index_block_size": 4,
+                "index_topk_blocks": 3,
+            },
+            "vision_config": {
+                "model_type": "minimax_m3_vl_vision", "hidden_size": 24, "intermediate_size": 24,
+                "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14, "image_size": 28,
+            },
+            "projector_hidden_size": 48,
+            "image_token_index": 120,
+            "video_token_index": 121,
+        },
+    ),
     "qwen3_5_moe": (
         Qwen3_5MoeConfig,
         Qwen3_5MoeForConditionalGeneration,
@@ -384,8 +416,27 @@ def _old_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
         text.pop("layer_types")
     else:
         text["rope_theta"] = rope.pop("rope_theta")
-    if name.startswith("qwen3_5"):
+    if name.startswith(("qwen3_5", "minimax_m3")):
         text["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if name == "minimax_m3":
+        is_sparse = [int(kind != "full_attention") for kind in text.pop("layer_types")]
+        names = {
+            "n_heads": "num_index_heads", "head_dim": "index_dim", "block_size": "block_size",
+            "topk_blocks": "topk_blocks", "local_blocks": "local_block",
+        }  # fmt: skip
+        text["sparse_attention_config"] = {
+            **{f"sparse_{old}": text.pop(f"index_{new}") for new, old in names.items()},
+            "use_sparse_attention": True,
+            "sparse_score_type": "max",
+            "sparse_init_block": 0,
+            "sparse_attention_freq": is_sparse,
+            "sparse_disable_index_value": is_sparse,
+        }
+        text["moe_layer_freq"] = [int(kind == "sparse") for kind in text.pop("mlp_layer_types")]
+        text |= {"hidden_act": "swigluoai", "model_type": None, "n_shared_experts": 1, "use_routing_bias": True}
+        text |= {"use_gemma_norm": True, "qk_norm_type": "per_head", "attention_output_gate": False}
+        return config
+    if name.startswith("qwen3_5"):
         text["full_attention_interval"] = 2
         text.pop("layer_types")
     if name in ("qwen3_vl", "qwen3_vl_moe", "ministral3", "qwen3_5", "qwen3_5_moe"):

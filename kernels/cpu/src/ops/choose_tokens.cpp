@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "ops/index_rows.h"
 #include "simd/parallel.h"
 #include "simd/simd.h"
 
@@ -23,25 +24,7 @@ struct ChooseTokens {
   // [tokens][most + 1]: cells in the order of their positions, then zeros; the last entry is their number
   int32_t* out;
   int64_t tokens, rows, table_width, num_pages, page_size, heads, dim, most, is_bf16, threads;
-
-  int64_t cell(int64_t row, int64_t position) const {
-    return (int64_t)page_table[row * table_width + position / page_size] * page_size + position % page_size;
-  }
 };
-
-bool in_bounds(const ChooseTokens& op) {
-  if (op.query_start[0] != 0 || op.query_start[op.rows] != op.tokens) return false;
-  for (int64_t row = 0; row < op.rows; row++) {
-    const int64_t queries = (int64_t)op.query_start[row + 1] - op.query_start[row], context = op.context_len[row];
-    const int64_t pages = (context + op.page_size - 1) / op.page_size;
-    if (queries < 0 || context < queries || pages > op.table_width) return false;
-    for (int64_t i = 0; i < pages; i++) {
-      const int32_t page = op.page_table[row * op.table_width + i];
-      if (page < 0 || page >= op.num_pages) return false;
-    }
-  }
-  return true;
-}
 
 // Memory that one thread needs for a token, used again for the next one.
 struct Scratch {
@@ -85,14 +68,10 @@ INLINE Floats scores(const ChooseTokens& op, const Scratch& scratch) {
 
 template <class E>
 void score_keys(const ChooseTokens& op, int64_t row, int64_t context, Scratch& scratch) {
-  const auto* keys = static_cast<const typename E::Value*>(op.keys);
   scratch.order.resize(context);
   for (int64_t first = 0; first < context; first += kWidth) {
     const int64_t count = std::min<int64_t>(kWidth, context - first);
-    for (int64_t lane = 0; lane < count; lane++) {
-      const auto* key = keys + op.cell(row, first + lane) * op.dim;
-      for (int64_t d = 0; d < op.dim; d++) scratch.panel[d * kWidth + lane] = E::widen(key[d]);
-    }
+    fill_panel<E>(op, row, first, count, scratch.panel.data());
     float found[kWidth];
     store(found, scores(op, scratch));
     for (int64_t lane = 0; lane < count; lane++) {
@@ -106,7 +85,7 @@ void choose(const ChooseTokens& op, int64_t token, int64_t row, Scratch& scratch
   const int64_t context = (int64_t)op.context_len[row] - (op.query_start[row + 1] - token) + 1;
   int32_t *out = op.out + token * (op.most + 1), *next = out;
   if (context <= op.most) {
-    for (int64_t at = 0; at < context; at++) *next++ = (int32_t)op.cell(row, at);
+    for (int64_t at = 0; at < context; at++) *next++ = (int32_t)cell_of(op, row, at);
   } else {
     const auto* q = static_cast<const typename E::Value*>(op.q) + token * op.heads * op.dim;
     const auto* weights = static_cast<const typename E::Value*>(op.weights) + token * op.heads;
@@ -117,7 +96,7 @@ void choose(const ChooseTokens& op, int64_t token, int64_t row, Scratch& scratch
     const auto least = scratch.ranked.begin() + op.most - 1;
     std::nth_element(scratch.ranked.begin(), least, scratch.ranked.end(), std::greater<uint64_t>());
     for (int64_t at = 0; at < context; at++) {
-      if (scratch.order[at] >= *least) *next++ = (int32_t)op.cell(row, at);
+      if (scratch.order[at] >= *least) *next++ = (int32_t)cell_of(op, row, at);
     }
   }
   const int32_t count = (int32_t)(next - out);
@@ -160,7 +139,7 @@ using namespace rootgraft;
 
 // Returns 1 if the page table or the lengths lead outside of their tables, 2 if there is not enough memory, else 0.
 extern "C" int choose_tokens(const ChooseTokens* op) try {
-  if (!in_bounds(*op)) return 1;
+  if (!rows_in_bounds(*op)) return 1;
   with_types([&](auto element) { run<decltype(element)>(*op); }, op->is_bf16);
   return 0;
 } catch (const std::bad_alloc&) {

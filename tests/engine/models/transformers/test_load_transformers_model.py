@@ -137,18 +137,18 @@ def test_forms_that_only_our_decoder_has(tmp_path: Path) -> None:
 
 
 def test_auto_takes_ours_where_it_has_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llama, gpt2 = save_tiny_llama(tmp_path / "llama"), save_library_model(GPT2, tmp_path / "gpt2")
+    llama, codegen = save_tiny_llama(tmp_path / "llama"), save_library_model("CodeGenForCausalLM", tmp_path / "codegen")
     assert isinstance(load(llama, "auto"), DecoderModel)
     assert isinstance(load(llama), TransformersModel)
-    assert isinstance(load(gpt2, "auto"), TransformersModel)
-    with pytest.raises(UnknownArchitecture, match="GPT2LMHeadModel is not supported"):
-        load(gpt2, "rootgraft")
+    assert isinstance(load(codegen, "auto"), TransformersModel)
+    with pytest.raises(UnknownArchitecture, match="CodeGenForCausalLM is not supported"):
+        load(codegen, "rootgraft")
     with pytest.raises(UnknownArchitecture, match=r"Gpt9LMHeadModel is not supported\."):
         load(written(tmp_path / "unknown", architectures=["Gpt9LMHeadModel"]), "auto")
     monkeypatch.setattr("rootgraft.engine.loading.model_impl.find_spec", lambda name: None)
     for model_impl in ("auto", "transformers"):
         with pytest.raises(ModelError, match=r"Try: pip install 'rootgraft\[transformers\]'"):
-            load(gpt2, model_impl)
+            load(codegen, model_impl)
 
 
 def test_a_llama_has_the_same_logits_by_both(tmp_path: Path) -> None:
