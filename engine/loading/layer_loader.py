@@ -10,7 +10,6 @@ from torch.nn.functional import softplus
 
 from ...kernels import memory
 from ...kernels.column_ops import ColumnRuns
-from ...kernels.expert_ops import ClampedSwiglu
 from ...kernels.ops import AnyLinear, AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
 from ..errors import ModelError
@@ -34,9 +33,8 @@ from ..models.layers import (
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
-from .load_block_index import load_block_index
 from .load_experts import load_experts
-from .load_latent import load_latent
+from .load_latent import load_block_index, load_latent
 from .load_progress import LoadProgress
 from .load_recurrent import behind_shared_block, load_recurrent, side_by_side
 from .shards import Shard
@@ -202,7 +200,7 @@ class LayerLoader:
         if config.activation == "xielu":
             return XieluMlp(up, down, self._xielu(block))
         if (clamp := config.mlp_clamp) is not None:
-            return ClampedMlp(up, down, ClampedSwiglu(clamp.alpha, clamp.limit))
+            return ClampedMlp.of(up, down, clamp)
         if (scales := config.parallel_scales) is not None:
             return ScaledMlp.of(up, down, config.activation, scales.gate, scales.down)
         return Mlp(up, down, config.activation) if config.gated_mlp else PlainMlp(up, down, config.activation)

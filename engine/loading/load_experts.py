@@ -104,7 +104,7 @@ class _Reader:
         up = self._fused(prefix, shared_modules(self._mixture))
         down = replace(self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden}), added_over=added_over)
         if (clamp := self._mixture.clamp) is not None:
-            return ClampedMlp(up, down, ClampedSwiglu(clamp.alpha, clamp.limit))
+            return ClampedMlp.of(up, down, clamp)
         return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
 
     def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:

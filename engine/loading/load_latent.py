@@ -1,4 +1,7 @@
-"""Load the latent attention of a layer: ``kv_b_proj`` is cut into a weight of each head for each of its two uses."""
+"""Load the latent attention of a layer, and indices that choose the tokens to which layers attend.
+
+``kv_b_proj`` is cut into a weight of each head for each of its two uses.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ...kernels.block_index_ops import BlockChoice
 from ...kernels.collectives import Ranks
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams
 from ...kernels.ops import AttentionParams
 from ..checkpoint.model_config import LatentConfig, ModelConfig, TokenIndex
+from ..models.block_choice import BlockIndexer, BlockSparseAttention
 from ..models.latent_attention import HeadProjection, LatentAttention
-from ..models.layers import Projection
+from ..models.layers import Attention, Projection
 from ..models.norms import LayerNorm, RmsNorm
 from ..models.token_choice import LightningIndexer, TokenChoice
 from .tensor_names import (
+    BLOCK_KEY,
+    BLOCK_NORMS,
+    BLOCK_QUERY,
     INDEX_KEY,
     INDEX_NORM,
     INDEX_QUERY,
@@ -104,6 +112,37 @@ def _choice(
     weight, bias = (weights.tensor(f"{modules[INDEX_NORM]}.{part}") for part in ("weight", "bias"))
     norm = LayerNorm(f"{modules[INDEX_NORM]}.weight", weight, bias, _NORM_EPS, 0.0)
     return TokenChoice(index.most, LightningIndexer(queries, keys, norm, of_heads, table, index.interleaved))
+
+
+def load_block_index(
+    weights: WeightReader, prefix: str, config: ModelConfig, index: int, attention: Attention, table: Tensor
+) -> BlockSparseAttention:
+    """Return a layer's attention behind its index, whose products stay in the model's type, as they choose tokens.
+
+    Args:
+        prefix: name of the module of the layer's attention.
+        table: cosines and sines of attention's rotary embedding.
+
+    Raises:
+        ModelError: a weight does not fit the form of quantised weights.
+    """
+    blocks = config.layers[index].block_index
+    assert blocks is not None
+    sizes = {BLOCK_QUERY: config.heads_of(index).heads * blocks.dim, BLOCK_KEY: blocks.dim}
+    names = {name: f"{prefix}.{INDEXER}.{name}" for name in (*sizes, *BLOCK_NORMS)}
+    queries, keys = (
+        Projection((names[name],), (size,), weights.plain(f"{names[name]}.weight")) for name, size in sizes.items()
+    )
+    query_norm, key_norm = (
+        RmsNorm(names[name], weights.tensor(f"{names[name]}.weight"), config.norm_eps, config.norm_offset)
+        for name in BLOCK_NORMS
+    )
+    return BlockSparseAttention(
+        index=index,
+        attention=attention,
+        indexer=BlockIndexer(queries, keys, query_norm, key_norm, table),
+        blocks=BlockChoice(blocks.most, blocks.size, blocks.local),
+    )
 
 
 class _Reader:

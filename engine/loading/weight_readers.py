@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,6 +114,10 @@ def _in_model(name: str) -> str:
     return name if name in (HEAD, HEAD_BIAS, SCORE) else f"model.{name}"
 
 
+def _transposed(matrix: Tensor) -> Tensor:
+    return matrix.T.contiguous()
+
+
 def _of_unit_columns(matrix: Tensor) -> Tensor:
     """Return a matrix whose columns have the length 1, as Ling's code computes it: fp32."""
     matrix = matrix.float()
@@ -176,9 +180,10 @@ class SafetensorsFolder:
         self.shapes |= {name: tensor.shape for name, tensor in self._quantised.items()}
         self._pieces: dict[str, tuple[str, int | None, slice]] = {}  # whole tensor, expert if it is stacked, rows
         self._zeros: set[str] = set()
-        self._transposed: set[str] = set()
         self._joined: dict[str, tuple[str, ...]] = {}  # tensors whose rows follow one another
-        self._normalised: str | None = None
+        self._converted: dict[
+            str, Callable[[Tensor], Tensor]
+        ] = {}  # plain tensors that are not read as they are stored
 
     def split_experts(self, modules: Mapping[str, Sequence[tuple[str, ...]]]) -> None:
         """Show stacked tensors of experts [E, N, K] as the matrices of the experts' modules, N rows side by side.
@@ -220,7 +225,7 @@ class SafetensorsFolder:
         for name in names:
             if name in self._stored and len(shape := self.shapes[name]) == 2:
                 self.shapes[name] = shape[::-1]
-                self._transposed.add(name)
+                self._converted[name] = _transposed
 
     def join_rows(self, parts: Mapping[str, Sequence[str]]) -> None:
         """Show plain tensors with the same number of columns as one tensor, their rows one after another.
@@ -348,10 +353,8 @@ class SafetensorsFolder:
             upload(out, file.get_slice(stored)[part])
             return
         found = file.get_tensor(stored)
-        if name in self._transposed:
-            upload(out, found.T.contiguous())
-            return
-        upload(out, _of_unit_columns(found) if name == self._normalised else found)
+        convert = self._converted.get(name)
+        upload(out, found if convert is None else convert(found))
         release_mapped(found)
 
     def normalise_columns(self, name: str) -> None:
@@ -362,11 +365,11 @@ class SafetensorsFolder:
         """
         if name in self._quantised:
             raise ModelError(f"{name} is quantised, so its columns cannot be divided by their lengths (norm_head).")
-        self._normalised = name
+        self._converted[name] = _of_unit_columns
 
     def plain_slices(self, name: str) -> Any | None:
         """Return a plain tensor of which only slices are read (``view[first:end]``); None for other tensors."""
-        if name not in self._stored or name in self._quantised or name in (self._normalised, *self._transposed):
+        if name not in self._stored or name in self._quantised or name in self._converted:
             return None
         file, stored = self._stored[name]
         return file.get_slice(stored)

@@ -29,6 +29,7 @@ from ...kernels.ops import (
 )
 from ...lora.lora_step import LoraStep
 from ...lora.own.own_weights import OwnStep
+from ..checkpoint.families.mixture import ClampedGate
 from ..checkpoint.model_config import Activation
 from .forward_inputs import ForwardInputs
 from .norms import Norm, RmsNorm, normed_sum, renormed
@@ -295,6 +296,11 @@ class ClampedMlp:
     gate_up: Projection
     down: Projection
     activation: ClampedSwiglu
+
+    @classmethod
+    def of(cls, gate_up: Projection, down: Projection, gate: ClampedGate) -> ClampedMlp:
+        """Return the MLP with the bound and the factor of a config."""
+        return cls(gate_up, down, ClampedSwiglu(gate.alpha, gate.limit))
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
