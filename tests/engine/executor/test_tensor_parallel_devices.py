@@ -54,3 +54,19 @@ def test_stages_on_gpus_need_the_size_of_their_kv(gpus: Path) -> None:
         plan_ranks(EngineConfig(device="cuda", pipeline_parallel_size=3), gpus)
     found = plan_ranks(EngineConfig(device="cuda", pipeline_parallel_size=3, kv_cache_memory=1.0), gpus)
     assert len(found[1]) == 3
+
+
+def test_an_index_that_chooses_all_blocks_is_no_reason_against_ranks(tmp_path: Path) -> None:
+    """MiniMax M3 with at most as many tokens as its index chooses."""
+    model = {
+        "architectures": ["MiniMaxM3VLForCausalLM"], "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+        "dense_intermediate_size": 96, "shared_intermediate_size": 96, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "head_dim": 4, "num_local_experts": 8, "vocab_size": 64,
+        "max_position_embeddings": 4096, "layer_types": ["full_attention", "minimax_m3_sparse"],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    config = EngineConfig(device="cpu", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="an index of blocks cannot be split over ranks"):
+        plan_ranks(config, tmp_path)
+    _, devices = plan_ranks(EngineConfig(device="cpu", tensor_parallel_size=2, max_model_len=2048), tmp_path)
+    assert len(devices) == 2
