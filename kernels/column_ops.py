@@ -17,7 +17,7 @@ def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) 
     """Copy runs of columns of [T, ...], or of two such tensors of one type, side by side: -> [T, *``runs.shape``].
 
     Factors are applied in fp32, and the products are rounded once. The columns of a token are all its numbers in order,
-    head after head.
+    head after head. A second tensor [columns] is the same for all tokens.
 
     Raises:
         ValueError: a tensor has fewer columns than the runs need.
@@ -27,6 +27,8 @@ def take_columns(runs: ColumnRuns, first: Tensor, second: Tensor | None = None) 
         kernels = native_for(first) if second is None else native_for(first, second)
     if kernels is not None:
         return kernels.take_columns(runs, first, second)
+    if second is not None and second.ndim == 1:
+        second = second.expand(len(first), -1)
     matrices = (first.flatten(1), None if second is None else second.flatten(1))
     parts = []
     factors = [None] * len(runs.table) if runs.factors is None else runs.factors.tolist()

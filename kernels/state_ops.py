@@ -153,7 +153,8 @@ def delta_scan(
         y_t    = S_t^T q_t / sqrt(N)
 
     With ``params.by_channel`` (Kimi delta attention, https://arxiv.org/abs/2510.26692) each row n of a state has its
-    own step ``steps[t, h * N + n]`` and decays by its own factor.
+    own step ``steps[t, h * N + n]`` and decays by its own factor. With ``params.lower_bound`` that factor is
+    ``exp(lower_bound * sigmoid(-decay[h] * (step + step_bias)))``.
 
     The native kernel also computes token by token: a dimension of a value depends on no other one, so the cells that a
     thread updates stay in its cache. A GPU computes long rows in the chunk form of the rule, in which a token's bits

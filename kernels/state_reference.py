@@ -95,7 +95,11 @@ def delta_scan(
         gates[:, column : column + count].float() for column, count in zip(first, (params.steps, heads), strict=True)
     )
     # [T, H, N]; or [T, H, 1] if all rows of a head's state have the same decay.
-    shrink = torch.exp(functional.softplus(steps + params.step_bias).unflatten(1, (heads, -1)) * params.decay[:, None])
+    steps, decay = (steps + params.step_bias).unflatten(1, (heads, -1)), params.decay[:, None]
+    if params.lower_bound is None:
+        shrink = torch.exp(functional.softplus(steps) * decay)
+    else:
+        shrink = torch.exp(params.lower_bound * torch.sigmoid(-decay * steps))
     rates, results = params.rate_factor * torch.sigmoid(rates), torch.zeros_like(values)
     starts, checkpoints = batch.query_start.tolist(), batch.checkpoints.tolist()
     for row, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):

@@ -47,6 +47,7 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 _LOGIT_SCALE = {"logit_scale": "logit_scale"}
+_ALIBI = {"attention.max_alibi_bias": "alibi_bias_max"}
 _GATING = {"softmax": (1,), "sigmoid": (2,)}  # by the router's scores
 _LATENT = {
     "attention.kv_lora_rank": "kv_lora_rank",
@@ -112,7 +113,7 @@ def gguf_model_config(file: GgufFile) -> ModelConfig:
     config = {new: own[old] for old, new in renamed.items() if old in own}
     config |= _shape(file, fields, family) | _windows(fields, family) | _experts(fields, family)
     config |= {"rope_parameters": None, "rope_scaling": _rope(file, fields, family)}
-    config |= _flags(file, family) | _recurrent(file, fields, family)
+    config |= _flags(file, family) | _recurrent(file, fields, family) | _falcon(file, fields, family)
     if family.sized_layers:
         config |= sized_layers(file, fields, _factors(file, _DIVISORS) if _DIVISORS in file.tensors else None)
     config |= {
@@ -147,6 +148,7 @@ def _renamed(family: Family) -> dict[str, str]:
     own = {key: family.eps_key for key, is_layer_norm in _EPSILONS.items() if is_layer_norm is family.layer_norm}
     own |= _MULTIPLIERS if family.multipliers else {}
     own |= _LOGIT_SCALE if family.logit_scale else {}
+    own |= _ALIBI if family.alibi else {}
     own |= _LATENT if family.latent else {}
     own |= _SHORT_CONV if family.recurrent == "short_conv" else {}
     own |= _DELTA if family.has_delta else {}
@@ -324,6 +326,18 @@ def _recurrent(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]
         "layer_types": ["full_attention" if count else "conv" for count in of_layers.tolist()],
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
         "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _falcon(file: GgufFile, fields: Fields, family: Family) -> dict[str, Any]:
+    """Return Falcon's number of norms and sizes by the keys of its newer form, of which the older one is a case."""
+    if family.two_norms_key is None:
+        return {}
+    return {
+        "new_decoder_architecture": True,
+        family.two_norms_key: 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1,
+        "num_kv_heads": fields.values.get("attention.head_count_kv"),
+        "mlp_size": fields.values.get("feed_forward_length"),
     }
 
 

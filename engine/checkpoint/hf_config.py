@@ -16,6 +16,8 @@ from .families.family import Family
 from .families.family_table import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from .families.norm_layout import PRE, LayerNorms
 from .model_config import (
+    ALIBI_DIMS,
+    MOST_ALIBI_POSITIONS,
     Activation,
     BlockIndex,
     LatentConfig,
@@ -45,6 +47,7 @@ _DEFAULT_CLASSES = 2  # of the transformers library, for a config that names non
 _MOST_CLASSES = 1 << 16
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_WINDOW_FLAGS, _WINDOW_PERIOD = "hybrid_layer_pattern", 6  # of MiMo V2
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
 _ACTIVATIONS: dict[str, Activation | Literal["xielu"]] = {
@@ -96,6 +99,8 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
     _refuse(config, family)
     _check_mxfp4(quantization, family)
     fields = Fields({**_defaults(family, config), **own_keys(config, family, WHERE)}, WHERE)
+    if family.windows == "flagged":
+        _check_windowed_heads(fields)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     kv_heads = fields.integer("num_key_value_heads", high=1 << 16, default=heads)
     if heads % kv_heads:
@@ -110,6 +115,7 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         raise fields.wrong("tie_word_embeddings", "false, for the head is more than a matrix")
     embedding_scale, residual_scale, logit_scale = _scales(fields, family, hidden)
     layers = _layers(fields, family, latent.rotary_dim if latent else head_dim)
+    eps_key = family.rms_eps_key if family.rms_eps_key and fields.has(family.rms_eps_key) else family.eps_key
     is_parallel = family.parallel_block if family.parallel_flag is None else fields.flag(family.parallel_flag)
     return ModelConfig(
         family=family.name,
@@ -118,12 +124,12 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=_mlp_size(fields, family),
         num_heads=heads,
         num_kv_heads=1 if latent else kv_heads,
-        head_dim=head_dim,
+        head_dim=head_dim + (ALIBI_DIMS if family.alibi else 0),
         max_position_embeddings=_longest(fields, family, layers),
         layers=layers,
-        norm="layer" if family.layer_norm else "rms",
+        norm="layer" if family.layer_norm and eps_key == family.eps_key else "rms",
         norm_bias=family.norm_bias,
-        norm_eps=fields.positive(family.eps_key),
+        norm_eps=fields.positive(eps_key),
         norm_offset=family.norm_offset,
         norms=_norms(fields, family, is_parallel=is_parallel),
         parallel_block=is_parallel,
@@ -140,6 +146,11 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         mlp_bias="mlp" in biases,
         activation=_activation(fields, family),
         attention_sinks=family.attention_sinks,
+        windowed_sinks=family.windowed_sinks,
+        value_dim=head_dim if family.alibi else _value_dim(fields, family, head_dim),
+        alibi=fields.positive("alibi_bias_max", default=8.0) if family.alibi else None,
+        embedding_norm=family.embedding_norm,
+        value_scale=_value_scale(fields, family),
         attention_scale=_latent_scale(latent, layers) if latent else _attention_scale(fields, family, head_dim),
         attention_soft_cap=fields.optional_positive("attn_logit_softcapping") if family.attention_soft_cap else None,
         logit_soft_cap=fields.optional_positive("final_logit_softcapping") if family.logit_soft_cap else None,
@@ -168,7 +179,6 @@ def model_config(config: Mapping[str, Any]) -> ModelConfig:
         learned_positions=family.learned_positions,
         transposed=family.transposed,
         weightless_norms=family.weightless_norms,
-        embedding_norm=family.embedding_norm,
         mlp_clamp=read_clamp(fields) if family.clamped_mlp else None,
     )
 
@@ -182,7 +192,8 @@ def _norms(fields: Fields, family: Family, *, is_parallel: bool) -> LayerNorms:
 
 
 def _mlp_size(fields: Fields, family: Family) -> int:
-    size = fields.integer(family.mlp_size_key)
+    key = family.mlp_size_key
+    size = fields.integer(key if fields.has(key) else family.mlp_size_default or key)
     if family.halved_mlp and size % 2:
         raise fields.wrong(family.mlp_size_key, "an even number, the rows of gate and up together")
     return size // 2 if family.halved_mlp else size
@@ -386,7 +397,7 @@ def _is_of_mixture(key: str, value: Any, family: Family) -> bool:
     """Return whether this family's mixtures read the key, with this value."""
     if family.mixture is None:
         return False
-    return key in family.mixture.count_keys
+    return key in family.mixture.count_keys or (key == family.mixture.flags_key and isinstance(value, list))
 
 
 def _unused(family: Family) -> dict[str, tuple[Any, ...]]:
@@ -435,9 +446,29 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
+def _value_dim(fields: Fields, family: Family, head_dim: int) -> int | None:
+    """Return the dimensions of a value head if it has fewer than a key head, or a factor; else None."""
+    if family.value_dim_key is None:
+        return None
+    found = fields.integer(family.value_dim_key, high=head_dim, default=head_dim)
+    return None if found == head_dim and _value_scale(fields, family) == 1.0 else found
+
+
+def _value_scale(fields: Fields, family: Family) -> float:
+    return 1.0 if family.value_dim_key is None else fields.positive("attention_value_scale", default=1.0)
+
+
+def _check_windowed_heads(fields: Fields) -> None:
+    """Check that heads of layers with a window have the sizes of the others (MiMo V2). Raises ModelError."""
+    for name in ("num_attention_heads", "head_dim", "v_head_dim"):
+        if fields.has(own := f"swa_{name}") and fields.values[own] != fields.values.get(name):
+            raise fields.wrong(own, f"{name}, {quoted(fields.values.get(name))}")
+
+
 def _longest(fields: Fields, family: Family, layers: tuple[LayerConfig, ...]) -> int:
     """Return the longest sequence: with YaRN the extended length, if the length before the extension is named."""
-    longest = fields.integer("max_position_embeddings", high=MAX_LENGTH)
+    most = MOST_ALIBI_POSITIONS if family.alibi else MAX_LENGTH
+    longest = fields.integer("max_position_embeddings", high=most)
     longest = fields.integer(family.length_key, high=MAX_LENGTH, default=longest)
     named = (fields.mapping(key) for key in ("rope_scaling", "rope_parameters"))
     is_named = outer_length(fields, family) or any("original_max_position_embeddings" in each for each in named)
@@ -469,9 +500,12 @@ def _layers(fields: Fields, family: Family, head_dim: int) -> tuple[LayerConfig,
     full, local = read_ropes(fields, family, head_dim, full_head_dim(heads, head_dim))
     if family.no_rope == "windowed" or (family.no_rope == "full" and fields.has("sliding_window")):
         rotary = [kind == SLIDING for kind in kinds]
-    window = fields.integer("sliding_window", high=MAX_LENGTH) if SLIDING in kinds else None
+    window = _window(fields, family) if SLIDING in kinds else None
     chunk = fields.integer("attention_chunk_size", high=MAX_LENGTH) if CHUNKED in kinds else None
     mixtures = read_mixtures(fields, family.mixture, count)
+    if family.no_rope == "sparse":
+        forced = fields.integer("prefix_dense_sliding_window_pattern") == 1
+        rotary = [kind == SLIDING or (forced and each is None) for kind, each in zip(kinds, mixtures, strict=True)]
     ropes = [
         (local if kind == SLIDING else full) if has_rope else None for kind, has_rope in zip(kinds, rotary, strict=True)
     ]
@@ -508,6 +542,13 @@ def _check_index_size(fields: Fields, indices: list[BlockIndex | None], rope: Ro
     """Raise ModelError for an index of blocks whose heads have fewer dimensions than attention rotates."""
     if any(each is not None and each.dim < rope.dim for each in indices):
         raise fields.wrong("index_head_dim", f"at least {rope.dim}, the dimensions that are rotated")
+
+
+def _window(fields: Fields, family: Family) -> int:
+    """Return the size of the sliding window, the token itself included; MiMo V2's own key leaves the token out."""
+    if family.windows == "flagged" and fields.has("sliding_window_size"):
+        return fields.integer("sliding_window_size", high=MAX_LENGTH) + 1
+    return fields.integer("sliding_window", high=MAX_LENGTH)
 
 
 def _temperature(fields: Fields, family: Family) -> QueryScaling | None:
@@ -553,6 +594,8 @@ def _layer_types(fields: Fields, family: Family, rotary: list[bool]) -> list[str
         listed = [FULL if kind in _INDEXED else kind for kind in listed]
     if not isinstance(listed, list) or len(listed) != count or any(kind not in (FULL, limited) for kind in listed):
         raise fields.wrong("layer_types", f"a list of {count} times {FULL} or {limited}")
+    if family.windows == "flagged" and fields.has(_WINDOW_FLAGS) and listed != _derived_types(fields, family, rotary):
+        raise fields.wrong(_WINDOW_FLAGS, f"a list with 1 for the layers that layer_types calls {SLIDING}")
     if family.windows in ("never", "all") and listed != _derived_types(fields, family, rotary):
         raise ModelError(f"{WHERE}: layer_types is not supported for {family.architecture}.")
     if (
@@ -584,6 +627,14 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
         case "pattern" | "leading" as kind:
             period, shift = fields.integer("sliding_window_pattern"), int(kind == "pattern")
             return [(index + shift) % period != 0 for index in range(count)]
+        case "prefixed":
+            first = fields.integer("first_k_dense_replace", low=0, high=count)
+            periods = [fields.integer(key) for key in ("prefix_dense_sliding_window_pattern", "sliding_window_pattern")]
+            return [
+                (index + 1 - (first if index >= first else 0)) % periods[index >= first] != 0 for index in range(count)
+            ]
+        case "flagged":
+            return _flagged_windows(fields, count)
     if not (fields.flag("use_sliding_window") and fields.has("sliding_window")):
         return [False] * count
     if family.windows == "asked":
@@ -594,3 +645,13 @@ def _sliding_layers(fields: Fields, family: Family, rotary: list[bool]) -> list[
     if family.windows == "early":
         return [index < first and index % 2 == 0 for index in range(count)]
     return [index >= first for index in range(count)]
+
+
+def _flagged_windows(fields: Fields, count: int) -> list[bool]:
+    """Return the layers with a window that a list of flags names; by default all but the first and every sixth one."""
+    listed = fields.values.get(_WINDOW_FLAGS)
+    if listed is None:
+        return [index > 0 and (index + 1) % _WINDOW_PERIOD != 0 for index in range(count)]
+    if not isinstance(listed, list) or len(listed) != count or any(each not in (0, 1) for each in listed):
+        raise fields.wrong(_WINDOW_FLAGS, f"a list of {count} ones and zeros")
+    return [each == 1 for each in listed]

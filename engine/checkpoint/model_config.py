@@ -21,6 +21,10 @@ from .quantization_config import Quantization
 Activation = Literal["silu", "gelu_tanh", "relu2", "gelu"]
 Norm = Literal["rms", "layer"]
 
+ALIBI_DIMS = 16
+"""Further dimensions of each head of a model with ALiBi: see ``engine.models.alibi``."""
+MOST_ALIBI_POSITIONS = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
@@ -347,6 +351,8 @@ class ModelShape(Protocol):
     @property
     def index_keys(self) -> tuple[int | None, ...]: ...
     @property
+    def has_position_keys(self) -> bool: ...
+    @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
@@ -377,7 +383,14 @@ class ModelConfig:
         head_bias: whether the head has a bias (Phi-2).
         norm_head: whether columns of the stored head are divided by their lengths (Ling lite).
         attention_sinks: whether each head has a logit without a value that is part of the softmax (gpt-oss).
+        windowed_sinks: whether only layers with a window have such logits (MiMo V2).
         attention_scale: factor of the scores ``q . k``.
+        value_dim: dimensions of a value head that has fewer than ``head_dim``, for which the KV pool has room (MiMo
+            V2); None for as many values without a factor. Latent attention has its own.
+        value_scale: factor of the values; 1 where ``value_dim`` is None.
+        alibi: exponent of the smallest slope of ALiBi, if the number of heads is a power of two; None without ALiBi.
+            With it ``head_dim`` counts ``ALIBI_DIMS`` dimensions of positions.
+        embedding_norm: name of the norm behind the embedding; None for none (BLOOM and nanochat have one).
         attention_soft_cap: c of ``c * tanh(score / c)``, None for no cap.
         logit_soft_cap: the same for the logits, c of ``c * tanh(logit / c)``.
         logit_scale: factor of the logits, before the cap.
@@ -405,7 +418,6 @@ class ModelConfig:
         learned_positions: whether a trained vector of each position is added to the embeddings (GPT-2).
         transposed: whether checkpoints store the matrices of layers transposed, [in, out] (GPT-2).
         weightless_norms: whether norms, those of q and k apart, have no weights (nanochat).
-        embedding_norm: whether the embeddings of tokens are normed before the first layer.
         mlp_clamp: the activation of an MLP with a gate, in place of ``activation``; None for the latter.
     """
 
@@ -460,12 +472,16 @@ class ModelConfig:
     grouped_qkv: bool = False
     head_bias: bool = False
     norm_head: bool = False
+    windowed_sinks: bool = False
+    value_dim: int | None = None
+    value_scale: float = 1.0
+    alibi: float | None = None
+    embedding_norm: str | None = None
     generates: bool = True
     num_classes: int = 0
     learned_positions: bool = False
     transposed: bool = False
     weightless_norms: bool = False
-    embedding_norm: bool = False
     mlp_clamp: ClampedGate | None = None
 
     @property
@@ -522,6 +538,24 @@ class ModelConfig:
         """Return the number of a layer's KV heads, and the dimensions of its heads."""
         return self.layers[index].kv_heads or KvShape(self.num_kv_heads, self.head_dim)
 
+    def has_sinks(self, index: int) -> bool:
+        """Return whether the heads of a layer's attention have sinks."""
+        return self.attention_sinks and (not self.windowed_sinks or self.layers[index].window is not None)
+
+    def value_size_of(self, index: int) -> int:
+        """Return the number of rows of a layer's value projection."""
+        heads = self.heads_of(index)
+        return heads.heads * (heads.dim if self.value_dim is None else self.value_dim)
+
+    def key_dim_of(self, index: int) -> int:
+        """Return the rows that a layer's projections have for a query head, and for a key head."""
+        return self.heads_of(index).dim - (ALIBI_DIMS if self.has_position_keys else 0)
+
+    @property
+    def has_position_keys(self) -> bool:
+        """Whether cached keys contain their positions as numbers, which 8 bits would round (ALiBi)."""
+        return self.alibi is not None
+
     def norms_of(self, index: int) -> LayerNorms:
         """Return the names of a layer's norms."""
         return self.layers[index].norms or self.norms
@@ -545,15 +579,17 @@ class ModelConfig:
     @property
     def query_size(self) -> int:
         """Number of rows of the query projection, with the rows of the gate in it."""
-        return self.num_heads * self.head_dim * (2 if self.gated_attention == "heads" else 1)
+        dim = self.head_dim - (ALIBI_DIMS if self.has_position_keys else 0)
+        return self.num_heads * dim * (2 if self.gated_attention == "heads" else 1)
 
     def query_size_of(self, index: int) -> int:
         """Return the number of rows of a layer's query projection."""
-        return self.query_size // self.head_dim * self.heads_of(index).dim
+        return self.num_heads * self.key_dim_of(index) * (2 if self.gated_attention == "heads" else 1)
 
     def attention_size_of(self, index: int) -> int:
         """Return the number of inputs of the output projection of a layer's attention."""
-        return self.num_heads * (self.heads_of(index).dim if self.latent is None else self.latent.value_dim)
+        own = self.value_dim if self.latent is None else self.latent.value_dim
+        return self.num_heads * (self.heads_of(index).dim if own is None else own)
 
     def mlp_size_of(self, index: int) -> int:
         """Return the intermediate size of a layer's MLP."""

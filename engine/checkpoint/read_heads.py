@@ -9,7 +9,7 @@ from .config_fields import Fields
 from .families.family import Family
 from .model_config import KvShape, PerLayerInputs
 
-FULL = "full_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 _MOST = 1 << 16
 _LISTED, _GLOBAL_DIM, _GLOBAL_HEADS = "per_layer_config", "global_head_dim", "num_global_key_value_heads"
 _OWN_KEYS = ("head_dim", "num_key_value_heads")
@@ -34,6 +34,8 @@ def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerH
     Raises:
         ModelError: a value is invalid, or a layer would read K and V of a kind that no earlier layer stores.
     """
+    if family.window_kv_heads_key is not None:
+        return _by_window(fields, family.window_kv_heads_key, kinds)
     if not family.sized_layers:
         return (LayerHeads(),) * len(kinds)
     full = _full_heads(fields, kinds)
@@ -50,6 +52,17 @@ def read_heads(fields: Fields, family: Family, kinds: list[str]) -> tuple[LayerH
         )
         for kind, source in zip(kinds, sources, strict=True)
     )
+
+
+def _by_window(fields: Fields, key: str, kinds: list[str]) -> tuple[LayerHeads, ...]:
+    """Return the KV heads of layers with a window where they have another number (MiMo V2). Raises ModelError."""
+    heads = fields.integer("num_attention_heads", high=_MOST)
+    model = fields.integer("num_key_value_heads", high=_MOST)
+    own = fields.integer(key, high=_MOST, default=2 * model)
+    if heads % own:
+        raise fields.wrong(key, f"a divisor of num_attention_heads {heads}")
+    shape = KvShape(own, fields.integer("head_dim", high=_MOST))
+    return tuple(LayerHeads(shape if kind == SLIDING and own != model else None) for kind in kinds)
 
 
 def full_head_dim(heads: tuple[LayerHeads, ...], head_dim: int) -> int:

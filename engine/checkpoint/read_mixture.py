@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import quoted
 from .config_fields import Fields
-from .families.mixture import ClampedGate, Mixture, MixtureFamily
+from .families.mixture import ClampedGate, Mixture, MixtureFamily, Scores
 
 MOST_EXPERTS = 1 << 12
 _MLP_TYPES = ("dense", "sparse")
@@ -49,6 +49,7 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         raise fields.wrong(key, f"one of {', '.join(activations)} in experts")
     if fields.has("scoring_func") and fields.values["scoring_func"] != family.scores:
         raise fields.wrong("scoring_func", quoted(family.scores))
+    scores = _scores(fields, family)
     groups, top_groups = _groups(fields, family, count)
     allowed = count * top_groups // groups
     shared = fields.integer(family.shared_size_key, low=0) if family.shared_size_key else 0
@@ -56,14 +57,18 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         shared *= fields.integer(family.shared_count_key, low=0, high=MOST_EXPERTS)
     top_k = _of_all_layers(fields, family.top_k_key).integer(family.top_k_key, high=allowed)
     renormalises = fields.flag("norm_topk_prob") if family.renormalises is None else family.renormalises
+    if family.scores_key is not None and scores == "softmax":
+        renormalises = True
+    share = _share(fields, family) if shared else 1.0
+    scale = fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0
     return Mixture(
         names=family.names,
         num_experts=count,
         size=fields.integer(family.size_key),
         top_k=top_k,
-        scores=family.scores,
+        scores=scores,
         renormalises=renormalises and not (family.single_keeps_score and top_k == 1),
-        scale=fields.positive("routed_scaling_factor", default=1.0) if family.scaled else 1.0,
+        scale=scale * share,
         corrected=family.corrected and (family.corrected_key is None or fields.flag(family.corrected_key)),
         groups=groups,
         top_groups=top_groups,
@@ -77,7 +82,30 @@ def _mixture(fields: Fields, family: MixtureFamily) -> Mixture:
         is_beside_mlp=family.beside_mlp,
         activation=family.activation,
         latent_size=fields.integer(family.latent_key) if family.latent_key and fields.has(family.latent_key) else None,
+        shared_scale=share,
     )
+
+
+def _scores(fields: Fields, family: MixtureFamily) -> Scores:
+    """Return the score function, which some families' configs name."""
+    if family.scores_key is None or not fields.has(family.scores_key):
+        return family.scores
+    match fields.values[family.scores_key]:
+        case "softmax":
+            return "softmax"
+        case "sigmoid":
+            return "sigmoid"
+    raise fields.wrong(family.scores_key, "softmax or sigmoid")
+
+
+def _share(fields: Fields, family: MixtureFamily) -> float:
+    """Return the factor of the chosen experts' result and of the shared one's: 0.5 if they are averaged."""
+    if family.sharing_key is None:
+        return 1.0
+    how = fields.values.get(family.sharing_key)
+    if how not in ("sum", "average"):
+        raise fields.wrong(family.sharing_key, "sum or average")
+    return 0.5 if how == "average" else 1.0
 
 
 def _of_all_layers(fields: Fields, key: str) -> Fields:
@@ -110,6 +138,8 @@ def _groups(fields: Fields, family: MixtureFamily, count: int) -> tuple[int, int
 
 def _sparse_layers(fields: Fields, family: MixtureFamily, num_layers: int) -> list[bool]:
     """Return for each layer whether its MLP is a mixture."""
+    if family.flags_key is not None and isinstance(fields.values.get(family.flags_key), list):
+        return _flagged_layers(fields, family.flags_key, num_layers)
     match family.dense_layers:
         case "none":
             return [True] * num_layers
@@ -138,6 +168,16 @@ def _typed_layers(fields: Fields, num_layers: int) -> list[bool]:
     if not isinstance(listed, list) or len(listed) != num_layers or any(kind not in _MLP_TYPES for kind in listed):
         raise fields.wrong("mlp_layer_types", f"a list of {num_layers} times {' or '.join(_MLP_TYPES)}")
     return [kind == _MLP_TYPES[1] for kind in listed]
+
+
+def _flagged_layers(fields: Fields, key: str, num_layers: int) -> list[bool]:
+    listed = fields.values[key]
+    if len(listed) != num_layers or any(type(each) is not int or each not in (0, 1) for each in listed):
+        raise fields.wrong(key, f"a list of {num_layers} ones and zeros")
+    found = [each == 1 for each in listed]
+    if fields.has("mlp_layer_types") and _typed_layers(fields, num_layers) != found:
+        raise fields.wrong(key, "a list with 1 for the layers that mlp_layer_types calls sparse")
+    return found
 
 
 def _spanned_layers(fields: Fields, num_layers: int) -> list[bool]:

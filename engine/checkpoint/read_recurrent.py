@@ -47,6 +47,7 @@ _NAMES = {
     "grouped_delta": ("full_attention", "linear_attention"),
     "separate_delta": ("full_attention", "linear_attention"),
     "kimi_delta": ("full_attention", "linear_attention"),
+    "wide_kimi_delta": ("full_attention", "linear_attention"),
 }
 _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "short_conv": lambda fields: _short_conv(fields),
@@ -58,6 +59,7 @@ _READERS: Mapping[Recurrent, Callable[[Fields], RecurrentLayer]] = {
     "grouped_delta": lambda fields: _delta(fields, grouped=True),
     "separate_delta": lambda fields: _separate_delta(fields),
     "kimi_delta": lambda fields: _kimi_delta(fields),
+    "wide_kimi_delta": lambda fields: _wide_kimi_delta(fields),
 }
 _INDICES = ("full_attn_idxs", "attn_layer_indices")  # keys of LFM2 and of Bamba
 _INTERVAL = "full_attention_interval"
@@ -249,6 +251,15 @@ def _kimi_delta(fields: Fields) -> KimiDeltaLayer:
     )
 
 
+def _wide_kimi_delta(fields: Fields) -> KimiDeltaLayer:
+    bound = None
+    if fields.flag("kda_safe_gate"):
+        bound = fields.values.get("kda_lower_bound")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not float("-inf") < bound < 0:
+            raise fields.wrong("kda_lower_bound", "a number below 0")
+    return replace(_kimi_delta(fields), narrow=False, lower_bound=None if bound is None else float(bound))
+
+
 def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
     """Return ``ATTENTION`` or ``RECURRENT`` for each layer, also from the older keys."""
     key = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
@@ -283,6 +294,8 @@ def _kinds(fields: Fields, names: tuple[str, ...], count: int) -> list[str]:
 def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
     """Return a config with the usual keys in place of the family's own keys. Raises ModelError."""
     fields = Fields({**family.defaults, **config}, where)
+    if family.alibi:
+        return {**config, **_alibi_keys(fields, family)}
     if "rotary_dim" in family.defaults:
         return {**config, **_phi_keys(fields)}
     if family.learned_positions:
@@ -304,6 +317,8 @@ def own_keys(config: Mapping[str, Any], family: Family, where: str) -> Mapping[s
         return {**config, **_lfm2_keys(fields)}
     if family.recurrent == "kimi_delta":
         return {**config, **_kimi_keys(fields)}
+    if family.recurrent == "wide_kimi_delta":
+        return {**config, **_ling_keys(fields)}
     if family.recurrent == "separate_delta":
         return {**config, **_separate_keys(fields)}
     if family.blocks == "single":
@@ -366,6 +381,31 @@ def _falcon_keys(fields: Fields) -> dict[str, Any]:
     }
 
 
+# What attention of MPT is computed with; None is a key that must be absent or null.
+_MPT_ATTENTION = {
+    "alibi": (True,), "attn_type": ("multihead_attention",), "clip_qkv": (None,), "qk_ln": (False,),
+    "prefix_lm": (False,), "softmax_scale": (None,), "kv_n_heads": (None,), "attn_uses_sequence_id": (False,),
+}  # fmt: skip
+
+
+def _alibi_keys(fields: Fields, family: Family) -> dict[str, Any]:
+    """Return the sizes that files of BLOOM and MPT leave out, and ALiBi's exponent. Raises ModelError."""
+    sizes = {"num_key_value_heads": fields.values.get("num_attention_heads")}
+    sizes["intermediate_size"] = 4 * fields.integer("hidden_size")
+    return sizes | (_mpt_keys(fields) if "attn_config" in family.defaults else {})
+
+
+def _mpt_keys(fields: Fields) -> dict[str, Any]:
+    """Check the switches of MPT's attention, and return ALiBi's exponent, which is among them. Raises ModelError."""
+    own = Fields(fields.mapping("attn_config"), f"{fields.where}: attn_config")
+    for key, allowed in _MPT_ATTENTION.items():
+        if own.values.get(key, allowed[0]) not in allowed:
+            raise own.wrong(key, "left out" if allowed == (None,) else str(allowed[0]).lower())
+    if fields.integer("expansion_ratio", default=4) != 4:
+        raise fields.wrong("expansion_ratio", "4")
+    return {} if fields.has("alibi_bias_max") else {"alibi_bias_max": own.positive("alibi_bias_max", default=8.0)}
+
+
 def _zamba_keys(fields: Fields) -> dict[str, Any]:
     """Return the kinds of layers, the dimensions of a head, whose input is twice as wide, and the size of the MLP."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
@@ -414,6 +454,22 @@ def _kimi_keys(fields: Fields) -> dict[str, Any]:
         raise Fields(nested, where).wrong("full_attn_layers", f"with kda_layers a list of the layers 1 to {count}")
     kinds = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
     return {**usual, "layer_types": kinds}
+
+
+def _ling_keys(fields: Fields) -> dict[str, Any]:
+    """Return sizes of Ling 3's delta attention, which published files share with attention, and the kinds of layers."""
+    usual = {
+        "linear_head_dim": "head_dim",
+        "linear_num_heads": "num_attention_heads",
+        "linear_conv_kernel_dim": "short_conv_kernel_size",
+    }
+    found: dict[str, Any] = {new: fields.values.get(old) for new, old in usual.items() if not fields.has(new)}
+    if not fields.has("layer_types"):
+        count = fields.integer("num_hidden_layers", high=MAX_PERIOD)
+        size = fields.integer("layer_group_size", high=count)
+        kinds = ["linear_attention" if (index + 1) % size else "full_attention" for index in range(count)]
+        found["layer_types"] = kinds
+    return found
 
 
 def _separate_keys(fields: Fields) -> dict[str, Any]:

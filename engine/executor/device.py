@@ -96,6 +96,11 @@ def choose_kv_dtype(config: EngineConfig, model: ModelShape, device: torch.devic
             f"--kv-cache-dtype {name} is not supported for attention whose index chooses blocks of tokens. Leave it at "
             "auto."
         )
+    if model.has_position_keys:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} is not supported with ALiBi, whose cached keys contain positions that 8 bits "
+            "would round. Leave it at auto."
+        )
     dims = {shape.dim for shape in model.kv_shapes if shape is not None}
     if odd := [dim for dim in dims if dim % int8_kv_layout.CELLS]:
         raise ConfigError(

@@ -25,10 +25,15 @@ def row_orders(config: ModelConfig, *, joined: bool) -> dict[str, Order]:
     if BY_NAME[config.family].permuted_gguf:
         heads = {".q_proj.": config.num_heads, ".k_proj.": config.num_kv_heads}
         return {part: partial(_deinterleave, num_heads=count) for part, count in heads.items()}
+    if config.grouped_qkv:
+        count, dim = config.num_kv_heads, config.key_dim_of(0)
+        sizes = [config.num_heads * dim, count * dim, count * dim]
+        return {f".{config.qkv_modules[0]}.": partial(_group, sizes=sizes, heads=count)}
     if (layer := _delta_layer(config)) is None:
         return {}
     if layer.grouped:
-        return {".in_proj_qkvz.": partial(_group, layer=layer)} if joined else {}
+        sizes = [layer.key_width, layer.key_width, layer.width, layer.width]
+        return {".in_proj_qkvz.": partial(_group, sizes=sizes, heads=layer.num_key_heads)} if joined else {}
     if layer.num_heads == layer.num_key_heads:
         return {}
     untiled = partial(_untile, groups=layer.num_key_heads, heads=layer.num_heads)
@@ -52,11 +57,10 @@ def _delta_layer(config: ModelConfig) -> DeltaLayer | None:
     return next((each for each in found if isinstance(each, DeltaLayer)), None)
 
 
-def _group(rows: Tensor, layer: DeltaLayer) -> None:
-    """Reorder all q, all k, all v and all gates in place by key head: each key head with its own q, k, v and gate."""
-    parts = rows.split([layer.key_width, layer.key_width, layer.width, layer.width])
-    heads = [part.reshape(layer.num_key_heads, -1, *rows.shape[1:]) for part in parts]
-    rows.copy_(torch.cat(heads, dim=1).reshape(rows.shape))
+def _group(rows: Tensor, sizes: list[int], heads: int) -> None:
+    """Reorder parts of ``sizes`` rows, such as all q, all k and all v, in place by key head, with its part of each."""
+    parts = [part.reshape(heads, -1, *rows.shape[1:]) for part in rows.split(sizes)]
+    rows.copy_(torch.cat(parts, dim=1).reshape(rows.shape))
 
 
 def _untile(rows: Tensor, groups: int, heads: int, first: int = 0) -> None:

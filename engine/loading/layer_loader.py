@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...kernels import memory
-from ...kernels.column_ops import ColumnRuns
 from ...kernels.ops import AnyLinear, AttentionParams, GroupedLinear, QuantisedLinear, RopeParams, StaticScales
 from ..checkpoint.model_config import ModelConfig, PerLayerInputs, QueryScaling, Rope
 from ..errors import ModelError
@@ -26,13 +25,13 @@ from ..models.layers import (
     Mlp,
     PlainMlp,
     Projection,
-    QueryGate,
     ScaledMlp,
     SplitHead,
     XieluMlp,
 )
 from ..models.norms import LayerNorm, NoNorm, Norm, RmsNorm, ScaledSum
 from ..models.rope import cos_sin_table, query_scale_table
+from .head_columns import narrowed_columns, position_pairs, position_rotation, query_gate, spread_columns
 from .load_experts import load_experts
 from .load_latent import load_block_index, load_latent
 from .load_progress import LoadProgress
@@ -88,6 +87,7 @@ class LayerLoader:
         self.max_positions = max_positions
         self.kv_scales: Mapping[int, StaticScales] = {}
         self.tables: dict[Rope, Tensor] = {}
+        self.positions: Tensor | None = None
         self.query_scales: dict[QueryScaling, Tensor] = {}
         self.shared: dict[tuple[str, ...], AnyLinear] = {}
         self.has_two_ropes = config.rope_switch is not None and max_positions > config.rope_switch
@@ -116,10 +116,10 @@ class LayerLoader:
             head=head,
             max_positions=self.max_positions,
             long_offset=self.max_positions if self.has_two_ropes else 0,
-            embedding_norm=self.norm("") if config.embedding_norm else None,
             positions=self.weights.tensor(POSITIONS) if config.learned_positions else None,
             layer_inputs=None if config.layer_inputs is None else self.layer_inputs(config.layer_inputs),
             score=self.weights.exact(SCORE) if config.num_classes else None,
+            embedding_norm=self.norm(f"model.{config.embedding_norm}") if config.embedding_norm else None,
         )
 
     def norm_before(self, index: int) -> str | None:
@@ -271,7 +271,7 @@ class LayerLoader:
             rope=RopeParams(
                 num_heads=config.num_heads,
                 num_kv_heads=config.heads_of(index).heads if layer.kv_source is None else 0,
-                cos_sin=self.table(layer.rope) if layer.rope else None,
+                cos_sin=self.rotation(layer.rope),
                 q_norm=q_norm,
                 k_norm=k_norm,
                 eps=config.norm_eps,
@@ -287,13 +287,15 @@ class LayerLoader:
                 scale=config.attention_scale,
                 window=layer.window,
                 soft_cap=config.attention_soft_cap,
-                sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.attention_sinks else None,
+                sinks=self.weights.exact(f"{prefix}.{SINKS}") if config.has_sinks(index) else None,
                 chunk=layer.chunk,
             ),
             head_norms=tuple(f"{prefix}.{name}" for name in config.head_norms or () if config.qk_norm is not None),
-            gate=self.query_gate(),
+            gate=query_gate(config),
             gating=self.projection(prefix, gate, bias=False) if (gate := gate_module(config)) else None,
-            spread=self.spread_columns(index),
+            spread=spread_columns(config, index),
+            narrowed=narrowed_columns(config),
+            pairs=position_pairs(config, self.shard, self.weights.dtype, self.weights.device),
         )
 
     def static_scales(self, index: int) -> StaticScales | None:
@@ -301,32 +303,6 @@ class LayerLoader:
         if (found := self.kv_scales.get(index)) is None:
             return None
         return StaticScales(found.form, found.values.to(self.weights.device))
-
-    def spread_columns(self, index: int) -> ColumnRuns | None:
-        """Return the columns of q, k and v in their product; None if they simply follow one another."""
-        config = self.config
-        if config.layers[index].shares_values:
-            q, kv = qkv_modules(config, index).values()
-            return ColumnRuns.of([(0, 0, q + kv), (0, q, kv)])
-        if not config.grouped_qkv:
-            return None
-        heads, dim = config.heads_of(index)
-        queries = config.num_heads // heads * dim
-        starts = range(0, heads * (queries + 2 * dim), queries + 2 * dim)
-        parts = ((0, queries), (queries, dim), (queries + dim, dim))
-        return ColumnRuns.of([(0, start + at, count) for at, count in parts for start in starts])
-
-    def query_gate(self) -> QueryGate | None:
-        """Return the columns of the gate of attention's results, None without a gate."""
-        config = self.config
-        match config.gated_attention:
-            case "heads":
-                return QueryGate.of_heads(config.num_heads, config.kv_size, config.head_dim)
-            case "module":
-                return QueryGate.of_module(config.num_heads, config.head_dim)
-            case "head_module":
-                return QueryGate.of_module(config.num_heads, config.head_dim, repeat=config.head_dim)
-        return None
 
     def head_norms(self, index: int, prefix: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the weights of the norms of a layer's query and key heads, None for no norms."""
@@ -400,6 +376,12 @@ class LayerLoader:
             return RmsNorm(name, weight, config.norm_eps, config.norm_offset)
         bias = self.weights.tensor(f"{name}.bias") if config.norm_bias else None
         return LayerNorm(name, weight, bias, config.norm_eps, config.norm_offset)
+
+    def rotation(self, rope: Rope | None) -> Tensor | None:
+        """Return the table of a layer's rotation: of its rotary embedding or of ALiBi; None without either."""
+        if self.positions is None:
+            self.positions = position_rotation(self.config, self.max_positions, self.weights.device)
+        return self.positions if rope is None else self.table(rope)
 
     def table(self, rope: Rope) -> Tensor:
         """Return the rotary table of a kind, made once."""

@@ -21,7 +21,7 @@ from ...kernels.expert_ops import (
 from ...kernels.ops import AnyLinear, Linear, parts_of
 from ..checkpoint.families.mixture import Mixture
 from ..models.experts import ExpertProjection, Experts
-from ..models.layers import ClampedMlp, Mlp, PlainMlp, Projection
+from ..models.layers import ClampedMlp, Mlp, PlainMlp, Projection, ScaledMlp
 from .tensor_names import EXPERT_SCALES, expert_modules, shared_block, shared_modules
 from .weight_forms import WeightReader
 
@@ -99,13 +99,16 @@ class _Reader:
         bias = self._weights.tensor(f"{name}.bias") if biased else None
         return Projection((name,), (size,), self._weights.plain(f"{name}.weight", bias))
 
-    def shared(self, hidden: int, added_over: Ranks | None) -> Mlp | ClampedMlp | PlainMlp:
+    def shared(self, hidden: int, added_over: Ranks | None) -> Mlp | ClampedMlp | ScaledMlp | PlainMlp:
         prefix = shared_block(self._prefix, self._mixture)
         up = self._fused(prefix, shared_modules(self._mixture))
         down = replace(self._fused(prefix, {self._mixture.names.shared_modules[-1]: hidden}), added_over=added_over)
+        if not self._mixture.gated:
+            return PlainMlp(up, down, "relu2")
         if (clamp := self._mixture.clamp) is not None:
             return ClampedMlp.of(up, down, clamp)
-        return Mlp(up, down, "silu") if self._mixture.gated else PlainMlp(up, down, "relu2")
+        scale = self._mixture.shared_scale
+        return Mlp(up, down, "silu") if scale == 1.0 else ScaledMlp.of(up, down, "silu", 1.0, scale)
 
     def latent(self, size: int, hidden: int) -> tuple[Projection, Projection]:
         """Return the projections to the experts' own, smaller width and back: [H -> size], [size -> H]."""

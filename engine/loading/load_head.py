@@ -172,8 +172,8 @@ def _check_shared(fields: Fields, config: ModelConfig, model: DecoderModel) -> N
     if config.hidden_size != model.config.hidden_size:
         wanted = f"that of its model, {model.config.hidden_size}, whose embedding it shares"
         raise fields.wrong("hidden_size", wanted)
-    if model.embedding_scale != 1.0:
-        raise ModelError("The checkpoint has no embedding of its own, and that of its model is scaled.")
+    if model.embedding_scale != 1.0 or model.embedding_norm is not None:
+        raise ModelError("The checkpoint has no embedding of its own, and that of its model is scaled or normed.")
 
 
 def _target_ids(shifts: Tensor | None, size: int, vocab_size: int) -> Tensor | None:

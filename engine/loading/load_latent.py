@@ -11,19 +11,21 @@ from torch import Tensor
 
 from ...kernels.block_index_ops import BlockChoice
 from ...kernels.collectives import Ranks
+from ...kernels.column_ops import ColumnRuns
 from ...kernels.expert_ops import ExpertWeights
 from ...kernels.latent_ops import LatentParams
 from ...kernels.ops import AttentionParams
 from ..checkpoint.model_config import LatentConfig, ModelConfig, TokenIndex
 from ..models.block_choice import BlockIndexer, BlockSparseAttention
 from ..models.latent_attention import HeadProjection, LatentAttention
-from ..models.layers import Attention, Projection
+from ..models.layers import Attention, Projection, QueryGate
 from ..models.norms import LayerNorm, RmsNorm
 from ..models.token_choice import LightningIndexer, TokenChoice
 from .tensor_names import (
     BLOCK_KEY,
     BLOCK_NORMS,
     BLOCK_QUERY,
+    GATE,
     INDEX_KEY,
     INDEX_NORM,
     INDEX_QUERY,
@@ -94,7 +96,17 @@ def load_latent(
         output=replace(reader.projection("o_proj", config.hidden_size, config.output_bias), added_over=ranks),
         params=AttentionParams(config.attention_scale, value_dim=latent.kv_rank),
         choice=None if latent.index is None else _choice(weights, prefix, latent.index, table, shares=shares_index),
+        gate=_gate_columns(config, latent) if config.gated_attention is not None else None,
+        gating=reader.projection(GATE, config.num_heads, bias=False) if config.gated_attention is not None else None,
     )
+
+
+def _gate_columns(config: ModelConfig, latent: LatentConfig) -> QueryGate:
+    """Return the columns of queries and of a gate with one value for each head."""
+    assert config.gated_attention == "head_module" and latent.index is None
+    queries = [(0, 0, config.num_heads * latent.query_dim)]
+    joined = ColumnRuns.of([*queries, (1, 0, config.num_heads)])
+    return QueryGate(None, joined, ColumnRuns.of(queries), queries[0][2], repeat=latent.value_dim)
 
 
 def _choice(

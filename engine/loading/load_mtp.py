@@ -72,10 +72,11 @@ def load_mtp(folder: Path, model: DecoderModel, weights: WeightForm) -> DraftHea
 
 def prediction_module(config: ModelConfig) -> PredictionModule:
     """Return how a model's MTP module is stored. Raises ModelError unless it has one, of a form that is computed."""
-    if (module := BY_NAME[config.family].prediction) is None:
-        classes = ", ".join(sorted(each.architecture for each in BY_NAME.values() if each.prediction))
+    if (module := BY_NAME[config.family].prediction) is None or not module.is_computed:
+        rows = (each for each in BY_NAME.values() if each.prediction is not None and each.prediction.is_computed)
+        classes = ", ".join(sorted(each.architecture for each in rows))
         family = BY_NAME[config.family]
-        own = "those of {} are not" if "mtp" in family.ignored else "{} has none"
+        own = "those of {} are not" if "mtp" in family.ignored or module is not None else "{} has none"
         raise ModelError(f"MTP modules are computed of {classes}; {own.format(family.architecture)}.")
     if config.prediction_layers != 1:
         raise ModelError(

@@ -23,7 +23,7 @@ from ..checkpoint.families.recurrent import (
 from ..checkpoint.model_config import ModelConfig, ParallelScales
 from ..errors import ModelError
 from ..models.gated_delta import GatedDelta
-from ..models.kimi_delta import KimiDelta, KimiDeltaColumns
+from ..models.kimi_delta import KimiDelta, KimiDeltaColumns, NarrowSteps
 from ..models.layers import Attention, LayerMlp, Mlp, Projection
 from ..models.mamba import Mamba, SelectiveColumns, SelectiveNorms
 from ..models.mamba2 import Mamba2
@@ -121,18 +121,23 @@ def _check_state(weights: WeightReader, layer: RecurrentLayer) -> None:
 def _kimi_delta(
     weights: WeightReader, block: str, layer: KimiDeltaLayer, into: Projection, out_of: Projection, eps: float
 ) -> KimiDelta:
-    """Return Kimi Linear's delta attention with these projections to q, k and v and to hidden states."""
-    rates, *narrow = list(recurrent_inputs(layer, 0).items())[len(into.modules) :]
+    """Return the delta attention of Kimi Linear or Ling 3 with these projections to q, k and v and to hidden states."""
+    rates, forget, gate = list(recurrent_inputs(layer, 0).items())[len(into.modules) :]
     heads, dim = layer.num_heads, layer.head_dim
     norm = weights.tensor(f"{block}.{DELTA_NORM}.weight").repeat(heads)
+    narrow = None
+    if layer.narrow:
+        narrow = NarrowSteps(
+            narrow=_projection(weights, block, dict([forget, gate]), biased=False),
+            forget=_projection(weights, block, {FORGET: layer.width}, biased=False),
+            columns=KimiDeltaColumns.of(heads, dim),
+        )
     return KimiDelta(
         input=into,
-        rates=_projection(weights, block, dict([rates]), biased=False),
-        narrow=_projection(weights, block, dict(narrow), biased=False),
-        forget=_projection(weights, block, {FORGET: layer.width}, biased=False),
-        gate=_projection(weights, block, {OUTPUT_GATE: layer.width}, biased=False),
+        rates=_projection(weights, block, dict([rates] if layer.narrow else [rates, forget]), biased=False),
+        gate=_projection(weights, block, {OUTPUT_GATE: layer.width} if layer.narrow else dict([gate]), biased=False),
+        narrow=narrow,
         output=out_of,
-        columns=KimiDeltaColumns.of(heads, dim),
         conv=_conv(weights, *(f"{block}.{name}" for name in DELTA_CONVS), biased=False, gated=False),
         scan=DeltaParams(
             num_heads=heads,
@@ -142,6 +147,7 @@ def _kimi_delta(
             decay=-torch.exp(weights.exact(f"{block}.A_log")).flatten(),
             step_bias=weights.exact(f"{block}.dt_bias"),
             by_channel=True,
+            lower_bound=layer.lower_bound,
         ),
         norm=GatedNormParams(norm, eps, heads, is_norm_first=True, activation="sigmoid"),
     )

@@ -18,6 +18,7 @@ from .tensor_names import (
     DELTA_CONVS,
     DELTA_NARROW,
     DELTA_QUERIES,
+    DELTA_WIDE,
     FORGET,
     KV_UP,
     OUTPUT_GATE,
@@ -91,17 +92,19 @@ def _times(run: Run, rows: int, start: int = 0) -> Run:
 
 
 def _attention(prefix: str, config: ModelConfig, index: int, rank: int, size: int) -> Splits:
-    own, width = config.heads_of(index), config.query_size_of(index)
+    own, width, of_keys = config.heads_of(index), config.query_size_of(index), config.key_dim_of(index)
     queries, keys = even_run(width, rank, size), shared_run(own.heads, rank, size)
     runs: list[tuple[Run, ...]]
     names = qkv_modules(config, index)
     if config.grouped_qkv:
         runs = [(even_run(rows, rank, size),) for rows in names.values()]
     elif len(config.qkv_modules) == 1:
-        starts = (width, width + own.heads * own.dim)
-        runs = [(queries, *(_times(keys, own.dim, start) for start in starts))]
+        starts = (width, width + own.heads * of_keys)
+        runs = [(queries, *(_times(keys, of_keys, start) for start in starts))]
     else:
-        runs = [(queries,), *[(_times(keys, own.dim),)] * (len(names) - 1)]
+        of_values = config.value_size_of(index) // own.heads
+        parts = (queries, _times(keys, of_keys), _times(keys, of_values))
+        runs = [(part,) for part in parts[: len(names)]]
     yield from ((f"{prefix}.{name}", ModuleSplit("outputs", each)) for name, each in zip(names, runs, strict=True))
     for name, rows in gate_module(config).items():
         yield f"{prefix}.{name}", ModuleSplit("outputs", (even_run(rows, rank, size),))
@@ -113,6 +116,8 @@ def _latent(prefix: str, config: ModelConfig, latent: LatentConfig, rank: int, s
     query = QUERY if latent.query_rank is None else QUERY_UP
     yield f"{prefix}.{query}", ModuleSplit("outputs", (_times(heads, latent.query_dim),))
     yield f"{prefix}.{KV_UP}", ModuleSplit("outputs", (_times(heads, latent.plain_dim + latent.value_dim),))
+    for name, rows in gate_module(config).items():
+        yield f"{prefix}.{name}", ModuleSplit("outputs", (even_run(rows, rank, size),))
 
 
 def _mlp(prefix: str, config: ModelConfig, index: int, rank: int, size: int) -> Splits:
@@ -157,7 +162,8 @@ def _recurrent(prefix: str, layer: RecurrentLayer, rank: int, size: int) -> Spli
         case DeltaLayer():
             yield from _delta(prefix, layer, rank, size)
         case KimiDeltaLayer():
-            wide = (*DELTA_QUERIES, *DELTA_CONVS, FORGET, OUTPUT_GATE)
+            others = (FORGET, OUTPUT_GATE) if layer.narrow else DELTA_WIDE[1:]
+            wide = (*DELTA_QUERIES, *DELTA_CONVS, *others)
             yield from ((f"{prefix}.{name}", ModuleSplit("outputs", (width,))) for name in wide)
             heads = even_run(layer.num_heads, rank, size)
             yield f"{prefix}.{DELTA_NARROW[0]}", ModuleSplit("outputs", (heads,))
@@ -196,7 +202,7 @@ def tensor_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[s
     heads = even_run(config.num_heads, rank, size)
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
-        if layer.has_attention and config.attention_sinks:
+        if layer.has_attention and config.has_sinks(index):
             yield f"{prefix}.self_attn.{SINKS}", 0, (heads,)
         if layer.has_attention and config.qk_norm == "centred":
             both = heads, shared_run(config.heads_of(index).heads, rank, size)
@@ -207,7 +213,8 @@ def tensor_splits(config: ModelConfig, rank: int, size: int) -> Iterator[tuple[s
         if layer.recurrent is not None:
             block, of_mamba = f"{prefix}.{recurrent_block(layer.recurrent)}", isinstance(layer.recurrent, MambaLayer)
             if isinstance(layer.recurrent, KimiDeltaLayer):
-                yield f"{block}.A_log", 2, (even_run(layer.recurrent.num_heads, rank, size),)
+                dim = 2 if layer.recurrent.narrow else 0
+                yield f"{block}.A_log", dim, (even_run(layer.recurrent.num_heads, rank, size),)
                 yield f"{block}.dt_bias", 0, (even_run(layer.recurrent.width, rank, size),)
                 continue
             assert isinstance(layer.recurrent, MambaLayer | Mamba2Layer | DeltaLayer)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..checkpoint.families.family_table import BY_NAME
 from ..checkpoint.families.mixture import Mixture
-from ..checkpoint.families.norm_layout import HeadNorm
+from ..checkpoint.families.norm_layout import HeadNorm, LayerNorms
 from ..checkpoint.families.recurrent import DeltaLayer, KimiDeltaLayer, MambaLayer, RecurrentLayer, ShortConvLayer
 from ..checkpoint.model_config import LatentConfig, ModelConfig, PerLayerInputs
 from ..errors import ModelError, shortened
@@ -47,6 +47,7 @@ SELECTION_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 # Tensors of Kimi Linear's delta attention.
 DELTA_QUERIES, DELTA_NARROW = ("q_proj", "k_proj", "v_proj"), ("b_proj", "f_a_proj", "g_a_proj")
 FORGET, OUTPUT_GATE, DELTA_NORM = "f_b_proj", "g_b_proj", "o_norm"
+DELTA_WIDE = ("b_proj", "f_proj", GATE)  # in place of ``DELTA_NARROW`` in Ling 3, which has no ``FORGET``
 SEPARATE_GATE, SEPARATE_RATES = "g_proj", ("b_proj", "a_proj")  # beside ``DELTA_QUERIES`` in OLMo Hybrid
 DELTA_CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
@@ -81,11 +82,11 @@ def qkv_modules(config: ModelConfig, index: int) -> dict[str, int]:
     A layer that reads the K and V of another layer has only q. A layer that uses its keys as values has only q and k.
     """
     layer, heads = config.layers[index], config.heads_of(index)
-    q, kv = config.query_size_of(index), heads.heads * heads.dim
+    q, kv = config.query_size_of(index), heads.heads * config.key_dim_of(index)
     if len(config.qkv_modules) == 1:
         return {config.qkv_modules[0]: q + 2 * kv}
     count = 1 if layer.kv_source is not None else 2 if layer.shares_values else 3
-    return dict(zip(config.qkv_modules[:count], (q, kv, kv)[:count], strict=True))
+    return dict(zip(config.qkv_modules[:count], (q, kv, config.value_size_of(index))[:count], strict=True))
 
 
 def shared_name(name: str, config: ModelConfig) -> str:
@@ -152,6 +153,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, hidden), **_norm(final_norm(config), config)}
     if config.learned_positions:
         shapes[POSITIONS] = (config.max_position_embeddings, hidden)
+    if config.embedding_norm is not None:
+        shapes |= _norm(f"model.{config.embedding_norm}", config)
     if not config.tied_head:
         shapes[HEAD] = (config.vocab_size, hidden)
     if config.head_bias:
@@ -264,7 +267,8 @@ def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
         return {}
     layers = range(config.num_layers)
     of_layers = [f"model.layers.{index}.{name}" for index in layers for name in filter(None, config.norms_of(index))]
-    shapes: dict[str, Shape] = dict.fromkeys([final_norm(config), *of_layers], (config.hidden_size,))
+    first = [] if config.embedding_norm is None else [f"model.{config.embedding_norm}"]
+    shapes: dict[str, Shape] = dict.fromkeys([*first, final_norm(config), *of_layers], (config.hidden_size,))
     for index in (index for index in layers if config.attends[index]):
         heads = head_norm_shapes(config, index)
         shapes |= {f"model.layers.{index}.self_attn.{name}": shape for name, shape in heads.items()}
@@ -284,15 +288,15 @@ def _attention(prefix: str, config: ModelConfig, index: int) -> dict[str, Shape]
     norms = head_norm_shapes(config, index)
     kinds = ("weight", "bias") if config.qk_norm == "biased" else ("weight",)
     shapes: dict[str, Shape] = {f"{prefix}.{name}.{kind}": norms[name] for name in norms for kind in kinds}
-    if config.attention_sinks:
+    if config.has_sinks(index):
         shapes[f"{prefix}.{SINKS}"] = (config.num_heads,)
     if config.latent is None:
         shapes |= _linears(prefix, qkv_modules(config, index), config.hidden_size, config.qkv_bias)
-        shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
         shapes |= _block_index(prefix, config, index)
     else:
         shapes |= latent_shapes(prefix, config, config.latent)
         shapes |= {} if config.layers[index].shares_index else index_shapes(prefix, config, config.latent)
+    shapes |= _linears(prefix, gate_module(config), config.hidden_size, bias=False)
     return shapes | _linears(prefix, output_modules(config), config.attention_size_of(index), config.output_bias)
 
 
@@ -317,8 +321,9 @@ def recurrent_inputs(layer: RecurrentLayer, hidden: int) -> dict[str, int]:
     if isinstance(layer, MambaLayer):
         return {"in_proj": 2 * layer.width}
     if isinstance(layer, KimiDeltaLayer):
-        narrow = dict(zip(DELTA_NARROW, (layer.num_heads, layer.head_dim, layer.head_dim), strict=True))
-        return dict.fromkeys(DELTA_QUERIES, layer.width) | narrow
+        names, width = (DELTA_NARROW, layer.head_dim) if layer.narrow else (DELTA_WIDE, layer.width)
+        others = dict(zip(names, (layer.num_heads, width, width), strict=True))
+        return dict.fromkeys(DELTA_QUERIES, layer.width) | others
     if not isinstance(layer, DeltaLayer):
         return {"in_proj": layer.width + layer.conv_width + layer.num_heads}
     if layer.separate:
@@ -370,11 +375,12 @@ def _recurrent(prefix: str, layer: RecurrentLayer, hidden: int) -> dict[str, Sha
 def _kimi_delta(prefix: str, layer: KimiDeltaLayer) -> dict[str, Shape]:
     """The tensors of Kimi Linear's convolutions, gates and norm."""
     shapes: dict[str, Shape] = {
-        f"{prefix}.A_log": (1, 1, layer.num_heads, 1),
+        f"{prefix}.A_log": (1, 1, layer.num_heads, 1) if layer.narrow else (layer.num_heads,),
         f"{prefix}.dt_bias": (layer.width,),
         f"{prefix}.{DELTA_NORM}.weight": (layer.head_dim,),
     }
-    shapes |= _linears(prefix, dict.fromkeys((FORGET, OUTPUT_GATE), layer.width), layer.head_dim, bias=False)
+    if layer.narrow:
+        shapes |= _linears(prefix, dict.fromkeys((FORGET, OUTPUT_GATE), layer.width), layer.head_dim, bias=False)
     for name in DELTA_CONVS:
         shapes |= _conv(f"{prefix}.{name}", layer.width, layer.taps, biased=False)
     return shapes
@@ -650,7 +656,7 @@ _GGUF_LAYER_INPUTS = {
     "per_layer_proj_norm": LAYER_PROJECTION_NORM,
 }
 _GGUF_LAST_NORM = "output_norm"
-_GGUF_EMBEDDING_NORM = "token_embd_norm"  # a name of the last norm in LFM2's files
+_GGUF_EMBEDDING_NORM = "token_embd_norm"  # in LFM2's files the name of the last norm
 _GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in the order of ``expert_modules``
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias)")
 
@@ -679,6 +685,8 @@ def from_gguf(name: str, config: ModelConfig) -> str:
     is_short_conv = BY_NAME[config.family].recurrent == "short_conv"
     if module == _GGUF_LAST_NORM or (module == _GGUF_EMBEDDING_NORM and is_short_conv):
         return f"{final_norm(config)}.{kind}"
+    if module == _GGUF_EMBEDDING_NORM and config.embedding_norm is not None:
+        return f"model.{config.embedding_norm}.{kind}"
     return f"{_GGUF_MODULES[module]}.{kind}" if module in _GGUF_MODULES else name
 
 
@@ -757,6 +765,8 @@ def _gguf_mixture_module(module: str, config: ModelConfig, index: int) -> str | 
 
 def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     norms, attention, mlp = config.norms, config.qkv_modules, config.mlp_modules
+    if BY_NAME[config.family].two_norms_key is not None and module in _GGUF_TWO_NORMS:
+        return _gguf_falcon_norm(module, norms)
     if module in _GGUF_NORMS:
         # Seed-OSS's models have no norm after attention, and their files use its name for the norm before the MLP.
         first, second = _GGUF_NORMS[module]
@@ -789,6 +799,16 @@ def _gguf_layer_module(module: str, config: ModelConfig) -> str | None:
     return names.get(module)
 
 
+def _gguf_falcon_norm(module: str, norms: LayerNorms) -> str | None:
+    """Return a norm of Falcon by its name in GGUF files, whose first norm is that of the MLP; None for other norms.
+
+    ``ffn_norm`` is in files of models without attention beside the MLP, which are not computed (Falcon RW).
+    """
+    if module == "attn_norm_2":
+        return norms.before_attention if norms.before_attention != norms.before_mlp else None
+    return norms.before_mlp if module == "attn_norm" else None
+
+
 def _has_delta(config: ModelConfig) -> bool:
     return BY_NAME[config.family].has_delta
 
@@ -814,4 +834,5 @@ _GGUF_LATENT = {
     "attn_kv_a_norm": KV_NORM,
 }
 # For each GGUF name, the index of its norm in ``LayerNorms``, and the index of the norm that it names if that is None.
+_GGUF_TWO_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm")
 _GGUF_NORMS = {"attn_norm": (0, 0), "post_attention_norm": (1, 2), "ffn_norm": (2, 2), "post_ffw_norm": (3, 3)}

@@ -38,10 +38,10 @@ class DecoderModel:
         long_offset: number added to the positions of sequences longer than ``config.rope_switch``, whose part of the
             rotary tables comes after the first part; 0 if no sequence is that long.
         positions: [P, H], what is added to the embedding of a token by its position; None in a model without.
-        embedding_norm: norm of the embeddings, rounded to the model's type; None for none.
         layer_inputs: computes the inputs that layers get for each token beside the residual stream; None without such
             inputs.
         score: [classes, H] fp32, the classification head; None without one.
+        embedding_norm: the norm behind the embedding, whose result is the residual stream; None for none.
         widened: types and schemes of the checkpoint's quantised matrices that are stored in the model's type here.
         kv_scales: the checkpoint's static scales of keys and values by layer; empty if its scales are not used, None if
             it has none.
@@ -58,9 +58,9 @@ class DecoderModel:
     max_positions: int
     long_offset: int
     positions: Tensor | None = None
-    embedding_norm: Norm | None = None
     layer_inputs: LayerInputs | None = None
     score: Tensor | None = None
+    embedding_norm: Norm | None = None
     widened: tuple[str, ...] = ()
     kv_scales: Mapping[int, StaticScales] | None = None
 
@@ -111,7 +111,9 @@ class DecoderModel:
             residual *= self.embedding_scale
         if self.positions is not None:
             residual += functional.embedding(inputs.positions, self.positions)
-        return residual if self.embedding_norm is None else self.embedding_norm(residual).float()
+        if self.embedding_norm is not None:
+            residual = normed(self.embedding_norm, residual, inputs.own).float()
+        return residual
 
     def with_layer_inputs(self, inputs: ForwardInputs, residual: Tensor) -> ForwardInputs:
         """Return the inputs with the layers' inputs for each token; ``residual`` [T, H] is from ``embed``."""

@@ -23,7 +23,7 @@ from ...kernels.expert_ops import (
 from ...kernels.ops import activation, rms_norm
 from ...lora.lora_step import LoraStep
 from .forward_inputs import ForwardInputs
-from .layers import ClampedMlp, Mlp, PlainMlp, Projection
+from .layers import ClampedMlp, Mlp, PlainMlp, Projection, ScaledMlp
 from .norms import Norm, normed
 
 
@@ -73,7 +73,7 @@ class Experts:
     gate_up: ExpertProjection
     down: ExpertProjection
     activation: ExpertActivation | Literal["relu2"]
-    shared: Mlp | ClampedMlp | PlainMlp | None
+    shared: Mlp | ClampedMlp | ScaledMlp | PlainMlp | None
     shared_gate: Projection | None
     weighs_input: bool
     latent: tuple[Projection, Projection] | None = None

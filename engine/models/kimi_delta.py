@@ -35,27 +35,40 @@ class KimiDeltaColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class NarrowSteps:
+    """The two products to steps over a narrow vector, beside which is the narrow input of the gate (Kimi Linear).
+
+    Attributes:
+        narrow: the projection to the inputs of ``forget`` and of the gate.
+        forget: projection to a step for each row of each head's state.
+        columns: columns of the parts in these results.
+    """
+
+    narrow: Projection
+    forget: Projection
+    columns: KimiDeltaColumns
+
+
+@dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """Kimi Linear's delta net: ``output(norm(scan(conv(q, k, v), steps, rates)) * sigmoid(gate))``.
+    """Kimi delta attention: ``output(norm(scan(conv(q, k, v), steps, rates)) * sigmoid(gate))``.
 
     ``store`` must be called first, then the layer itself with its result.
 
     Attributes:
         input: the projection to q, k and v.
-        rates: the projection to rates. Ranks split it by heads, while each has the whole projection to ``narrow``.
-        narrow: the projection to the inputs of ``forget`` and ``gate``.
-        forget: projection to a step for each row of each head's state, without the bias that the scan adds.
+        rates: the projection to rates; without ``narrow`` also to a step for each row of each head's state, without the
+            bias that the scan adds. Ranks split it by heads, while each has the whole projection to narrow vectors.
         gate: projection to the gate of the results.
-        columns: columns of the parts in these results.
+        narrow: the products to steps and to the gate's input over narrow vectors; None if ``rates`` and ``gate`` read
+            hidden states (Ling 3).
     """
 
     input: Projection
     rates: Projection
-    narrow: Projection
-    forget: Projection
     gate: Projection
+    narrow: NarrowSteps | None
     output: Projection
-    columns: KimiDeltaColumns
     conv: ConvParams
     scan: DeltaParams
     norm: GatedNormParams
@@ -68,10 +81,13 @@ class KimiDelta:
             summed: [slots, heads, head_dim, head_dim], the states.
         """
         assert inputs.states is not None
-        projected, narrow = self.input(x, inputs.lora), self.narrow(x, inputs.lora)
-        steps = self.forget(take_columns(self.columns.forget, narrow), inputs.lora)
-        gate = self.gate(take_columns(self.columns.gate, narrow), inputs.lora)
-        gates = take_columns(self.columns.gates, self.rates(x, inputs.lora), steps)
+        projected, gates, of_gate = self.input(x, inputs.lora), self.rates(x, inputs.lora), x
+        if self.narrow is not None:
+            columns, both = self.narrow.columns, self.narrow.narrow(x, inputs.lora)
+            of_gate = take_columns(columns.gate, both)
+            steps = self.narrow.forget(take_columns(columns.forget, both), inputs.lora)
+            gates = take_columns(columns.gates, gates, steps)
+        gate = self.gate(of_gate, inputs.lora)
         mixed = causal_conv(projected, convolved, inputs.states, self.conv)
         y = delta_scan(mixed, gates, (self.scan.num_heads, 0), summed, inputs.states, self.scan)
         return gated_norm(y, gate, self.norm)
@@ -83,7 +99,8 @@ class KimiDelta:
     @property
     def before_kv(self) -> tuple[Projection, ...]:
         """Products before the states."""
-        return self.input, self.rates, self.narrow, self.forget, self.gate
+        narrow = () if self.narrow is None else (self.narrow.narrow, self.narrow.forget)
+        return (self.input, self.rates, *narrow, self.gate)
 
     @property
     def behind_kv(self) -> tuple[Projection, ...]:

@@ -190,6 +190,10 @@ class Attention:
         gating: projection of the gate, if it is not in ``qkv``.
         spread: columns of q, k and v in ``qkv``, if v is k before its norm and rotation, or if columns are grouped by
             KV head; None if q, k and v are side by side.
+        narrowed: columns of attention's results that the output projection reads, if value heads have fewer dimensions
+            than the KV pool has room for; None for all.
+        pairs: columns that ``spread`` takes in front of queries and keys, the same for all tokens (``alibi``); None for
+            none.
     """
 
     qkv: Projection
@@ -200,6 +204,8 @@ class Attention:
     gate: QueryGate | None = None
     gating: Projection | None = None
     spread: ColumnRuns | None = None
+    narrowed: ColumnRuns | None = None
+    pairs: Tensor | None = None
 
     def store(self, x: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write K and V of T tokens to this layer's cache [pages, Hkv, page, D]: [T, H] -> queries [T, Hq, D]."""
@@ -208,7 +214,7 @@ class Attention:
             return self.qkv.rotated(x, places, (k_cache, v_cache), self.rope, inputs.lora)
         projected = self.qkv(x, inputs.lora)
         if self.spread is not None:
-            projected = take_columns(self.spread, projected)
+            projected = take_columns(self.spread, projected, self.pairs)
         if self.gate is None:
             return self._store(projected, inputs, k_cache, v_cache)
         if self.gate.projected is None:
@@ -241,7 +247,8 @@ class Attention:
     def attended(self, q: Tensor, inputs: ForwardInputs, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Return the input of the output projection: [S, Hq, D] -> [S, Hq * D]."""
         if self.gate is None:
-            return attention(q, k_cache, v_cache, inputs, self.params)
+            y = attention(q, k_cache, v_cache, inputs, self.params)
+            return y if self.narrowed is None else take_columns(self.narrowed, y)
         queries = take_columns(self.gate.queries, q)
         y = attention(queries, k_cache, v_cache, inputs, self.params)
         return sigmoid_gate(y, q, self.gate.width, self.gate.repeat)
@@ -322,26 +329,30 @@ class ScaledMlp:
     """``f * down(act(g * gate(x)) * up(x))`` with factors f and g (Falcon H1).
 
     Attributes:
-        before: columns of gate and up, the gate multiplied by g.
+        before: columns of gate and up, the gate multiplied by g; None if g is 1.
         behind: columns of the output, multiplied by f.
     """
 
     gate_up: Projection
     down: Projection
     activation: Activation
-    before: ColumnRuns
+    before: ColumnRuns | None
     behind: ColumnRuns
 
     @classmethod
     def of(cls, gate_up: Projection, down: Projection, kind: Activation, gate: float, output: float) -> ScaledMlp:
         """Return the MLP with these factors of its gate and of its output."""
         size, hidden = sum(gate_up.sizes) // 2, sum(down.sizes)
-        before = ColumnRuns.of([(0, 0, size), (0, size, size)], factors=[gate, 1.0])
+        runs = [(0, 0, size), (0, size, size)]
+        before = None if gate == 1.0 else ColumnRuns.of(runs, factors=[gate, 1.0])
         return cls(gate_up, down, kind, before, ColumnRuns.of([(0, 0, hidden)], factors=[output]))
 
     def __call__(self, x: Tensor, lora: LoraStep | None, num_tokens: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H]."""
-        y = gated_activation(take_columns(self.before, self.gate_up(x, lora)), self.activation)
+        if self.before is None:
+            y = self.gate_up.gated(x, self.activation, lora)
+        else:
+            y = gated_activation(take_columns(self.before, self.gate_up(x, lora)), self.activation)
         return take_columns(self.behind, self.down(y, lora))
 
     @property

@@ -162,8 +162,10 @@ class ElementwiseKernels:
     def take_columns(self, runs: ColumnRuns, first: Tensor, second: Tensor | None) -> Tensor:
         """See ``kernels.column_ops.take_columns``."""
         tokens, columns = len(first), math.prod(first.shape[1:])
-        others = 0 if second is None else math.prod(second.shape[1:])
-        if columns < runs.needed[0] or others < runs.needed[1] or (second is not None and len(second) != tokens):
+        is_row = second is not None and second.ndim == 1  # one row for all tokens
+        others = 0 if second is None else math.prod(second.shape[0 if is_row else 1 :])
+        is_short = second is not None and not is_row and len(second) != tokens
+        if columns < runs.needed[0] or others < runs.needed[1] or is_short:
             shapes = f"[{tokens}, {columns}] and {None if second is None else list(second.shape)}"
             raise ValueError(f"{shapes} lack columns that are asked for: {list(runs.needed)}")
         out = self.library.empty((tokens, *runs.shape), dtype=first.dtype)
@@ -174,7 +176,8 @@ class ElementwiseKernels:
             0 if runs.factors is None else runs.factors.data_ptr(),
             out.data_ptr(),
         )
-        sizes = (tokens, len(runs.table), columns, others, runs.columns, first.itemsize, first.dtype is _BF16)
+        steps = columns, 0 if is_row else others
+        sizes = (tokens, len(runs.table), *steps, runs.columns, first.itemsize, first.dtype is _BF16)
         self._take_columns(_TAKE_COLUMNS.pack(*addresses, *sizes, self.library.num_threads))
         return out
 

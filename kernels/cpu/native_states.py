@@ -21,7 +21,7 @@ _MOST_KEY: Final = 256
 _CAUSAL_CONV: Final = Struct("19q")
 _SSM_SCAN: Final = Struct("22q")
 _SELECTIVE_SCAN: Final = Struct("19q")
-_DELTA_SCAN: Final = Struct("23qd")
+_DELTA_SCAN: Final = Struct("23q2d")
 _GATED_NORM: Final = Struct("13qd")
 
 
@@ -203,6 +203,7 @@ class StateKernels:
                 x.dtype is _BF16,
                 self._library.num_threads,
                 params.rate_factor,
+                params.lower_bound or 0.0,
             )
         )
         if failed:

@@ -106,6 +106,8 @@ class DeltaParams:
         step_bias: [H] fp32, added to a head's step before the softplus; [H * N] with ``by_channel``.
         by_channel: whether each of the N rows of a state has its own step (Kimi Linear); otherwise each head has one.
         rate_factor: factor of the sigmoid of the rates; 2 if a state may have negative eigenvalues (OLMo Hybrid).
+        lower_bound: with ``by_channel`` a number below 0: a row shrinks by ``exp(lower_bound * sigmoid(-decay * (step +
+            step_bias)))`` instead (Ling 3); None for the rule with the softplus.
     """
 
     num_heads: int
@@ -116,6 +118,11 @@ class DeltaParams:
     step_bias: Tensor
     by_channel: bool = False
     rate_factor: float = 1.0
+    lower_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lower_bound is not None and not (self.by_channel and self.lower_bound < 0):
+            raise ValueError(f"a lower bound must be below 0, and of rows with steps of their own: {self.lower_bound}")
 
     @property
     def steps(self) -> int:

@@ -41,8 +41,9 @@ _LENGTH_EPS = tl.constexpr(1e-6)
 @triton.jit
 def _delta_short(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
-    first_rate, scale, rate_factor, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    first_rate, scale, rate_factor, lower_bound, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, BY_CHANNEL: tl.constexpr, BOUNDED: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, token by token, for row r.
 
@@ -67,7 +68,11 @@ def _delta_short(
         rate = rate_factor * sigmoid(tl.load(gate + first_rate + head).to(tl.float32))
         if BY_CHANNEL:
             steps = tl.load(gate + first_step + head * SIZE + size, in_size, other=0.0).to(tl.float32)
-            kept *= tl.exp(softplus(steps + bias) * rate_of_decay)[:, None]
+            if BOUNDED:
+                logs = lower_bound * sigmoid(-rate_of_decay * (steps + bias))
+            else:
+                logs = softplus(steps + bias) * rate_of_decay
+            kept *= tl.exp(logs)[:, None]
         else:
             kept *= tl.exp(softplus(tl.load(gate + first_step + head).to(tl.float32) + bias) * rate_of_decay)
         query = tl.load(at + (head // EACH) * SIZE + size, in_size, other=0.0).to(tl.float32)
@@ -117,8 +122,9 @@ def _shorten(x):
 @triton.jit
 def _delta_chunks(
     x, gates, state, out, query_start, source, target, checkpoints, decay, step_bias, columns, gate_columns, first_step,
-    first_rate, scale, rate_factor, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    first_rate, scale, rate_factor, lower_bound, HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, BY_CHANNEL: tl.constexpr, BOUNDED: tl.constexpr, MOST: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (r, h, b): dimensions ``b * BLOCK ...`` of head h, in chunks, of a row of more than MOST tokens."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -209,7 +215,7 @@ def _launches(
 ) -> Iterator[Launch]:
     index = batch.query_start, batch.source, batch.target, batch.checkpoints
     columns = x.shape[1], gates.shape[1]
-    factors = params.key_dim**-0.5, params.rate_factor
+    factors = params.key_dim**-0.5, params.rate_factor, params.lower_bound or 0.0
     args = (x, gates, state, out, *index, params.decay, params.step_bias, *columns, *first, *factors)
     constants = {
         "HEADS": params.num_heads,
@@ -217,6 +223,7 @@ def _launches(
         "DIM": params.head_dim,
         "SIZE": params.key_dim,
         "BY_CHANNEL": params.by_channel,
+        "BOUNDED": params.lower_bound is not None,
     }
     chunks = None if params.by_channel else _delta_chunks
     return row_launches((_delta_short, chunks), batch, args, constants, CHUNK)
@@ -233,5 +240,7 @@ def variants() -> Iterator[tuple[str, Launch]]:
             yield f"{launch.kernel.__name__.strip('_')}/{name}-128", launch
         kda = replace(params, num_key_heads=8, step_bias=meta(1024, dtype=torch.float32), by_channel=True)
         x, gates = meta(64, kda.columns, dtype=dtype), meta(64, 1032, dtype=dtype)
-        for launch in _launches(x, gates, (8, 0), state, meta_batch(64), kda, out):
-            yield f"{launch.kernel.__name__.strip('_')}/{name}-128-channels", launch
+        for bound in (None, -5.0):
+            for launch in _launches(x, gates, (8, 0), state, meta_batch(64), replace(kda, lower_bound=bound), out):
+                what = "channels" if bound is None else "bounded"
+                yield f"{launch.kernel.__name__.strip('_')}/{name}-128-{what}", launch

@@ -37,6 +37,18 @@ def test_columns_times_factors_are_rounded_once(runs: list[tuple[int, int, int]]
     assert torch.equal(take_columns(scaled, first, -first), expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_a_second_row_is_that_of_all_tokens(dtype: torch.dtype, tokens: int) -> None:
+    first = torch.arange(tokens * 20).view(tokens, 20).to(dtype)
+    row = torch.arange(100, 120).to(dtype)
+    runs = [(1, 0, 16), (0, 2, 18), (1, 3, 1)]
+    expected = torch.cat([row[:16].expand(tokens, -1), first[:, 2:], row[3:4].expand(tokens, -1)], dim=1)
+    assert torch.equal(take_columns(ColumnRuns.of(runs), first, row), expected)
+    scaled = take_columns(ColumnRuns.of(runs, factors=[2.0, 1.0, 1.0]), first, row)
+    assert torch.equal(scaled, torch.cat([2 * expected[:, :16], expected[:, 16:]], dim=1))
+
+
 def test_as_many_factors_as_runs() -> None:
     with pytest.raises(ValueError, match="2 runs of columns need as many factors, not 1"):
         ColumnRuns.of([(0, 0, 1), (0, 1, 1)], factors=[2.0])

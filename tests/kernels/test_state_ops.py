@@ -334,12 +334,14 @@ DELTAS = [
 ]
 
 
-def delta_params(head_dim: int, key_dim: int, *, by_channel: bool = False, factor: float = 1.0) -> DeltaParams:
+def delta_params(
+    head_dim: int, key_dim: int, *, by_channel: bool = False, factor: float = 1.0, bound: float | None = None
+) -> DeltaParams:
     generator = torch.Generator().manual_seed(2)
     decay, bias = torch.rand(2, HEADS, generator=generator)
     if by_channel:
         bias = torch.rand(HEADS * key_dim, generator=generator)
-    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias, by_channel, factor)
+    return DeltaParams(HEADS, head_dim, 2, key_dim, -decay, bias, by_channel, factor, bound)
 
 
 def delta_inputs(params: DeltaParams, tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -374,19 +376,26 @@ def test_the_delta_rule_is_that_of_transformers(scan, head_dim: int, key_dim: in
 
 
 @pytest.mark.parametrize("scan", DELTAS)
-@pytest.mark.parametrize(("head_dim", "key_dim", "tokens"), [(16, 16, 5), (32, 48, 70)])
-def test_a_delta_rule_of_channels_is_that_of_transformers(scan, head_dim: int, key_dim: int, tokens: int) -> None:
-    params = delta_params(head_dim, key_dim, by_channel=True)
+@pytest.mark.parametrize(
+    ("head_dim", "key_dim", "tokens", "bound"), [(16, 16, 5, None), (32, 48, 70, None), (32, 16, 70, -5.0)]
+)
+def test_a_delta_rule_of_channels_is_that_of_transformers(
+    scan, head_dim: int, key_dim: int, tokens: int, bound: float | None
+) -> None:
+    params = delta_params(head_dim, key_dim, by_channel=True, bound=bound)
     x, gates = delta_inputs(params, tokens)
     gates[:, 5] = torch.linspace(-30, 30, tokens)  # steps from next to none to those that forget all
     found = scan(x, gates, (3, 3 + params.steps), delta_state(params), batch([tokens], [-1], [0]), params)
     queries, keys, values = x.split((2 * key_dim, 2 * key_dim, HEADS * head_dim), dim=1)
-    each, steps = HEADS // 2, functional.softplus(gates[:, 3 : 3 + params.steps] + params.step_bias)
+    each, steps = HEADS // 2, (gates[:, 3 : 3 + params.steps] + params.step_bias).view(1, tokens, HEADS, key_dim)
+    logs = params.decay[:, None] * functional.softplus(steps)
+    if bound is not None:
+        logs = bound * torch.sigmoid(-params.decay[:, None] * steps)
     theirs, _ = chunk_kimi_delta_attention(
         queries.view(1, tokens, 2, key_dim).repeat_interleave(each, dim=2),
         keys.view(1, tokens, 2, key_dim).repeat_interleave(each, dim=2),
         values.view(1, tokens, HEADS, head_dim),
-        g=params.decay[:, None] * steps.view(1, tokens, HEADS, key_dim),
+        g=logs,
         beta=gates[:, 3 + params.steps :].sigmoid()[None],
         use_qk_l2norm_in_kernel=True,
     )

@@ -20,8 +20,13 @@ from .prediction import PredictionModule
 #   asked     every layer, if "use_sliding_window"
 #   early     every second layer below "max_window_layers", from the first on, if "use_sliding_window"
 #   listed    those that "layer_types" lists, in a family with recurrent states
+#   prefixed  all but every n-th layer, n = "prefix_dense_sliding_window_pattern" among the first
+#             "first_k_dense_replace" layers, and "sliding_window_pattern" among the others
+#   flagged   those that "hybrid_layer_pattern" lists with 1, or all but the first layer and every sixth one
 #   chunks    no layer, but those with rotary embedding see chunks of "attention_chunk_size"
-Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "listed", "chunks"]
+Windows = Literal[
+    "never", "all", "late", "no_rope", "pattern", "leading", "asked", "early", "listed", "prefixed", "flagged", "chunks"
+]
 
 # Layers without a rotary embedding:
 #   never     none, and "no_rope_layers" is refused
@@ -29,9 +34,10 @@ Windows = Literal["never", "all", "late", "no_rope", "pattern", "leading", "aske
 #   full      those without a window, if there is a "sliding_window"
 #   asked     all, unless "position_embedding_type" is "rope"
 #   windowed  those without a window
+#   sparse    the same, but for layers without experts if "prefix_dense_sliding_window_pattern" is 1
 #   always    all
 #   null      all, if the base of the rotary embedding, "rope_theta", is null
-NoRope = Literal["never", "listed", "full", "asked", "windowed", "always", "null"]
+NoRope = Literal["never", "listed", "full", "asked", "windowed", "sparse", "always", "null"]
 
 Recurrent = Literal[
     "short_conv",
@@ -43,6 +49,7 @@ Recurrent = Literal[
     "grouped_delta",
     "separate_delta",
     "kimi_delta",
+    "wide_kimi_delta",
 ]
 
 # What a layer has:
@@ -83,8 +90,9 @@ class Family:
         parallel_norms: names of a layer's norms in a parallel block, if they differ from ``norms``.
         layer_norm: whether norms are layer norms instead of RMS norms.
         norm_bias: whether norms have a bias.
-        weightless_norms, embedding_norm: the fields of ``ModelConfig`` with the same names.
+        weightless_norms: the field of ``ModelConfig`` with the same name.
         eps_key: the key of the norms' epsilon.
+        rms_eps_key: the key of the epsilon of RMS norms, which a config that has it has in place of layer norms.
         qk_norm_flag: the key that turns ``qk_norm`` on; None if it is always on.
         qkv_bias: whether q, k and v always have a bias, regardless of the config.
         head_bias: whether the head has a bias.
@@ -116,6 +124,7 @@ class Family:
         scaled_queries: whether the family honours "llama_4_scaling_beta" among the rotary parameters.
         attention_temperature: whether layers without rotary embedding honour "attn_temperature_tuning".
         mlp_size_key: the key of the size of an ordinary MLP.
+        mlp_size_default: the key whose value is the size if ``mlp_size_key`` is absent; None if it must not be.
         halved_mlp: whether the size under ``mlp_size_key`` is the size of gate and up together.
         gguf_name: the architecture's name in GGUF files; None if this family is not read from GGUF files. If two
             families share a name, files with a sliding window belong to the family that has windows.
@@ -134,7 +143,12 @@ class Family:
         layer_scalars: ``has_layer_scalars`` of ``ModelConfig``; ``v_norm`` is ``has_v_norm``.
         proportional: whether rope type "proportional" is honoured; it is where ``sized_layers`` is set.
         unit_scale: whether scores are used without a factor.
-        attention_sinks: ``attention_sinks`` of ``ModelConfig``.
+        attention_sinks: ``attention_sinks`` of ``ModelConfig``; ``windowed_sinks`` likewise.
+        window_kv_heads_key: the key of the number of KV heads in layers with a window, by default twice the number of
+            the others; None if all layers have the same number.
+        alibi: whether scores have a bias by distance (ALiBi), in place of a rotary embedding.
+        embedding_norm: ``embedding_norm`` of ``ModelConfig``.
+        value_dim_key: the key of the dimensions of a value head; None if they are those of a key head.
         latent: whether attention is multi-head latent attention.
         indexed: whether a token attends only to the "index_topk" tokens with the highest scores, by an index of its
             layer, or of an earlier layer as "indexer_types" and similar keys say.
@@ -145,7 +159,8 @@ class Family:
         recurrent: the kind of layer for each layer that "layer_types" does not call attention, by the keys of LFM2
             ("short_conv"), of Mamba ("mamba"), of FalconMamba, whose norms have no weight ("normed_mamba"), of Jamba
             ("weighted_mamba"), of Granite 4 ("mamba2"), of Qwen 3.5 ("delta"), of Qwen3-Next ("grouped_delta"), of OLMo
-            Hybrid ("separate_delta") or of Kimi Linear ("kimi_delta"); None for attention in all layers.
+            Hybrid ("separate_delta"), of Kimi Linear ("kimi_delta") or of Ling 3 ("wide_kimi_delta"); None for
+            attention in all layers.
         recurrent_norms: names of the norms of a layer with a recurrent state, if they differ from ``norms``.
         mixture_norms: the same for a layer with a mixture of experts. Files may have these norms in other layers too,
             without effect.
@@ -173,8 +188,8 @@ class Family:
     norm_bias: bool = False
     norm_offset: float = 0.0
     weightless_norms: bool = False
-    embedding_norm: bool = False
     eps_key: str = "rms_norm_eps"
+    rms_eps_key: str | None = None
     qk_norm: HeadNorm | None = None
     qk_norm_flag: str | None = None
     head_norms: tuple[str, str] | None = ("q_norm", "k_norm")
@@ -210,6 +225,7 @@ class Family:
     scaled_queries: bool = False
     attention_temperature: bool = False
     mlp_size_key: str = "intermediate_size"
+    mlp_size_default: str | None = None
     halved_mlp: bool = False
     gguf_name: str | None = None
     gguf_ignored: frozenset[str] = frozenset()
@@ -226,6 +242,11 @@ class Family:
     proportional: bool = False
     unit_scale: bool = False
     attention_sinks: bool = False
+    windowed_sinks: bool = False
+    window_kv_heads_key: str | None = None
+    value_dim_key: str | None = None
+    alibi: bool = False
+    embedding_norm: str | None = None
     latent: bool = False
     indexed: bool = False
     block_index: bool = False

@@ -171,7 +171,7 @@ LLAMA_FAMILIES = (
         },
         optional_biases={"attention_bias": ATTENTION},
         weightless_norms=True,
-        embedding_norm=True,
+        embedding_norm="embedding_norm",
         qk_norm="head",
         head_norms=None,
         is_qk_normed_last=True,

@@ -97,6 +97,7 @@ class Mixture:
         is_beside_mlp: whether the mixture is beside the layer's MLP, each followed by a norm of its own (Gemma 4). The
             router then has a norm and a factor for each expert.
         activation: activation of experts with a gate, unless ``clamp`` is set.
+        shared_scale: factor of the shared expert's result.
     """
 
     names: ExpertNames
@@ -119,6 +120,7 @@ class Mixture:
     latent_size: int | None = None
     is_beside_mlp: bool = False
     activation: GatedActivation = "silu"
+    shared_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,10 @@ class MixtureFamily:
             "moe_layer_end_index", and layers that are not an n-th one, n = "moe_layer_interval". "unlisted": the layers
             that "moe_layers" does not list; by default it lists every n-th layer, n = "interleave_moe_layer_step".
         first_key: the key of the number of layers before the first mixture.
+        flags_key: the key of a list with 1 for each layer with a mixture and 0 for the others, if it is a list.
         scores: score function of the router.
+        scores_key: the key of the score function; None if it is always ``scores``. Softmax scores are then renormalised
+            whatever the config says.
         renormalises: whether weights are divided by their sum; None if "norm_topk_prob" decides.
         single_keeps_score: whether the weight of a token's only expert is its score, regardless of ``renormalises``.
         scaled: whether the family honours "routed_scaling_factor".
@@ -164,6 +169,8 @@ class MixtureFamily:
         flag_key: key of a flag that turns experts on; None if the number of experts decides.
         beside_mlp: ``is_beside_mlp`` of ``Mixture``.
         activation: ``activation`` of ``Mixture``, selected by "hidden_activation".
+        sharing_key: the key that says whether the results of the chosen experts and of the shared one are added ("sum")
+            or averaged ("average"); None if they are added.
     """
 
     names: ExpertNames
@@ -172,7 +179,9 @@ class MixtureFamily:
     top_k_key: str = "num_experts_per_tok"
     dense_layers: Literal["none", "stepped", "first", "typed", "spanned", "unlisted", "periodic"] = "none"
     first_key: str = "first_k_dense_replace"
+    flags_key: str | None = None
     scores: Scores = "softmax"
+    scores_key: str | None = None
     renormalises: bool | None = True
     single_keeps_score: bool = False
     scaled: bool = False
@@ -196,3 +205,4 @@ class MixtureFamily:
     flag_key: str | None = None
     beside_mlp: bool = False
     activation: GatedActivation = "silu"
+    sharing_key: str | None = None

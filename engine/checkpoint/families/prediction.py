@@ -28,6 +28,7 @@ class PredictionModule:
         layer: name of the module's layers, relative to the module; empty if the module itself is a layer.
         count_key: key of the number of modules in config.json.
         count: number of modules if the key is absent.
+        is_computed: whether the module is computed; if not, its tensors are left out.
     """
 
     block: str | None = None
@@ -43,6 +44,7 @@ class PredictionModule:
     layer: str = ""
     count_key: str = COUNT_KEY
     count: int = 0
+    is_computed: bool = True
 
     def prefix(self, index: int, num_layers: int) -> str:
         """Return the prefix of the names of a module's tensors, in a model of ``num_layers`` layers."""

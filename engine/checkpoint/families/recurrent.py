@@ -141,17 +141,21 @@ class DeltaLayer:
 
 @dataclass(frozen=True, slots=True)
 class KimiDeltaLayer:
-    """A gated delta net that multiplies each row of the state by a factor of its own (Kimi Linear).
+    """A gated delta net that multiplies each row of the state by a factor of its own (Kimi Linear, Ling 3).
 
     Attributes:
         num_heads: number of heads of queries, keys and values, H.
         head_dim: dimensions of each of these heads, P.
         taps: number of tokens that the convolution sees.
+        narrow: whether steps and gate are each computed by two projections, over a narrow vector (Kimi Linear).
+        lower_bound: the least logarithm of a factor, which is this times a sigmoid (Ling 3); None for a softplus.
     """
 
     num_heads: int
     head_dim: int
     taps: int
+    narrow: bool = True
+    lower_bound: float | None = None
 
     @property
     def state_size(self) -> int:

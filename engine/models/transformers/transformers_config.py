@@ -82,6 +82,11 @@ class TransformersConfig:
         return (None,) * self.num_layers
 
     @property
+    def has_position_keys(self) -> bool:
+        """False, as keys are those of the library, without ALiBi."""
+        return False
+
+    @property
     def rope_switch(self) -> None:
         """None, as sequences are limited to the length of one rotary embedding."""
 

@@ -417,6 +417,8 @@ def test_every_family_has_a_config() -> None:
             config |= {"layer_types": ["attention", *["mamba"] * (LLAMA["num_hidden_layers"] - 1)]}
         if family.windows == "listed":
             config |= {"layer_types": ["conv", *["full_attention"] * (LLAMA["num_hidden_layers"] - 1)]}
+        if family.recurrent == "wide_kimi_delta":
+            config |= {"layer_group_size": 2}
         if family.recurrent == "kimi_delta":
             count = LLAMA["num_hidden_layers"]
             config |= {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": list(range(2, count + 1))}}

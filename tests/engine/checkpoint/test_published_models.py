@@ -69,7 +69,7 @@ def test_an_answer_is_what_a_start_says_of_the_same_file(tmp_path: Path) -> None
         ("deepseek-ai/DeepSeek-V3.2", "y"),
         ("google/gemma-3n-E4B-it", "ynnn" + "n" * 9),
         ("zai-org/GLM-4.7-Flash", "yyyy" + "y" * 9),
-        ("XiaomiMiMo/MiMo-V2-Flash", "n"),
+        ("XiaomiMiMo/MiMo-V2-Flash", "y"),
         ("deepseek-ai/DeepSeek-V4-Pro", "n"),
     ],
 )

@@ -290,3 +290,53 @@ def test_layers_by_type_or_behind_the_first() -> None:
 def test_what_is_not_computed_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=re.escape(message)):
         model_config({**_COMMON, **PUBLISHED[name][0], **changes})
+
+
+COHERE: dict[str, Any] = {
+    "architectures": ["Cohere2MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "head_dim": 16, "vocab_size": 100, "first_k_dense_replace": 2, "num_experts": 8,
+    "num_experts_per_tok": 2, "num_shared_experts": 2, "sliding_window": 32, "sliding_window_pattern": 2,
+    "prefix_dense_intermediate_size": 96,
+}  # fmt: skip
+
+
+def test_layers_of_cohere_2_moe() -> None:
+    """Dense layers in front have a pattern of windows, a rotation and a size of their own."""
+    config = model_config(COHERE)
+    assert [layer.window for layer in config.layers] == [None, None, 32, None, 32, None]
+    assert [layer.rope is not None for layer in config.layers] == [True, True, True, False, True, False]
+    assert [layer.mixture is None for layer in config.layers] == [True, True, False, False, False, False]
+    assert (config.intermediate_size, config.norm, config.norm_eps) == (96, "layer", 1e-5)
+    mixture = config.layers[2].mixture
+    assert mixture is not None and (mixture.size, mixture.shared_size) == (48, 96)
+    assert (mixture.scores, mixture.renormalises, mixture.scale, mixture.shared_scale) == ("softmax", True, 0.5, 0.5)
+    other = model_config(
+        COHERE
+        | {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "shared_expert_combination_strategy": "sum"}
+        | {"prefix_dense_sliding_window_pattern": 2, "prefix_dense_intermediate_size": None, "rms_norm_eps": 1e-6}
+    )
+    assert [layer.window for layer in other.layers] == [32, None, 32, None, 32, None]
+    assert [layer.rope is not None for layer in other.layers] == [True, False, True, False, True, False]
+    assert (other.intermediate_size, other.norm, other.norm_eps) == (48, "rms", 1e-6)
+    mixture = other.layers[2].mixture
+    assert mixture is not None
+    assert (mixture.scores, mixture.renormalises, mixture.scale, mixture.shared_scale) == ("sigmoid", False, 1.0, 1.0)
+
+
+def test_a_mean_of_one_result_is_that_result() -> None:
+    mixture = model_config(COHERE | {"num_shared_experts": 0}).layers[2].mixture
+    assert mixture is not None and (mixture.scale, mixture.shared_size) == (1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_selection_fn": "topk"}, "expert_selection_fn must be softmax or sigmoid, not 'topk'"),
+        ({"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy must be sum or average"),
+        ({"first_k_dense_replace": 7}, "first_k_dense_replace must be an integer from 0 to 6"),
+        ({"use_qk_norm": True}, "use_qk_norm = True is not supported"),
+    ],
+)
+def test_what_cohere_2_moe_is_not_computed_with(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_config(COHERE | changes)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from rootgraft.engine.checkpoint.families.norm_layout import POST, PRE
-from rootgraft.engine.checkpoint.families.recurrent import DeltaLayer, Mamba2Layer, ShortConvLayer
+from rootgraft.engine.checkpoint.families.recurrent import DeltaLayer, KimiDeltaLayer, Mamba2Layer, ShortConvLayer
 from rootgraft.engine.checkpoint.hf_config import model_config
 from rootgraft.engine.checkpoint.model_config import ParallelScales
 from rootgraft.engine.checkpoint.read_config import read_model_config
 from rootgraft.engine.errors import ModelError
+from rootgraft.engine.loading.load_mtp import prediction_module
 
 _COMMON = {
     "hidden_size": 64,
@@ -63,6 +64,19 @@ SEPARATE = {
     "intermediate_size": 48,
     "rope_theta": None,
     "linear_use_gate": True,
+}
+LING = {
+    **_COMMON,
+    "architectures": ["BailingHybridForCausalLM"],
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "layer_group_size": 3,
+    "first_k_dense_replace": 1,
+    "num_experts": 16,
+    "head_dim": 24,
+    "kda_lower_bound": -4,
 }
 NEXT = {
     **{key: value for key, value in DELTA.items() if key != "rope_parameters"},
@@ -210,6 +224,20 @@ def test_olmo_hybrid_rotates_unless_the_base_is_null(changes: dict[str, Any], th
     assert found is not None and found.theta == 1e4
 
 
+def test_ling_3() -> None:
+    """Delta attention has as many heads as latent attention, in a size of its own; its MTP module is left out."""
+    config = model_config(LING | {"num_nextn_predict_layers": 1})
+    assert [layer.has_attention for layer in config.layers] == [False, False, True, False, False, True]
+    assert config.layers[0].recurrent == KimiDeltaLayer(4, 24, 4, narrow=False, lower_bound=-4.0)
+    assert config.latent is not None and config.latent.rotary_dim == 64 and config.gated_attention == "head_module"
+    assert config.layers[2].rope is not None and config.layers[2].rope.interleaved
+    assert [layer.mixture is None for layer in config.layers] == [True, *[False] * 5]
+    with pytest.raises(ModelError, match="those of BailingHybridForCausalLM are not"):
+        prediction_module(config)
+    unbounded = model_config(LING | {"kda_safe_gate": False, "linear_head_dim": 16}).layers[0].recurrent
+    assert unbounded == KimiDeltaLayer(4, 16, 4, narrow=False)
+
+
 def test_nemotron_h_as_published() -> None:
     config = model_config(NEMOTRON)
     assert [layer.has_attention for layer in config.layers] == [False, False, False, False, True]
@@ -331,6 +359,11 @@ def test_zamba_2_as_published() -> None:
         (SEPARATE, {"linear_num_key_heads": 3}, "linear_num_key_heads"),
         (SEPARATE, {"linear_allow_neg_eigval": "yes"}, "linear_allow_neg_eigval"),
         (SEPARATE, {"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        (LING, {"kda_lower_bound": 0}, "kda_lower_bound must be a number below 0"),
+        (LING, {"kda_lower_bound": float("-inf")}, "kda_lower_bound"),
+        (LING, {"kda_safe_gate": "yes"}, "kda_safe_gate"),
+        (LING, {"layer_group_size": 7}, "layer_group_size must be an integer from 1 to 6"),
+        (LING, {"num_key_value_heads": 2}, "num_key_value_heads"),
         (NEXT, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         (BAMBA, {"attn_layer_indices": [3]}, "attn_layer_indices"),
         (BAMBA, {"attn_layer_indices": []}, "attn_layer_indices"),

@@ -212,7 +212,7 @@ def test_recurrent_states(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "qwen3_next", "kimi_linear"])
+@pytest.mark.parametrize("family", ["bamba", "falcon_h1", "qwen3_next", "kimi_linear", "bailing_hybrid"])
 def test_recurrent_scans(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured steps of state spaces and delta nets give what plain torch gives, whose ops, which read slots back, no
     captured step runs."""

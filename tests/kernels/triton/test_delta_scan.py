@@ -15,23 +15,31 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def params_of(
-    heads: int, dim: int, key_heads: int, size: int, *, by_channel: bool = False, factor: float = 1.0
+    heads: int,
+    dim: int,
+    key_heads: int,
+    size: int,
+    *,
+    by_channel: bool = False,
+    factor: float = 1.0,
+    bound: float | None = None,
 ) -> DeltaParams:
     decay, bias = torch.rand(heads), torch.rand(heads * (size if by_channel else 1))
-    return DeltaParams(heads, dim, key_heads, size, -decay, bias, by_channel, factor)
+    return DeltaParams(heads, dim, key_heads, size, -decay, bias, by_channel, factor, bound)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dim", "key_heads", "size", "by_channel", "factor"),
+    ("dtype", "heads", "dim", "key_heads", "size", "by_channel", "factor", "bound"),
     [
-        *((torch.float32, 2, 24, 1, 40, False, 2.0), (torch.float32, 2, 16, 2, 16, False, 1.0)),
-        *((torch.bfloat16, 2, 16, 1, 32, False, 1.0), (torch.float32, 2, 24, 1, 40, True, 1.0)),
+        *((torch.float32, 2, 24, 1, 40, False, 2.0, None), (torch.float32, 2, 16, 2, 16, False, 1.0, None)),
+        *((torch.bfloat16, 2, 16, 1, 32, False, 1.0, None), (torch.float32, 2, 24, 1, 40, True, 1.0, None)),
+        (torch.float32, 2, 24, 2, 40, True, 1.0, -5.0),
     ],
 )
-def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel, factor) -> None:
+def test_results_and_states(dtype, heads, dim, key_heads, size, by_channel, factor, bound) -> None:
     """Token by token and in chunks, which end where a state is kept."""
     torch.manual_seed(heads + dim)
-    params = params_of(heads, dim, key_heads, size, by_channel=by_channel, factor=factor)
+    params = params_of(heads, dim, key_heads, size, by_channel=by_channel, factor=factor, bound=bound)
     batch = state_batch()
     tokens = len(batch.checkpoints)
     x, gates = torch.randn(tokens, params.columns).to(dtype), torch.randn(tokens, 3 + params.steps + heads).to(dtype)

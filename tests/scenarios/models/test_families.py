@@ -98,6 +98,21 @@ def test_older_spellings_mean_the_same(family: tuple[str, Path], tmp_path: Path)
     if full.get("rope_type", "default") != "default":
         full["type"] = full.pop("rope_type")
         written["rope_scaling"] = full
+    if written["model_type"] == "mimo_v2_flash":  # as published
+        kinds = zip(written["layer_types"], written.pop("mlp_layer_types"), strict=True)
+        flags = [(int(kind == "sliding_attention"), int(mlp == "sparse")) for kind, mlp in kinds]
+        written["hybrid_layer_pattern"], written["moe_layer_freq"] = map(list, zip(*flags, strict=True))
+        heads = 2 * written["num_key_value_heads"]
+        written |= {"swa_rope_theta": new.pop("sliding_attention")["rope_theta"], "swa_num_key_value_heads": heads}
+        written["sliding_window_size"] = written.pop("sliding_window") - 1
+        written["layernorm_epsilon"] = written.pop("rms_norm_eps")
+    if written["model_type"] == "bailing_hybrid":  # as published
+        written["head_dim"] = written.pop("linear_head_dim")
+        written["layer_group_size"], written["first_k_dense_replace"] = 2, written.pop("mlp_layer_types").count("dense")
+        for own in ("linear_num_heads", "linear_conv_kernel_dim"):
+            del written[own]
+    if written["model_type"] == "cohere2_moe":
+        written["first_k_dense_replace"] = written.pop("mlp_layer_types").count("dense")
     if "sliding_attention" in new and written["model_type"] != "olmo3":  # its two ropes have one base
         written["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
     if written["model_type"] == "granitemoehybrid":  # which has no rule

@@ -39,7 +39,10 @@ def greedy_of(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "llama4", "ministral3", "gpt2", *GEMMA4])
+ENGINE_FAMILIES = ["qwen2_moe", "gpt_oss", "llama4", "ministral3", "gpt2", "mimo_v2_flash", "bloom", *GEMMA4]
+
+
+@pytest.mark.parametrize("name", ENGINE_FAMILIES)
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
     evict = RadixTree.evict
@@ -64,12 +67,13 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     core.close()
 
 
-@pytest.mark.parametrize("name", [*GEMMA4, *BY_LIBRARY])
+@pytest.mark.parametrize("name", [*GEMMA4, *BY_LIBRARY, "mimo_v2_flash", "bloom"])
 def test_preemption_changes_no_token(name: str, tmp_path: Path) -> None:
     """Sequences that come back as prefix hits, beside others, read keys that another layer's pages hold."""
     config = EngineConfig(
         dtype="float32", device="cpu", threads=1, max_num_seqs=3, block_size=4, max_num_batched_tokens=16,
         max_model_len=64, num_gpu_blocks_override=64,
+        model_impl="transformers" if name in LIBRARY else "rootgraft",
     )  # fmt: skip
     folder = save_library_model(name, tmp_path) if name in LIBRARY else save(name, tmp_path)
     core = EngineCore(config, Worker(config, folder))

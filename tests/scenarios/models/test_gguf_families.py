@@ -85,6 +85,11 @@ WRITTEN = [
     "qwen3_next_plain",
     "qwen3_5_biased",
     "qwen3_5_moe",
+    "falcon",
+    "falcon_new",
+    "falcon_new_one_norm",
+    "bloom",
+    "mpt",
 ]
 # Of which a file has the MLP's gate and up apart, and not the folder.
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -266,7 +271,8 @@ def test_tensors_named_by_llama_cpp() -> None:
             is_split = ".experts." in key or ".shared_mlp." in key
             is_split |= architecture == "bailingmoe2" and any(f".{each}_proj." in key for each in "qkv")
             if not is_split and (key != "lm_head.weight" or not model.config.tie_word_embeddings):
-                assert table.get_name(converted(key), (".weight", ".bias")) == gguf_name(key, architecture)
+                looked_up = key.removeprefix("transformer.") if architecture == "bloom" else converted(key)
+                assert table.get_name(looked_up, (".weight", ".bias")) == gguf_name(key, architecture)
 
 
 def converted(key: str) -> str:
@@ -405,3 +411,18 @@ def test_wrong_shapes_of_delta_nets_are_refused_by_name(extra: dict, message: st
         file.metadata[f"qwen35.{key}"] = np.array(value) if isinstance(value, list) else value
     with pytest.raises(ModelError, match=message):
         read_model_config(file)
+
+
+def test_files_of_falcon_rw_are_refused(tmp_path: Path) -> None:
+    """Their MLP is behind attention, with a norm of its own, and their scores have a bias that no key names."""
+    add = gguf.GGUFWriter.add_tensor
+
+    def with_norm(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray) -> None:
+        add(writer, name, tensor)
+        if ".attn_norm." in name:
+            add(writer, name.replace("attn_norm", "ffn_norm"), tensor)
+
+    with mock.patch.object(gguf.GGUFWriter, "add_tensor", with_norm):
+        path = write_gguf("falcon", tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"does not use: blk\.0\.ffn_norm\.bias, blk\.0\.ffn_norm\.weight"):
+        load_model(path, dtype=torch.float32, device=CPU)

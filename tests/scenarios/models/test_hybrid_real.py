@@ -46,6 +46,7 @@ MODELS = (
     "jamba",
     "kimi_linear",
     "zamba2",
+    "bailing_hybrid",
     "olmo_hybrid",
     "olmo_hybrid_rotated",
 )

@@ -20,6 +20,8 @@ from rootgraft.kernels.triton import launch
 
 # In sizes that the kernels take: heads of 16 dimensions, widths of 16 and 32 columns.
 SIZES = {"head_dim": 16, "qk_nope_head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+# Of MiMo V2, whose values have 16 dimensions.
+OWN = {"mimo_v2_flash": {"head_dim": 32}}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layer_rope_theta")
 PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row, length in enumerate((14, 1, 9))]
@@ -28,8 +30,9 @@ PROMPTS = [[random.Random(row).randrange(VOCAB) for _ in range(length)] for row,
 def random_model(name: str, folder: Path) -> DecoderModel:
     """Random weights in the shape of a family."""
     written = json.loads((save(name, folder) / "config.json").read_text())
-    layers = {key: written[key][:2] for key in BY_LAYER if written.get(key)}
-    (folder / "config.json").write_text(json.dumps({**written, **layers, **SIZES, **EXPERTS}))
+    listed = [key for key in BY_LAYER if key != "mlp_layer_types" or name in OWN or name == "minimax_m3"]
+    layers = {key: written[key][:2] for key in listed if written.get(key)}
+    (folder / "config.json").write_text(json.dumps({**written, **layers, **SIZES, **EXPERTS, **OWN.get(name, {})}))
     return load_model(folder, dtype=torch.float32, device=CPU, dummy=True)
 
 
@@ -44,7 +47,7 @@ RMS_NORMS = {"_rms_norm", "_rope_store_kv", "extend", "decode", "_gated_activati
         *((name, RMS_NORMS) for name in ("olmo2", "glm4", "hunyuan", "granite_swa")),
         ("gpt2", {"_layer_norm", "_rope_store_kv", "extend", "decode"}),
         ("nanochat", {"_rms_norm", "_rope_store_kv", "extend", "decode"}),
-        *((name, LAYER_NORMS) for name in ("cohere_normed", "starcoder2")),
+        *((name, LAYER_NORMS) for name in ("cohere_normed", "starcoder2", "bloom", "mpt")),
     ],
 )
 def test_logits_are_those_of_the_cpu(name, kernels, tmp_path, request):
@@ -85,7 +88,7 @@ EXPERT_KERNELS = {"_group", "_product", "extend", "decode"}
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss")),
+        *((name, EXPERT_KERNELS) for name in ("qwen2_moe", "mixtral", "gpt_oss", "mimo_v2_flash")),
         ("deepseek_v3", EXPERT_KERNELS | {"_rope_store_latent"}),
         ("minimax_m3", EXPERT_KERNELS | {"_expert_activation"}),
     ],

@@ -216,3 +216,19 @@ def test_the_only_expert_of_a_token_is_weighted_by_its_score(name: str, tmp_path
         theirs = oracle(torch.tensor([TOKENS])).logits[0]
     ours = run_whole(load_model(tmp_path, dtype=torch.float32, device=CPU), TOKENS)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_bloom_as_published(tmp_path: Path) -> None:
+    """Without the name of the whole model in front of tensors, and with the length of contexts under an old key."""
+    folder = save("bloom", tmp_path)
+    file = folder / "model.safetensors"
+    stored = load_file(file)
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in stored.items()}, file)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"n_embed": config.pop("hidden_size"), "seq_length": 96}
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    assert model.config.max_position_embeddings == 96
+    theirs = oracle_logits("bloom", TOKENS)
+    torch.testing.assert_close(run_whole(model, TOKENS), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())

@@ -58,6 +58,9 @@ _ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
+    "falcon": "falcon",
+    "bloom": "bloom",
+    "mpt": "mpt",
 }
 _FUSED = ("chatglm", "bailingmoe2", "qwen")  # with one tensor for q, k and v
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
@@ -99,6 +102,15 @@ _NAMES = {
     **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "self_attn.dense": "attn_output",
+    "self_attn.query_key_value": "attn_qkv",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "model.word_embeddings_layernorm": "token_embd_norm",
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "self_attn.Wqkv": "attn_qkv",
+    "ln_mlp": "attn_norm",
+    "ln_attn": "attn_norm_2",
     "model.final_layernorm": "output_norm",
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
@@ -200,6 +212,8 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
             tensor = tensor.squeeze(1)
         if architecture in _DELTA:
             tensor = _of_delta(key, tensor, config)
+        if "query_key_value" in key:
+            tensor = _of_falcon(tensor, config)
         if "in_proj_qkvz" in key:
             _add_grouped(writer, key, tensor, config)
             continue
@@ -223,7 +237,7 @@ def write_gguf(name: str, path: Path, *, name_as: str | None = None, extra: dict
     if config.model_type in ("llama", "exaone4", "llama4_text") and config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _frequency_factors(model))
     for kind in ("long", "short"):
-        if f"{kind}_factor" in config.rope_parameters:
+        if f"{kind}_factor" in (getattr(config, "rope_parameters", None) or {}):
             factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     writer.write_header_to_file()
@@ -251,6 +265,25 @@ def _add_of_granite(writer: gguf.GGUFWriter, key: str, tensor: Tensor, config: A
     else:
         return False
     return True
+
+
+def _usual(key: str) -> str:
+    """A name of Falcon's, BLOOM's or MPT's as other models have it."""
+    modules = {"word_embeddings.": "embed_tokens.", "wte": "embed_tokens", "ln_f": "norm", "norm_f": "norm"}
+    blocks = {".h.": ".layers.", ".blocks.": ".layers.", ".self_attention.": ".self_attn.", ".attn.": ".self_attn."}
+    for own, usual in (modules | blocks | {".ffn.": ".mlp.", "transformer.": "model."}).items():
+        key = key.replace(own, usual)
+    return key
+
+
+def _of_falcon(rows: Tensor, config: Any) -> Tensor:
+    """All q, all k and all v, from the q, the k and the v of each KV head."""
+    heads = config.num_attention_heads
+    has_many = config.model_type == "bloom" or config.new_decoder_architecture
+    kv_heads = getattr(config, "num_kv_heads", heads) if has_many else 1
+    groups = rows.reshape(kv_heads, heads // kv_heads + 2, config.hidden_size // heads, *rows.shape[1:])
+    parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+    return torch.cat([part.reshape(-1, *rows.shape[1:]) for part in parts])
 
 
 def _of_delta(key: str, tensor: Tensor, config: Any) -> Tensor:
@@ -394,6 +427,7 @@ def gguf_architecture(model: Any) -> str:
 def gguf_name(key: str, architecture: str) -> str:
     """The name in a GGUF file of a tensor of a transformers model."""
     names = _ARCHITECTURE_NAMES.get(architecture, _NAMES)
+    key = _usual(key) if architecture in ("falcon", "bloom", "mpt") else key
     module, _, kind = key.rpartition(".")
     if kind in _WHOLE:  # names of tensors without a module of their own
         return f"blk.{key.split('.')[2]}.{_WHOLE[kind]}"
@@ -417,9 +451,12 @@ def _frequency_factors(model: Any) -> np.ndarray[Any, Any]:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    has_alibi = architecture in ("bloom", "mpt")
+    rope = {"rope_type": "none"}
+    if not has_alibi:
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_seq_len", None) or config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(
         config.num_hidden_layers + (architecture in ("glm4moe", "qwen35", "qwen35moe"))
@@ -435,6 +472,8 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
         size = getattr(config, "intermediate_size_mlp", getattr(config, "intermediate_size", None))
+        size = config.ffn_hidden_size if architecture == "falcon" else size
+        size = 4 * config.hidden_size if architecture in ("bloom", "mpt") else size
         if architecture == "gemma4":
             _add_sized_layers(writer, config)
         elif size is not None:
@@ -443,14 +482,17 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         of_layers = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         is_hybrid = architecture == "granitehybrid"
         if architecture != "gemma4":
-            writer.add_head_count_kv(of_layers if is_hybrid else 1 if is_latent else config.num_key_value_heads)
+            single = is_latent or (architecture == "falcon" and not config.new_decoder_architecture)
+            kv_heads = config.num_kv_heads if architecture == "falcon" else config.num_key_value_heads
+            writer.add_head_count_kv(of_layers if is_hybrid else 1 if single else kv_heads)
         if is_hybrid:
             _add_state_space(writer, config)
         if architecture in _DELTA:
             _add_delta_metadata(writer, config)
     if is_latent:
         _add_latent_metadata(writer, config, rope)
-    for key in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
+    own_eps = ("layer_norm_epsilon",) if architecture in ("falcon", "bloom", "mpt") else ()
+    for key in ("layer_norm_eps", "norm_epsilon", "norm_eps", *own_eps):
         if architecture != "lfm2" and hasattr(config, key):
             writer.add_layer_norm_eps(getattr(config, key))
             break
@@ -463,7 +505,7 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_value_length(head_dim)
     if rope["rope_type"] == "dynamic" and "alpha" in rope:
         writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
-    elif architecture not in ("gemma", "gemma2"):
+    elif architecture not in ("gemma", "gemma2") and not has_alibi:
         writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -489,6 +531,8 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         writer.add_sliding_window(config.sliding_window or 0)
     has_window = architecture in ("gemma2", "gemma3", "cohere2", "gpt-oss") or config.model_type in ("olmo3", "exaone4")
+    if architecture == "mpt":
+        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if has_window and config.sliding_window is not None:
         writer.add_sliding_window(config.sliding_window)
     if config.model_type in ("olmo3", "exaone4") and config.sliding_window is not None:

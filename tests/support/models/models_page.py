@@ -61,6 +61,10 @@ Router and the shared expert's gate stay in the model's type under `--quantizati
 
 *Indexed blocks* (MiniMax M3): in all but the first layers a token sees, for each KV head, the `index_topk_blocks` blocks of `index_block_size` tokens that an index scores highest, 16 of 128 as published, the last `index_local_blocks` always. Its keys are in the KV pool beside K and V, 128 numbers a layer. LoRA on the index is exact. Where `--max-model-len` is at most 2,048, the index has no effect and is not loaded. Beyond, GPUs, KV of 8 bits and tensor-parallel ranks are refused by name, and steps on a CPU are not recorded.
 
+*ALiBi* (BLOOM, MPT): each head of a query and of a key has 16 more dimensions, in which the bias is a rotation, exact to float32. They are in the KV pool too, which keeps the model's type (`--kv-cache-dtype auto`). Contexts end at 65,536 tokens, and float16 is refused. MPT with `clip_qkv` (StoryWriter) is refused by name, and so is Falcon RW, whose code rounds each bias to bfloat16.
+
+*MiMo V2 Flash*: values have 128 dimensions and take as much of the KV pool as keys, 192. As in transformers, a token sees `sliding_window_size` tokens in front of it. MTP modules are not loaded.
+
 *Gemma 4*: a page has no cells in layers that read the keys of others: E2B takes 18 KiB a token, not 42. GGUF files of 26B-A4B, which has experts beside its MLPs, are refused.
 """
 _PUBLISHED = """## Published repositories
@@ -86,7 +90,7 @@ Code from a model's repository is never run. Before it serves, each model comput
 
 {classes}.
 
-Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Bloom, Falcon, MPT); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal checkpoints but [those above](#language-models-of-multimodal-checkpoints); quantised ones (MiMo V2 Flash in the FP8 that it is published in), GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
+Any other causal class of the library loads if it passes that check. Refused by name: attention outside of the library's interface, as with ALiBi (Falcon RW); masks but causal ones and sliding windows (chunks, Doge); two calls of attention in a layer (DiffLlama); recurrent states and convolutions (RWKV); encoders; cross attention; multimodal checkpoints but [those above](#language-models-of-multimodal-checkpoints); quantised ones, GGUF files and `--quantization`; other tensors than the class has. With longrope the context ends at `original_max_position_embeddings`.
 
 Adapters change linear modules, the embedding and the head; those on experts are refused. Latent attention (MiniCPM 3) keeps whole keys and values in the pool, and values with fewer dimensions than keys take as much as these. Layers that read the keys of others (Gemma 3n) have none in the pool. A result may depend on the other rows of a step in its last bits, as on a GPU.
 """
@@ -94,7 +98,6 @@ Adapters change linear modules, the embedding and the head; those on experts are
 # Families of this year that our decoder lacks: models, and their class.
 IN_TRANSFORMERS = {
     "DeepSeek V4": "DeepseekV4ForCausalLM",
-    "Ling 3": "BailingHybridForCausalLM",
     "Step 3.7": "Step3p7ForConditionalGeneration",
 }
 ELSEWHERE = {
@@ -123,6 +126,8 @@ _WINDOWS = {
     "asked": "sliding in all layers, if asked for",
     "early": "sliding in every second of the first layers, if asked for",
     "listed": "sliding in listed layers",
+    "prefixed": "sliding in all but every n-th layer",
+    "flagged": "sliding in all but the first and every sixth layer",
     "chunks": "in chunks where there is a rotary embedding, if any",
 }
 _NO_ROPE = {
@@ -130,6 +135,7 @@ _NO_ROPE = {
     "listed": "; none in listed layers",
     "full": "; none in full layers",
     "windowed": "; none in full layers",
+    "sparse": "; none in full layers with experts",
     "asked": "; mostly none",
     "null": "; none if its base is null",
 }
@@ -144,6 +150,7 @@ _RECURRENT = {
     "grouped_delta": "gated delta nets",
     "separate_delta": "gated delta nets",
     "kimi_delta": "Kimi delta attention",
+    "wide_kimi_delta": "Kimi delta attention",
 }
 
 _BLOCKS = {"single": "a mixer or an MLP", "recurrent": "no MLP", "parallel": "attention beside a state space"}
@@ -192,7 +199,7 @@ def _row(family: Family) -> str:
 
 def _rope(family: Family) -> str:
     if family.no_rope == "always":
-        return "none; learned positions" if family.learned_positions else "none"
+        return "ALiBi" if family.alibi else "none; learned positions" if family.learned_positions else "none"
     pairs = "neighbours" if family.interleaved else "halves"
     part = ", a part" if family.partial_rotary or family.latent else ""
     own = ", another one in sliding layers" if family.local_theta else ""
@@ -216,6 +223,7 @@ def _layer(family: Family) -> str:
     norms += ", in front in gated delta nets" if family.recurrent_norms is not None else ""
     norms += ", of experts also behind" if family.mixture_norms is not None else ""
     heads = {"head": "of q and k", "projection": "of all q, all k"}
+    norms += ", one behind the embedding" if family.embedding_norm is not None else ""
     heads |= dict.fromkeys(("centred", "biased"), f"of q and k, by `{family.qk_norm_flag}`")
     parts = [norms]
     if family.qk_norm is not None:
@@ -240,7 +248,11 @@ def _layer(family: Family) -> str:
     if family.gated_attention:
         parts.append("gated attention")
     if family.attention_sinks:
-        parts.append("attention sinks")
+        parts.append("attention sinks" + (" in sliding layers" if family.windowed_sinks else ""))
+    if family.value_dim_key is not None:
+        parts.append("values narrower than keys")
+    if family.window_kv_heads_key is not None:
+        parts.append("more KV heads in sliding layers")
     if family.mixture is not None:
         parts.append(_experts(family.mixture))
     if family.recurrent is not None:
@@ -261,7 +273,8 @@ def _experts(mixture: MixtureFamily) -> str:
     }[mixture.dense_layers]
     clamped = ", clamped SwiGLU" if mixture.clamped else ", of weighted inputs" if mixture.weighs_input else ""
     shared = " beside the MLP, if asked for" if mixture.beside_mlp else shared
-    return f"experts{shared}{some}, {mixture.scores} router{', groups' if mixture.grouped else ''}{clamped}"
+    scores = mixture.scores if mixture.scores_key is None else "softmax or sigmoid"
+    return f"experts{shared}{some}, {scores} router{', groups' if mixture.grouped else ''}{clamped}"
 
 
 def _published() -> str:

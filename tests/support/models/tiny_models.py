@@ -19,10 +19,16 @@ from transformers import (
     ArceeForCausalLM,
     AXK1Config,
     AXK1ForCausalLM,
+    BailingHybridConfig,
+    BailingHybridForCausalLM,
     BambaConfig,
     BambaForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    Cohere2MoeConfig,
+    Cohere2MoeForCausalLM,
     CohereConfig,
     CohereForCausalLM,
     CwmConfig,
@@ -126,6 +132,8 @@ from transformers import (
     MambaForCausalLM,
     MellumConfig,
     MellumForCausalLM,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
     MiniMaxM2Config,
@@ -142,6 +150,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     NanoChatConfig,
     NanoChatForCausalLM,
     NemotronConfig,
@@ -244,6 +254,20 @@ _GEMMA4 = {
 _NATIVE = {"hidden_size": 96, "num_hidden_layers": 2}
 _INTERLEAVED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 _COHERE = {**_NATIVE, "logit_scale": 0.3, "layer_norm_eps": 1e-4, "tie_word_embeddings": True}
+
+_COHERE_MOE = {
+    **_COHERE,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "sliding_window": 6,
+    "sliding_window_pattern": 2,
+    "first_k_dense_replace": 1,
+    "prefix_dense_intermediate_size": 80,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 2,
+    "rms_norm_eps": None,
+}
 
 _LFM2 = {
     **_NATIVE,
@@ -407,6 +431,27 @@ _LATENT = {
     "v_head_dim": 20,
     "moe_intermediate_size": 14,
     "n_shared_experts": 2,
+}
+
+_MIMO_ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e2, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.5},
+}
+
+_LING = {
+    **_LATENT,
+    "q_lora_rank": None,
+    "v_head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "layer_group_size": 2,
+    "first_k_dense_replace": 1,
+    "head_dim": 32,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_theta": 500.0,
 }
 
 MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
@@ -1356,6 +1401,12 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "topk_group": 2,
         },
     ),
+    "bailing_hybrid": (BailingHybridConfig, BailingHybridForCausalLM, _LING),
+    "bailing_hybrid_unbounded": (
+        BailingHybridConfig,
+        BailingHybridForCausalLM,
+        {**_LING, "q_lora_rank": 24, "kda_safe_gate": False, "short_conv_kernel_size": 3},
+    ),
     "olmo_hybrid": (
         OlmoHybridConfig,
         OlmoHybridForCausalLM,
@@ -1467,6 +1518,62 @@ MODELS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
             "num_shared_experts": 2,
             "attention_bias": True,
         },
+    ),
+    "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM, _COHERE_MOE),
+    "cohere2_moe_summed": (
+        Cohere2MoeConfig,
+        Cohere2MoeForCausalLM,
+        {
+            **_COHERE_MOE,
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_intermediate_size": None,
+            "prefix_dense_sliding_window_pattern": 2,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-4,
+        },
+    ),
+    "mimo_v2_flash": (
+        MiMoV2FlashConfig,
+        MiMoV2FlashForCausalLM,
+        {
+            **_NATIVE,
+            **_CORRECTED,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "head_dim": 32,
+            "v_head_dim": 16,
+            "sliding_window": 6,
+            "n_routed_experts": 8,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": _MIMO_ROPES,
+        },
+    ),
+    "mimo_v2_flash_even": (
+        MiMoV2FlashConfig,
+        MiMoV2FlashForCausalLM,
+        {
+            **_NATIVE,
+            "head_dim": 16,
+            "v_head_dim": 16,
+            "sliding_window": 6,
+            "num_key_value_heads": 3,
+            "attention_value_scale": 0.5,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "dense"],
+            "rope_parameters": _MIMO_ROPES,
+        },
+    ),
+    "bloom": (
+        BloomConfig,
+        BloomForCausalLM,
+        {**_NATIVE, "num_key_value_heads": 6, "layer_norm_epsilon": 1e-4, "tie_word_embeddings": True},
+    ),
+    "mpt": (
+        MptConfig,
+        MptForCausalLM,
+        {**_NATIVE, "num_key_value_heads": 6, "max_seq_len": 128, "tie_word_embeddings": True},
     ),
     "falcon": (
         FalconConfig,

@@ -12,7 +12,8 @@ constexpr int64_t kSmall = 1 << 14;  // number of values below which one thread 
 
 // Arguments of the calls, packed by Python: fields of 8 bytes in this order.
 struct TakeColumns {
-  const void *first, *second;  // [tokens][first_columns], [tokens][second_columns] or null
+  // [tokens][first_columns], [tokens][second_columns] or null; with second_columns 0 one row for all tokens
+  const void *first, *second;
   const int64_t* runs;         // [count][3]: 0 or 1 for the matrix, first column, number of columns
   const float* factors;        // [count], a factor for each run's columns, or null
   void* out;                   // [tokens][columns], as many as the runs have together

@@ -28,6 +28,7 @@ struct DeltaScan {
   int64_t by_channel;  // whether each row of a state has a step of its own; otherwise each head has one
   int64_t is_bf16, threads;
   double rate_factor;  // factor of the sigmoid of the rates
+  double lower_bound;  // below 0: the least logarithm of a row's decay factor, which is by a sigmoid; 0: by a softplus
 };
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -120,9 +121,11 @@ struct Scan {
   // Computes the decay factors of a state's rows, and the key times these, with which the decayed state is read.
   void shrink_rows(const Value* steps, int64_t head, const float* key, float* decay, float* shrunk) const {
     const float* bias = op.step_bias + head * op.key_dim;
+    const Floats rate = broadcast(op.decay[head]), bound = broadcast((float)op.lower_bound);
     for (int64_t n = 0; n < op.key_dim; n += kWidth) {
-      const Floats step = softplus(E::load(steps + n) + load(bias + n));
-      const Floats factor = exp(step * broadcast(op.decay[head]));
+      const Floats step = E::load(steps + n) + load(bias + n);
+      const Floats log = op.lower_bound < 0 ? bound * sigmoid(broadcast(0.0f) - step * rate) : softplus(step) * rate;
+      const Floats factor = exp(log);
       store(decay + n, factor);
       store(shrunk + n, load(key + n) * factor);
     }
