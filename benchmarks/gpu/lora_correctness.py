@@ -115,9 +115,9 @@ def _rotated_error(machine: Machine, dtype: torch.dtype) -> float:
     params = RopeParams(heads, kv_heads, machine.randn(16, dim, dtype=torch.float32))
     wide, expected = qkv.float(), caches.double()
     lora_reference.lora_shrink_expand(wide, x, None, table, segments)
-    wanted = reference.rope_store_kv(wide.double(), places, places, *expected, params)
+    wanted = reference.rope_store_kv(wide.double(), places, places, expected[0], expected[1], params)
     shrunk = lora_shrink_beside(x, table, segments)
-    q = lora_rope_store_kv(qkv, x, places, places, *caches, params, table, segments, shrunk)
+    q = lora_rope_store_kv(qkv, x, places, places, caches[0], caches[1], params, table, segments, shrunk)
     return max(error_of(q, wanted), error_of(caches, expected))
 
 
