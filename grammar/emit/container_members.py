@@ -136,7 +136,7 @@ def _repeating(rules: LarkRules, arrays: Arrays, name: str) -> str:
     for index, conj in enumerate(prefix):
         if not rules.satisfiability.is_satisfiable(conj):
             rules.check_not_narrowed(conj)
-            prefix, most = prefix[:index], index
+            prefix, most = prefix[:index], index if most is None else min(most, index)
             break
     rest = arrays.item(arrays.num_prefix)
     if (most is None or most > len(prefix)) and not rules.satisfiability.is_satisfiable(rest):

@@ -70,6 +70,9 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "array", "uniqueItems": True, "items": {"type": "string"}}, [["", "a", "ab"]], [["a", "a"]]),
     ({"type": "array", "uniqueItems": True, "items": {"type": "number"}}, [[1, 1.5, 15]], [[1, 2, 1]]),
     ({"type": "object", "minProperties": 2}, [{"a": 1, "b": {}}], [{"a": 1}]),
+    # The place that nothing fits comes after the last one that there may be.
+    ({"type": "array", "prefixItems": [{}, {}, False], "maxItems": 1}, [[], [1]], [[1, 2], [1, 2, 3]]),
+    ({"type": "array", "prefixItems": [{}, False], "const": []}, [[]], [[1], [1, 2]]),
     ({"type": "array", "contains": {"const": 3}}, [[3], [1, 3], [3, 3]], [[], [1]]),
     (
         {"type": "array", "contains": {"const": 3}, "minContains": 2, "maxContains": 2},
