@@ -166,7 +166,7 @@ def _wide_cases() -> dict[int, tuple[int, ...]]:
     groups: dict[str, set[str]] = {}
 
     def join(*texts: str) -> None:
-        joined = set().union(*(groups.get(text, {text}) for text in texts))
+        joined = {each for text in texts for each in groups.get(text, {text})}
         groups.update(dict.fromkeys(joined, joined))
 
     for char in map(chr, range(LAST_CASED + 1)):
