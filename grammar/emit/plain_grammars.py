@@ -15,7 +15,7 @@ from ..regex.string_automaton import AutomatonTooLarge, StringAutomaton, each_ex
 from ..schema.string_language import has_string
 from ..spec import GrammarKind, GrammarSpec
 from .lark_rules import FREE
-from .lark_text import check_lark
+from .lark_text import COMMON, check_lark
 from .string_rules import TOO_LARGE, has_too_many_states
 
 MAX_ANSWERS = 40
@@ -26,6 +26,12 @@ _TOKEN_REFERENCE = re.compile(r"<\[[\d^*]")
 # What the library's lexer reads as one piece, in which the patterns above mean nothing; and references to tokens, in
 # which they do, and which may hold a quote.
 _PIECE = re.compile(r"""(?P<plain>(?:\#|//)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\[\s\S]|[^/\\])+/)|<[^<>\s]+>""")
+_STRING = "ESCAPED_STRING"
+_IMPORT = re.compile(
+    _PIECE.pattern
+    + rf"|(?P<one>%import\s+common\s*\.\s*{_STRING}\b(?:[ \t]*->[ \t]*(?P<alias>\w+))?)"
+    + r"|%import\s+common\s*\((?P<several>[^()]*)\)"
+)
 
 
 class Translation(NamedTuple):
@@ -66,7 +72,20 @@ def _choice(spec: GrammarSpec) -> Translation:
 
 def _lark(spec: GrammarSpec) -> Translation:
     check_source(spec.text)
-    return Translation(f"{spec.text}\n{FREE}")
+    return Translation(f"{_IMPORT.sub(_imported, spec.text)}\n{FREE}")
+
+
+def _imported(found: re.Match[str]) -> str:
+    """Return what takes the place of an import of ``common.ESCAPED_STRING``; any other text is returned as it is.
+
+    The library's terminal of that name admits line breaks, Lark's does not.
+    """
+    listed = [name.strip() for name in (found["several"] or "").split(",")]
+    if not found["one"] and _STRING not in listed:
+        return found[0]
+    others = ", ".join(name for name in listed if name and name != _STRING)
+    definition = f"{found['alias'] or _STRING}: /{COMMON[_STRING]}/"
+    return f"%import common ({others})\n{definition}" if others else definition
 
 
 def check_source(text: str) -> None:

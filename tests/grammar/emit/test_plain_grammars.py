@@ -244,3 +244,21 @@ def test_what_stands_in_a_literal_or_a_comment_is_no_option(grammars, vocabulary
 def test_an_option_cannot_hide_behind_a_literal(vocabulary, grammar):
     with pytest.raises(GrammarError, match=r"not supported|lexer error"):
         compile(GrammarSpec.lark(grammar), vocabulary)
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "%import common.ESCAPED_STRING",
+        "%import common (INT, ESCAPED_STRING)",
+        "%import common(ESCAPED_STRING)",
+        "// %import common.INT\n%import common.ESCAPED_STRING // as Lark's",
+        "ESCAPED_STRING: TEXT\n%import common.ESCAPED_STRING -> TEXT",
+    ],
+)
+def test_an_imported_string_is_the_one_of_larks_library(grammars, vocabulary, imported):
+    compiled = compile(GrammarSpec.lark(f"start: ESCAPED_STRING\n{imported}\n"), vocabulary)
+    for text in ('""', '"a b"', r'"\""', r'"\\"', r'"\n"', '"\t"'):
+        assert grammars.admits(compiled, text), text
+    for text in ('"\n"', '"a\n"', '"a', r'"\"', '"a"b"', '"\\\n"'):
+        assert not grammars.admits(compiled, text), text
