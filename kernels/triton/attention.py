@@ -83,10 +83,7 @@ REGISTER_CONFIGS = {
 _REGISTER_SHARED = 200 << 10
 
 # The same for sm_86, sm_89 and sm_120 alone, on which a program has 99 KiB.
-SMALL_CONFIGS = {
-    ("decode", 2, 64): Config(16, 32, 4, 3),
-    ("shared", 2, 128): Config(64, 32, 4, 3),
-}
+SMALL_CONFIGS = {("shared", 2, 128): Config(64, 32, 4, 3)}
 _SMALL_SHARED = 100 << 10
 
 # Measured on an H200: more programs than are resident at once wait for the first ones to end.
