@@ -54,10 +54,6 @@ class BlockCodec:
     scheme: BlockScheme
     key: bytes = field(default=b"", repr=False)
 
-    def block_bytes(self, block: BlockId) -> int:
-        """Return the size of an encoded block."""
-        return len(self.header(block)) + PREAMBLE_BYTES + self.scheme.payload_bytes(block) + SEAL_BYTES
-
     def header(self, block: BlockId) -> bytes:
         """Return the header of a block, padded."""
         fields = {

@@ -101,8 +101,7 @@ class BlockFiles:
             fd = os.open(unfinished, flags, 0o600)
         try:
             try:
-                for part in parts:
-                    self.write_part(fd, memoryview(part))
+                self.write_parts(fd, [memoryview(part) for part in parts])
             finally:
                 os.close(fd)
             os.rename(unfinished, path + SUFFIX)
@@ -111,10 +110,14 @@ class BlockFiles:
                 os.unlink(unfinished)
             raise
 
-    def write_part(self, fd: int, part: memoryview) -> None:
-        """Write all of a part to an open file. Raises OSError."""
-        while part:
-            part = part[os.write(fd, part) :]
+    def write_parts(self, fd: int, parts: list[memoryview]) -> None:
+        """Write all parts to an open file in order, in one call unless the system takes less. Raises OSError."""
+        while parts:
+            count = os.writev(fd, parts)
+            while parts and count >= len(parts[0]):
+                count -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][count:]
 
     def read(self, folder: str, key: bytes, num_bytes: int) -> memoryview:
         """Return the content of a file that should have so many bytes: fewer if it has fewer. Raises OSError."""

@@ -219,7 +219,8 @@ class DiskStore:
 
     def put(self, block: BlockId, payload: Buffer) -> None:
         """Store a page, which may fail unnoticed."""
-        folder, num_bytes = self._folder(block), self._codec.block_bytes(block)
+        folder, parts = self._folder(block), self._codec.encode(block, payload)
+        num_bytes = sum(map(len, parts))
         with self._writing:
             self._sweep()
             with self._lock:
@@ -231,7 +232,7 @@ class DiskStore:
             for key, entry in removed:
                 self._files.remove(entry.tenant, key)
             try:
-                self._files.write(folder, block.key, self._codec.encode(block, payload))
+                self._files.write(folder, block.key, parts)
             except OSError as error:
                 self._fail(block, f"A page of KV was not written: {error}")
                 return

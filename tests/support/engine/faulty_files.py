@@ -28,18 +28,19 @@ class FaultyFiles(BlockFiles):
         self.rng, self.rate = rng, rate
         self.num_faults = 0
 
-    def write_part(self, fd: int, part: memoryview) -> None:
+    def write_parts(self, fd: int, parts: list[memoryview]) -> None:
         fault = self._fault(("short", "EIO", "ENOSPC", "corrupt", "stops"))
         if fault is None:
-            return super().write_part(fd, part)
+            return super().write_parts(fd, parts)
+        part = memoryview(b"".join(parts))
         if fault in ("EIO", "ENOSPC"):
             os.write(fd, part[: len(part) // 2])
             raise OSError(getattr(errno, fault), fault)
         if fault == "corrupt":
-            return super().write_part(fd, self._flipped(part))
+            return super().write_parts(fd, [self._flipped(part)])
         if fault == "short":  # all is written, in two calls
             os.write(fd, part[: len(part) // 3])
-            return super().write_part(fd, part[len(part) // 3 :])
+            return super().write_parts(fd, [part[len(part) // 3 :]])
         os.write(fd, part[: len(part) // 3])  # what a loss of power leaves of a file that has its name already
         return None
 
