@@ -3,13 +3,15 @@
     export PYTHONPATH=tests
     python -m benchmarks.kv_tiers [--model M] [--prompts 5] [--documents 8] [--tokens 1000] [--rounds 3] [--out FILE]
     python -m benchmarks.kv_tiers --parts "hit rates" --documents 64 --tokens 2000 --rounds 10
-    python -m benchmarks.kv_tiers --parts distinct --distinct 60
+    python -m benchmarks.kv_tiers --parts "distinct,distinct after some pools" --distinct 60
     python -m benchmarks.kv_tiers --parts "restart,llama.cpp" --llama-server PATH --gguf FILE
 
 Each figure is of pairs: the same prompts, in turn, in an engine with ``--kv-disk`` and in one without, in this process.
 The ratio of processor time counts all threads, the writer's and the reader's too, and holds on a busy machine; that of
-seconds is the median over the pairs, with its interval of 95 %. ``writer_share`` is the part of the processor time that
-the thread takes which writes. *Hit rates* are counted over the tests' device of integers, as they depend on no model:
+seconds is the median over the pairs, with its interval of 95 %. Prompts that never come again are asked without a pause
+in turns of four, as an engine writes in its pauses what it holds back: ``writer_share`` is the part of the processor
+time of the turns that the writing thread takes, and ``pause_seconds`` the time for which it writes between them. *Hit
+rates* are counted over the tests' device of integers, as they depend on no model:
 a pool for a quarter of the documents, the same with a disk, and a pool for all. *llama.cpp* saves and restores a slot.
 """
 
@@ -31,17 +33,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.engine.core_hooks import cache_of, tiers_of
+from support.engine.core_hooks import cache_of, core_of, tiers_of
 from support.engine.fake_worker import FakeWorker
 
 from benchmarks.slot_restore import slot_restore
 from rootgraft import LLM, SamplingParams
 from rootgraft.engine.config import EngineConfig
 from rootgraft.engine.core.engine_core import EngineCore
+from rootgraft.engine.kv_cache.write_admission import WRITTEN_POOLS
 from rootgraft.engine.messages import Done, Submit
 from rootgraft.engine.types import SamplingParams as EngineParams
 
 _TOKEN_BYTES = 23_040  # of KV of SmolLM2-135M
+_TURN = 4  # prompts that an engine is asked without a pause
+_POOL = 8  # prompts for which the pool has room, where none comes again
 _VOCAB = 64  # of the device of integers
 
 
@@ -60,13 +65,23 @@ class Engine:
     def __init__(self, model: str | None, pool_tokens: int, disk: str | None = None, disk_gib: float = 16.0) -> None:
         options: dict[str, Any] = {"kv_disk": disk, "kv_disk_gib": disk_gib} if disk else {}
         pool = pool_tokens * _TOKEN_BYTES / 2**30
-        self._llm = LLM(model, kv_cache_memory=pool, speculative_config='{"method": "off"}', **options)
+        speculation = '{"method": "off"}'
+        self._llm = LLM(model, kv_cache_memory=pool, speculative_config=speculation, max_num_seqs=1, **options)
 
-    def ask(self, tokens: list[int], answer: int = 1) -> Cost:
+    def ask(self, *asked: list[int], answer: int = 1) -> Cost:
+        """Ask for answers to prompts, one after another without a pause."""
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
         began, processor = time.perf_counter(), time.process_time()
-        [output] = self._llm.generate([tokens], params, use_tqdm=False)
-        return Cost(time.perf_counter() - began, time.process_time() - processor, output.num_cached_tokens or 0)
+        outputs = self._llm.generate([*asked], params, use_tqdm=False)
+        cached = sum(output.num_cached_tokens or 0 for output in outputs)
+        return Cost(time.perf_counter() - began, time.process_time() - processor, cached)
+
+    def settle(self) -> float:
+        """Wait until the pages are written for which the engine has a pause now. Returns the seconds that it took."""
+        core, began = core_of(self._llm), time.perf_counter()
+        if cache_of(core).tiers is not None:
+            tiers_of(core).flush()
+        return time.perf_counter() - began
 
     def close(self) -> None:
         self._llm.close()
@@ -139,29 +154,34 @@ def working_set(model: str | None, count: int, length: int, rounds: int, seed: i
     return compare([a for a, _ in pairs], [b for _, b in pairs], len(pairs) * length)
 
 
-def nothing_to_gain(model: str | None, count: int, length: int, seed: int, filled_by: int) -> dict[str, Any]:
-    """Prompts that all differ, each with an answer of 32 tokens.
+def nothing_to_gain(
+    model: str | None, count: int, length: int, seed: int, filled_by: int, disk_gib: float = 16.0
+) -> dict[str, Any]:
+    """Prompts that all differ, each with an answer of 32 tokens. A turn of some of them is a pair.
 
     Args:
-        filled_by: prompts before these, which fill the disk once; 0 for a disk that is never full.
+        filled_by: number of other prompts that are asked before these.
     """
     asked = prompts(random.Random(seed), count + 1, length)
-    disk_gib = filled_by * length * _TOKEN_BYTES / 2**30 or 16.0
     with tempfile.TemporaryDirectory() as disk:
-        off, on = Engine(model, 8 * length), Engine(model, 8 * length, disk, disk_gib)
-        off.ask(asked[-1], 32)
-        for each in (asked[-1], *prompts(random.Random(seed + 1), filled_by, length)):
-            on.ask(each, 32)
-        pairs, written = [], writer_seconds()
-        for number, each in enumerate(asked[:-1]):  # in turns, so that neither is always the first
-            ordered = [off, on] if number % 2 else [on, off]
-            costs = {engine: engine.ask(each, 32) for engine in ordered}
+        off, on = Engine(model, _POOL * length), Engine(model, _POOL * length, disk, disk_gib)
+        off.ask(asked[-1], answer=32)
+        on.ask(asked[-1], *prompts(random.Random(seed + 1), filled_by, length), answer=32)
+        on.settle()
+        pairs, written, pauses = [], 0.0, 0.0
+        for number in range(0, count, _TURN):  # in turns, so that neither is always the first
+            costs = {}
+            for engine in [off, on] if number // _TURN % 2 else [on, off]:
+                before = writer_seconds()
+                costs[engine] = engine.ask(*asked[number : min(number + _TURN, count)], answer=32)
+                written += writer_seconds() - before
+                pauses += engine.settle()
             pairs.append((costs[off], costs[on]))
-        written = writer_seconds() - written
         off.close()
         on.close()
     found = compare([a for a, _ in pairs], [b for _, b in pairs], count * length)
-    return found | {"writer_share": written / sum(cost.processor for _, cost in pairs)}
+    processor, seconds = (sum(each) for each in zip(*((on.processor, on.seconds) for _, on in pairs), strict=True))
+    return found | {"writer_share": written / processor, "pause_seconds": pauses, "seconds": seconds}
 
 
 def hit_rates(count: int, length: int, rounds: int, seed: int) -> dict[str, dict[str, float]]:
@@ -219,7 +239,7 @@ def main() -> None:
         "--tokens", type=int, default=1000, help="of a document, and of a prompt that never comes again"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--distinct", type=int, default=16)
+    parser.add_argument("--distinct", type=int, default=32, help="prompts that never come again")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parts", default="restart,round robin,zipf,distinct,distinct on a full disk")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's, for the part llama.cpp")
@@ -236,9 +256,11 @@ def main() -> None:
         elif part == "hit rates":
             found[part] = hit_rates(options.documents, options.tokens, options.rounds, options.seed)
         elif part.startswith("distinct"):
-            filled_by = 0 if part == "distinct" else 2
-            count, length = options.distinct, options.tokens
-            found[part] = nothing_to_gain(options.model, count, length, options.seed, filled_by)
+            asked_for = options.model, options.distinct, options.tokens, options.seed
+            if part == "distinct on a full disk":
+                found[part] = nothing_to_gain(*asked_for, 2, 2 * options.tokens * _TOKEN_BYTES / 2**30)
+            else:
+                found[part] = nothing_to_gain(*asked_for, WRITTEN_POOLS * _POOL if part.endswith("pools") else 0)
         else:
             count, length, rounds = options.documents, options.tokens, options.rounds
             found[part] = working_set(options.model, count, length, rounds, options.seed, part)

@@ -97,6 +97,7 @@ KV_TIER_GAUGES: Rows = (
     ("kv_bytes", "kv_tier_bytes", "Bytes of KV in a tier beside the pool, by `tier`."),
     ("kv_capacity_bytes", "kv_tier_capacity_bytes", "Most bytes of KV in a tier."),
     ("kv_pages", "kv_tier_pages", "Pages of KV in a tier."),
+    ("kv_held", "kv_tier_held", "Pages of the pool that are written to a tier in the next pause of the engine."),
 )
 KV_TIER_COUNTERS: Rows = (
     ("kv_hits", "kv_tier_hits", "Pages that were read from a tier."),
@@ -105,6 +106,8 @@ KV_TIER_COUNTERS: Rows = (
     ("kv_evicted", "kv_tier_evicted", "Pages that left a tier to make room."),
     ("kv_rejected", "kv_tier_rejected", "Files that were damaged, or not the page of their name."),
     ("kv_errors", "kv_tier_errors", "Reads and writes that the system refused."),
+    ("kv_unwritten", "kv_tier_unwritten", "Pages that left the pool before they were written to a tier."),
+    ("kv_ghost_hits", "kv_tier_ghost_hits", "Pages computed again that had left the pool unwritten."),
 )
 # Observed in the engine, which sends the values with each heartbeat.
 ENGINE_HISTOGRAMS = (

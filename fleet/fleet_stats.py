@@ -12,8 +12,8 @@ _GAUGES = frozenset(
         *("running", "waiting", "waiting_deferred", "sessions", "pins", "grammar_pending", "grammar_cached_bytes"),
         *("pages", "pages_free", "pages_available", "pages_cached", "pages_private"),
         *("pages_of_sessions", "pages_pinned"),
-        *("kv_bytes_host", "kv_capacity_bytes_host", "kv_pages_host", "kv_pages_to_write"),
-        *("kv_bytes_disk", "kv_capacity_bytes_disk", "kv_pages_disk"),
+        *("kv_bytes_host", "kv_capacity_bytes_host", "kv_pages_host", "kv_pages_to_write", "kv_held_host"),
+        *("kv_bytes_disk", "kv_capacity_bytes_disk", "kv_pages_disk", "kv_held_disk"),
         *("adapters", "adapters_loading", "adapters_resident", "adapters_pinned", "adapters_host_bytes"),
     )
 )

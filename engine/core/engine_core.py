@@ -426,6 +426,8 @@ class EngineCore:
         ended_ids = [each.id for each in messages if isinstance(each, (Done, Failed))]
         self._open.difference_update(ended_ids)
         self._kept.forget(ended_ids)
+        if not self._open:
+            self._kept.rest()
         return messages
 
     def _submit(self, submit: Submit) -> None:

@@ -46,7 +46,7 @@ class KeptKv:
         self._config, self._worker = config, worker
         self._ended: list[Message] = []  # Replies to reads of a cache that was reset.
         of_tiers = TierEventLog() if config.kv_events.is_on else None
-        self.tiers = make_tiers(config, worker.kv_pages, of_tiers)
+        self.tiers = make_tiers(config, worker.kv_pages, worker.num_pages, of_tiers)
         self._events, self._publisher = _events(config, worker, self.tiers, of_tiers)
         self._exports = KvExports(BlockCodec(self.tiers.scheme) if self.tiers else None, worker.kv_pages)
 
@@ -134,6 +134,11 @@ class KeptKv:
         """Forget sequences that have ended."""
         if self.tiers and self.tiers.peers:
             self.tiers.peers.forget(numbers)
+
+    def rest(self) -> None:
+        """Have the tiers write the pages that they hold back while sequences are computed."""
+        if self.tiers:
+            self.tiers.rest()
 
     def transfer(self, cache: PrefixCache, *, sealed: bool = False) -> PrefixTransfer:
         """Return the object that saves and loads KV of prompts, between two steps.

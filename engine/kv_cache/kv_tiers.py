@@ -1,11 +1,14 @@
 """KV tiers: keep pages of KV outside the pool. Pages are written after the steps and read ahead of them.
 
-    pool page enters the tree ---> offered ---> writer thread ---> stores (host memory, files)
+    pool page enters the tree ---> write queue ---> writer thread ---> stores (host memory, files)
     sequence waits in the queue ---> reader thread ---> fetched pages ---> lease (``PrefixCache.acquire``) ---> pool
 
 The tree remains the only record of the pages in the pool. A tier names pages by content (``block_keys``), so it may
 lose any page at any time, and a hit in a tier is as good as a hit in the tree. Only the two threads wait for a disk,
 and every failure counts as a miss.
+
+While the engine computes, only the pages that ``WriteAdmission`` admits are written. The others wait in the pool for a
+pause of the engine, or for its end.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ...radix.namespace import Path
 from .block_codec import Buffer
@@ -27,12 +30,14 @@ from .block_keys import BlockId, BlockScheme
 from .kv_stores import KvStore
 from .peer_reads import PeerReads
 from .write_admission import WriteAdmission
+from .write_queue import Cell, WriteQueue
 
 logger = logging.getLogger("rootgraft.kv")
 
-_MOST_OFFERED = 1 << 16  # pages that wait for the writer
 _NICENESS = 10  # added to that of the writer: a step whose kernel waits for one of its threads waits as a whole
 _MOST_MOVES = 2  # reads of one sequence anew because the tree has lost what came before its pages
+MOST_CLOSE_SECONDS = 5.0
+"""For which the end of an engine waits for pages that were held back for a pause."""
 MOST_READ_SECONDS = 10.0
 """For which sequences wait for a page that is being read: a disk that does not answer costs its pages, no request."""
 
@@ -45,13 +50,6 @@ class PageReader(Protocol):
 
     def read_state(self, slot: int) -> Buffer:
         """Return a copy of a recurrent state's bytes."""
-
-
-class Cell(NamedTuple):
-    """Where a block lies in the pool: a page of KV, or a slot of recurrent states."""
-
-    is_state: bool
-    number: int
 
 
 @dataclass(slots=True, eq=False)
@@ -83,15 +81,6 @@ class Fetch:
 
 
 @dataclass(slots=True)
-class WriterState:
-    """What the writer thread does: writes a page, or has files of forgotten pages to remove; and what it was spared."""
-
-    is_writing: bool = False
-    is_sweeping: bool = False
-    num_dropped: int = 0
-
-
-@dataclass(slots=True)
 class ReadQueue:
     """Sequences whose pages the reader thread reads next, and the time since which it reads the page that it reads."""
 
@@ -114,6 +103,7 @@ class KvTiers:
         reader: reader of the pool.
         stores: the stores, the fastest first.
         peers: tier of the pages of other replicas, which is asked after the stores and never written to; None for none.
+        admission: decides which pages are written while the engine computes; None for one that knows of no pool.
         most_fetched: limit on the bytes of pages that are read ahead and not used yet; a single sequence may exceed it.
         inline: whether to write and read at once, on the calling thread instead of the two threads; for tests.
         clock: seconds, monotonic.
@@ -126,6 +116,7 @@ class KvTiers:
         stores: Sequence[KvStore],
         peers: PeerReads | None = None,
         *,
+        admission: WriteAdmission | None = None,
         most_fetched: int = 1 << 29,
         inline: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -137,15 +128,13 @@ class KvTiers:
         self._most_fetched = max(1, most_fetched // scheme.page_bytes)
         self._lock = threading.Condition()
         # An entry ends when the page leaves the tree, or the checkpoint of the slot is evicted.
-        self._offered: dict[Cell, BlockId] = {}
-        self._to_write: deque[tuple[Cell, BlockId]] = deque()
+        self._writes = WriteQueue()
         self._reads = ReadQueue(clock)
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._arriving: set[bytes] = set()  # pages that leases take from here, and that are not in the tree yet
         most = max((store.capacity for store in self.stores), default=0)
-        self._admission = WriteAdmission(most // scheme.page_bytes)
+        self._admission = admission or WriteAdmission(most // scheme.page_bytes)
         self._is_closed = False
-        self._writer = WriterState()
         # Without stores pages are read from the host's memory alone, which takes no time, and none is written.
         work = () if inline or not stores else ((self._write_all, "kv-write-behind"), (self._read_all, "kv-read-ahead"))
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in work]
@@ -167,20 +156,22 @@ class KvTiers:
         self._offer([(Cell(True, slot), self.scheme.state(page))])
 
     def _offer(self, blocks: Iterable[tuple[Cell, BlockId]]) -> None:
+        writes = self._writes
+        writes.is_resting = False
         new = []
         for cell, block in blocks:
-            known = [store.touch(block.key) for store in self.stores]
-            if not all(known) and cell not in self._offered and self._admission.admits(block.key, self._size(block)):
+            known = [store.touch(block.key) for store in self.stores]  # of all stores: each notes the use
+            if not all(known):
                 new.append((cell, block))
         if not new:
             return
         with self._lock:
             for cell, block in new:
-                if len(self._to_write) >= _MOST_OFFERED:
-                    self._writer.num_dropped += 1
+                if writes.hurry(cell):  # it was used again while it waited
                     continue
-                self._offered[cell] = block
-                self._to_write.append((cell, block))
+                is_due = self._admission.admits(block, self._size(block))
+                if (lost := writes.add(cell, block, is_due=is_due)) is not None:
+                    self._admission.lose(lost)
             self._lock.notify_all()
         if not self._threads:
             self._write_until_empty()
@@ -198,10 +189,23 @@ class KvTiers:
         self._forget(Cell(True, slot) for slot in slots)
 
     def _forget(self, cells: Iterable[Cell]) -> None:
-        if self._offered:
-            with self._lock:
-                for cell in cells:
-                    self._offered.pop(cell, None)
+        if self.stores:
+            with self._lock:  # also to see that nothing is queued: the writer may just be taking a block
+                lost = self._writes.forget(cells)
+                if lost:
+                    self._lock.notify_all()
+            for block in lost:
+                self._admission.lose(block)
+
+    def rest(self) -> None:
+        """Note that the engine has a pause, until pages are offered or a sequence waits: all pages are written."""
+        if self._writes.is_resting or self._is_closed:
+            return
+        with self._lock:
+            self._writes.is_resting = True
+            self._lock.notify_all()
+        if not self._threads:
+            self._write_until_empty()
 
     # The scheduler calls these: pages are read ahead of their sequences.
 
@@ -218,6 +222,7 @@ class KvTiers:
             num_cached: number of its whole pages in the tree, within the limit of a hit.
             num_pages: largest number of pages that it can use.
         """
+        self._writes.is_resting = False
         fetch = self._fetches.get(number)
         if fetch is None:
             fetch = self._fetches[number] = Fetch()
@@ -286,7 +291,7 @@ class KvTiers:
         fetch.first, fetch.blocks = first, blocks[:room]
         fetch.num_moves += 1
         fetch.is_done = False
-        self._admission.want(len(fetch.blocks))
+        self._admission.want(blocks[0].origin.namespace.tenant, len(fetch.blocks))
         if not self._threads:
             self._read(fetch)
             return False
@@ -330,8 +335,7 @@ class KvTiers:
     def reset(self) -> None:
         """Forget all sequences and all pages of a pool whose content is not trusted any more. What is stored stays."""
         with self._lock:
-            self._offered.clear()
-            self._to_write.clear()
+            self._writes.clear()
             self._reads.fetches.clear()
         self._fetches.clear()
         self._arriving.clear()
@@ -341,28 +345,33 @@ class KvTiers:
     def clear(self) -> int:
         """Forget all pages of all stores, whose files the writer removes. Returns their number."""
         with self._lock:
-            self._offered.clear()
-            self._to_write.clear()
-            self._lock.wait_for(lambda: not self._writer.is_writing)
+            self._writes.clear()
+            self._lock.wait_for(lambda: not self._writes.is_writing)
             count = sum(store.clear() for store in self._sources)
-            self._writer.is_sweeping = True
+            self._writes.is_sweeping = True
             self._lock.notify_all()
+        self._admission.clear()
         if not self._threads:
             self._sweep()
         return count
 
     def flush(self) -> None:
-        """Wait until all pages that were offered are written or given up."""
+        """Wait until all pages that are due are written or given up; in a pause of the engine all offered ones are."""
         with self._lock:
-            self._lock.wait_for(
-                lambda: self._is_closed or not (self._to_write or self._writer.is_writing or self._writer.is_sweeping)
-            )
+            self._lock.wait_for(self._is_flushed)
+
+    def _is_flushed(self) -> bool:
+        return self._is_closed or not (self._writes.has_work or self._writes.is_writing)
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters by name."""
-        found: dict[str, float] = {"kv_pages_to_write": len(self._to_write), "kv_dropped": self._writer.num_dropped}
+        found: dict[str, float] = {"kv_pages_to_write": len(self._writes.due)}
         for store in self._sources:
             found |= store.stats()
+        for store in self.stores:
+            found[f"kv_held_{store.tier}"] = len(self._writes.later)
+            found[f"kv_unwritten_{store.tier}"] = self._admission.num_unwritten
+            found[f"kv_ghost_hits_{store.tier}"] = self._admission.num_ghost_hits
         return found
 
     def check(self, tree_pages: Iterable[int], kept_slots: Iterable[int] = ()) -> None:
@@ -371,12 +380,20 @@ class KvTiers:
             store.check()
         with self._lock:
             cells = {Cell(False, page) for page in tree_pages} | {Cell(True, slot) for slot in kept_slots}
-            assert self._offered.keys() <= cells
+            assert self._writes.cells <= cells
+        self._admission.check()
 
     def close(self) -> None:
-        """Write what was offered, and end the threads. Has no effect the second time."""
+        """Write what was offered, and end the threads. Has no effect the second time.
+
+        For pages that wait for a pause there are some seconds.
+        """
         if self._is_closed:
             return
+        self.rest()
+        with self._lock:
+            self._lock.wait_for(self._is_flushed, MOST_CLOSE_SECONDS)
+            self._writes.is_resting = False
         self.flush()
         with self._lock:
             self._is_closed = True
@@ -391,7 +408,7 @@ class KvTiers:
     def _write_all(self) -> None:
         if sys.platform == "linux":  # elsewhere niceness is that of the whole process
             os.nice(_NICENESS)
-        self._work(lambda: bool(self._to_write or self._writer.is_sweeping), self._write_next)
+        self._work(lambda: self._writes.has_work, self._write_next)
 
     def _read_all(self) -> None:
         self._work(lambda: bool(self._reads.fetches), self._read_next)
@@ -408,7 +425,7 @@ class KvTiers:
                 logger.exception("A page of KV was not moved")
 
     def _write_until_empty(self) -> None:
-        while self._to_write:
+        while self._writes.has_work:
             self._write_next()
 
     def _sweep(self) -> None:
@@ -417,33 +434,29 @@ class KvTiers:
                 store.sweep()
         finally:
             with self._lock:
-                self._writer.is_sweeping = False
+                self._writes.is_sweeping = False
                 self._lock.notify_all()
 
     def _write_next(self) -> None:
-        if self._writer.is_sweeping:
+        if self._writes.is_sweeping:
             self._sweep()
         with self._lock:
-            if not self._to_write:
-                return
-            cell, block = self._to_write.popleft()
-            if self._offered.get(cell) is not block:
-                self._lock.notify_all()
-                return
-            self._writer.is_writing = True
+            taken = self._writes.take()
+        if taken is None:
+            return
+        cell, block = taken
         try:
             payload = self._reader.read_state(cell.number) if cell.is_state else self._reader.read_page(cell.number)
             with self._lock:
                 # The page may have left the tree while it was read: then what was read may be another one's.
-                is_current = self._offered.get(cell) is block
-                self._offered.pop(cell, None) if is_current else None
+                is_current = self._writes.end_read()
             if is_current:
                 for store in self.stores:
                     if not store.touch(block.key):
                         store.put(block, payload)
         finally:
             with self._lock:
-                self._writer.is_writing = False
+                self._writes.end_write()
                 self._lock.notify_all()
 
     def _read_next(self) -> None:

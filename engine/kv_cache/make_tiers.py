@@ -17,6 +17,7 @@ from .kv_events import TierEventLog
 from .kv_stores import DiskStore, HostStore, KvStore
 from .kv_tiers import KvTiers
 from .peer_reads import PeerReads
+from .write_admission import WriteAdmission
 
 KEY_FILE_BYTES = 32
 
@@ -64,10 +65,13 @@ def plain_scheme(pages: KvPages, page_size: int, secret: bytes = b"") -> BlockSc
     return BlockScheme(pages.form, page_size, pages.page_bytes, secret, pages.state_bytes)
 
 
-def make_tiers(config: EngineConfig, pages: KvPages | None, events: TierEventLog | None = None) -> KvTiers | None:
+def make_tiers(
+    config: EngineConfig, pages: KvPages | None, num_pages: int, events: TierEventLog | None = None
+) -> KvTiers | None:
     """Return the tiers that the options ask for; None without tiers.
 
     Args:
+        num_pages: number of pages of the pool.
         events: records the pages that enter and leave the stores.
 
     Raises:
@@ -89,7 +93,8 @@ def make_tiers(config: EngineConfig, pages: KvPages | None, events: TierEventLog
         stores.append(HostStore(int(config.kv_host_gib * 2**30), events=events))
     if config.kv_disk is not None:
         stores.append(_disk_store(config, BlockCodec(scheme, key), events))
-    return KvTiers(scheme, pages, stores, _peer_reads(config, scheme))
+    tier_pages = max(store.capacity for store in stores) // scheme.page_bytes
+    return KvTiers(scheme, pages, stores, _peer_reads(config, scheme), admission=WriteAdmission(tier_pages, num_pages))
 
 
 def _peer_tier(config: EngineConfig, pages: KvPages | None) -> KvTiers | None:

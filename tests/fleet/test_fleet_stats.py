@@ -12,10 +12,10 @@ from rootgraft.engine.engine_stats import EngineStats
 from rootgraft.fleet.fleet_stats import _GAUGES, FleetStats
 from rootgraft.grammar.spec import GrammarKind, GrammarSpec
 
-COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted", "kv_dropped"}
+COUNTERS = {"grammar_hits", "grammar_compiled", "grammar_refused", "grammar_stopped", "adapters_evicted"}
 COUNTERS |= {
     f"kv_{name}_{tier}"
-    for name in ("hits", "misses", "stored", "evicted", "rejected", "errors")
+    for name in ("hits", "misses", "stored", "evicted", "rejected", "errors", "unwritten", "ghost_hits")
     for tier in ("host", "disk")
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.machine.waits import HANG_SECONDS, wait_until
 
+from rootgraft.engine.kv_cache import kv_tiers
 from rootgraft.engine.kv_cache.block_codec import Buffer
 from rootgraft.engine.kv_cache.block_keys import BlockId, BlockScheme
 from rootgraft.engine.kv_cache.kv_stores import HostStore
@@ -103,6 +104,91 @@ def test_a_store_that_was_filled_in_vain_takes_what_is_seen_twice() -> None:
     world.fill(57, 3)
     assert world.store.stats()["kv_stored_host"] == before + 3
     world.tiers.close()
+
+
+@pytest.fixture
+def full() -> Iterator[World]:
+    """Tiers whose credit is spent, and whose pages 80 to 82 hold what is not written yet."""
+    made = World(capacity=12)
+    for first in range(0, 60, 3):
+        made.fill(first, 3)
+        made.tiers.forget(range(first, first + 3))
+    made.fill(80, 3)
+    yield made
+    made.pool.may_read.set()
+    made.tiers.close()
+
+
+def test_pages_that_are_held_back_are_written_in_a_pause(full: World) -> None:
+    before = full.store.stats()["kv_stored_host"]
+    assert full.tiers.stats()["kv_held_host"] == 3 and before == 12
+    full.tiers.rest()
+    full.tiers.rest()
+    full.tiers.flush()
+    assert full.store.stats()["kv_stored_host"] == 15 and full.tiers.stats()["kv_held_host"] == 0
+
+
+@pytest.mark.parametrize("work", ["waits", "offers"])
+def test_a_pause_ends_with_the_next_request(full: World, work: str) -> None:
+    full.pool.is_reading.clear()
+    full.pool.may_read.clear()
+    full.tiers.rest()
+    assert full.pool.is_reading.wait(HANG_SECONDS)
+    if work == "waits":
+        full.awaits(1, array("i", [9] * 12))
+    else:
+        full.tiers.offer(full.blocks(array("i", [9] * 4)), [90])
+    full.pool.may_read.set()
+    full.tiers.flush()
+    assert full.store.stats()["kv_stored_host"] == 13, "the one that was being written"
+
+
+def test_close_writes_what_is_held_back(full: World) -> None:
+    full.tiers.close()
+    assert full.store.stats()["kv_stored_host"] == 15
+
+
+def test_close_does_not_wait_long_for_what_is_held_back(full: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_tiers, "MOST_CLOSE_SECONDS", 0.0)
+    full.pool.is_reading.clear()
+    full.pool.may_read.clear()
+    full.tiers.rest()
+    assert full.pool.is_reading.wait(HANG_SECONDS)
+    flush = full.tiers.flush
+
+    def flush_a_disk_that_answers() -> None:
+        full.pool.may_read.set()
+        flush()
+
+    monkeypatch.setattr(full.tiers, "flush", flush_a_disk_that_answers)
+    full.tiers.close()
+    assert full.store.stats()["kv_stored_host"] == 13
+
+
+def test_what_left_the_pool_unwritten_is_written_when_it_is_computed_again(full: World) -> None:
+    full.tiers.forget(range(80, 83))
+    assert full.tiers.stats()["kv_unwritten_host"] == 20 * 3 - 12 + 3
+    full.fill(80, 3)
+    stats = full.tiers.stats()
+    assert stats["kv_stored_host"] == 15 and stats["kv_ghost_hits_host"] == 3
+
+
+def test_a_page_that_is_read_pays_for_others(full: World) -> None:
+    tokens = array("i", range(9000, 9012))  # the last that was written
+    assert full.wait(1, tokens) == [9, 10, 11]
+    full.fill(40, 3)
+    assert full.store.stats()["kv_stored_host"] == 15
+
+
+def test_a_page_whose_copy_fails_is_not_held_for_written(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine is told of no error, and the page is written when it is offered again."""
+    page = world.pool.pages.pop(5)
+    tokens = world.fill(5, 1)
+    wait_until(lambda: "was not moved" in caplog.text)
+    assert world.wait(1, tokens) == []
+    world.pool.pages[5] = page
+    world.fill(5, 1)
+    assert world.wait(2, tokens) == [5]
 
 
 def test_a_sequence_gets_what_another_one_left(world: World) -> None:
