@@ -182,7 +182,7 @@ class QueueLimits:
         self._begun: set[Answer] = set()
         self._deferrable = Work()  # all waiting work that may be deferred
         self._young = _Young()
-        self._sequences = self._tokens = 0
+        self._all = NOTHING  # all waiting work
 
     @classmethod
     def before_engine(cls, limits: tuple[int, int, float], stats: Callable[[], Mapping[str, float]]) -> QueueLimits:
@@ -195,11 +195,11 @@ class QueueLimits:
 
     @property
     def sequences(self) -> int:
-        return self._sequences
+        return round(self._all.sequences)
 
     @property
     def tokens(self) -> int:
-        return self._tokens
+        return round(self._all.tokens)
 
     @property
     def short_tokens(self) -> float:
@@ -390,8 +390,7 @@ class QueueLimits:
 
     def _change(self, load: Load, work: Work, sign: int) -> None:
         self._waiting[load.tenant, load.priority].change(work, sign, deferrable=load.may_be_deferred)
-        self._sequences += sign
-        self._tokens += sign * round(work.tokens)
+        self._all = self._all.plus(work, sign).whole()
         if load.may_be_deferred:
             self._deferrable = self._deferrable.plus(work, sign).whole()
 

@@ -43,6 +43,7 @@ class Analysis(Subschemas):
         self._widest: WidestAnalysis | None = None
 
     def widest(self) -> Subschemas:
+        """Return the analysis of the same document that admits at least what each subschema admits."""
         if self._widest is None:
             self._widest = WidestAnalysis(self.document)
         return self._widest

@@ -322,6 +322,7 @@ def rope_store_kv(
 def launch_of(
     qkv: Tensor, positions: Tensor, kv_loc: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor, params: RopeParams
 ) -> Launch:
+    """Return the launch of ``rope_store_kv``, whose queries go to ``q`` [T, Hq, D]."""
     tokens, heads, dim = q.shape
     kv_heads, cos_sin = params.num_kv_heads, params.cos_sin
     block_d = power_of_two(dim, min(_HEADS))
