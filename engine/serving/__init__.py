@@ -1,1 +1,1 @@
-"""The asynchronous engine of the API process: requests, the client of the engine process, outputs. No torch."""
+"""Asynchronous engine of the API process: requests in tokens, engine clients and output processing. No torch."""

@@ -1,7 +1,8 @@
-"""Tokenizers of adapters: an adapter whose folder has a tokenizer is served with that tokenizer and chat template.
+"""Tokenizers of adapters: loads the tokenizer and the chat template that an adapter's folder may contain.
 
-TRL and PEFT save the tokenizer with the adapter, including the tokens that were added in training. The requests that
-name the adapter are rendered, encoded and detokenized with it. Equal files of several adapters are loaded once.
+TRL and PEFT save the tokenizer with the adapter, including the tokens that were added in training. The prompts of
+requests that name such an adapter are rendered and encoded with the adapter's tokenizer, and their answers are
+detokenized with it. If several adapters have equal tokenizer files, the files are loaded once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from ..text.tokenizer_files import read_folder, refusing_malformed
 from ..types import AdapterInfo
 
 MOST_TOKENIZERS = 16
-"""Number of adapters' tokenizers kept in memory. Those that requests use are kept beyond this number."""
+"""Number of adapters' tokenizers kept in memory.
+
+A tokenizer that a request uses stays in memory even if it is dropped here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class ServedTokenizer:
         tokenizer: the model's tokenizer, or an adapter's own.
         vocab_size: exclusive upper bound of the token ids.
         key: name of this vocabulary and its end tokens in messages to the engine; "" for the model's own.
-        identity: the identity that an adapter must have for sequences that were encoded with this tokenizer: see
+        identity: digest by which the engine checks that a sequence was encoded with its adapter's tokenizer: see
             ``tokenizer_identity``.
     """
 
@@ -49,7 +53,7 @@ class ServedTokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end an answer in addition to the model's end tokens."""
+        """The end-of-sequence tokens of an adapter's own tokenizer; the model's own end tokens also end an answer."""
         return tuple(token for token in self.tokenizer.eos_ids if token < self.vocab_size) if self.key else ()
 
     def texts(self) -> TokenTexts:
@@ -85,8 +89,8 @@ class AdapterTokenizers:
 
     Args:
         base: tokenizer of requests without an adapter, and of adapters without a tokenizer.
-        config: names the folder of adapters and the folder of downloads. A path in the folder of adapters must not lead
-            out of it by a link.
+        config: the engine's options, which name the folder of adapters and the folder of downloads. A symbolic link
+            must not lead out of the folder of adapters.
     """
 
     def __init__(self, base: ServedTokenizer, config: EngineConfig) -> None:
@@ -95,8 +99,9 @@ class AdapterTokenizers:
         self._downloads = adapter_cache_folder(config.adapter_cache_dir).resolve()
         self._lock = Lock()
         self._most_names = config.max_adapters
-        self._of_adapters: dict[str, _Found] = {}  # By the name of the adapter, the most recently found one last.
-        self._loaded: dict[str, _Loaded] = {}  # By the digest of the files.
+        # Results by the adapter's name; the most recently found result is the last one.
+        self._of_adapters: dict[str, _Found] = {}
+        self._loaded: dict[str, _Loaded] = {}  # Tokenizers by the digest of their files.
         self._loading: dict[str, Lock] = {}  # Locks by the digest of the files, held while the files are loaded.
 
     @property
@@ -105,7 +110,10 @@ class AdapterTokenizers:
         return self._root is not None
 
     def known(self, name: str | None, info: AdapterInfo | None) -> ServedTokenizer | None:
-        """Return the tokenizer of an adapter's version, None if not found yet; the base model's if ``name`` is None."""
+        """Return the tokenizer of an adapter's version, or None if ``find`` has not loaded it yet.
+
+        Without a name, return the base model's.
+        """
         if name is None:
             return self._base
         found = self._of_adapters.get(name)
@@ -122,8 +130,8 @@ class AdapterTokenizers:
             path: path of the adapter, relative to the folder of adapters if there is one.
 
         Returns:
-            Number of tokens of the tokenizer; 0 if the adapter has none, or if its folder is missing (the load of the
-            adapter then reports that).
+            Number of tokens of the tokenizer; 0 if the adapter has no tokenizer, or if its folder is missing (the load
+            of the adapter reports a missing folder).
 
         Raises:
             RequestError: the tokenizer is malformed.
@@ -143,7 +151,7 @@ class AdapterTokenizers:
         try:
             folder = find_folder(str((self._root or Path()) / info.path), None)
             served, loaded = self._find(name, folder, info.vocab_size)
-        except AdapterError:  # The folder was deleted.
+        except AdapterError:  # The adapter's folder was deleted after the adapter was loaded.
             served, loaded = self._base, None
         self._keep(name, _Found(_version(info), served, loaded))
         return served
@@ -157,7 +165,9 @@ class AdapterTokenizers:
         return await POOL.off_loop(partial(self.find, name, info))
 
     def _keep(self, name: str, found: _Found) -> None:
-        """Remember the result for an adapter, unless its tokenizer has been dropped from memory meanwhile."""
+        """Store the result for an adapter, unless ``_keep_loaded`` of another tokenizer has dropped its tokenizer from
+        memory.
+        """
         with self._lock:
             self._of_adapters.pop(name, None)
             if found.loaded is None or found.loaded in self._loaded.values():
@@ -179,7 +189,7 @@ class AdapterTokenizers:
         own = loaded.tokenizer
         key = _vocabulary_key(own)
         if size == base.vocab_size and key == self._base_key:
-            # The tokens are the model's, but the adapter may have its own chat template.
+            # The adapter's tokenizer has the model's tokens, but it may have its own chat template.
             return ServedTokenizer(own, size, "", identity), loaded
         return ServedTokenizer(own, size, f"{key}@{size}", identity), loaded
 
@@ -226,7 +236,7 @@ class AdapterTokenizers:
         return loaded
 
     def _drop(self, key: str) -> None:
-        """Drop a tokenizer and the results that name it. Called with the lock held."""
+        """Drop a tokenizer, and the results that refer to it. The caller holds the lock."""
         dropped = self._loaded.pop(key)
         kept = {name: found for name, found in self._of_adapters.items() if found.loaded is not dropped}
         self._of_adapters = kept
@@ -250,5 +260,5 @@ def _vocabulary_key(tokenizer: Tokenizer) -> str:
 
 
 def _version(info: AdapterInfo) -> tuple[str, float]:
-    """Return the identity of a load. It is more than the digest of the weights, as only the tokenizer may differ."""
+    """Return the identity of one load of an adapter. The digest alone covers only the weights, not the tokenizer."""
     return info.digest, info.loaded

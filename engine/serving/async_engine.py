@@ -1,4 +1,4 @@
-"""The asynchronous engine of the API process: takes requests as tokens and streams text deltas."""
+"""Asynchronous engine of the API process: accepts requests in tokens, and streams their answers as text deltas."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from .request_threads import on_request_thread
 from .sequence_table import SequenceTable
 
 _NEUTRAL = SamplingDefaults()
-_LONG_TEXT = 2048  # Number of characters. Encoding a shorter text takes less time than handing it to a thread.
-_LONGEST_CUT = 1 << 14  # Number of characters. Cutting a longer text takes longer than handing it to a thread.
+_LONG_TEXT = 2048  # Number of characters. A shorter text is encoded in less time than a switch to a thread takes.
+# Number of characters. A longer text is cut on a thread, because cutting it takes longer than a switch to a thread.
+_LONGEST_CUT = 1 << 14
 
 
 class AsyncEngine:
-    """Turns requests into sequences of the engine, and their tokens into text. Belongs to one event loop.
+    """Turns requests into sequences of the engine, and the tokens of these sequences into text.
 
-    The engine's frames arrive through ``client.on_frame``. A stream yields all deltas since its last item. So a slow
-    reader only makes a list longer; no task waits for it.
+    Belongs to one event loop.
+
+    The engine's frames arrive through ``client.on_frame``. Each item of a stream holds all deltas since the previous
+    item. So a slow reader receives longer items, and no task waits for the reader.
 
     Attributes:
         tokenizer: the model's tokenizer, or an adapter's own.
@@ -73,7 +76,7 @@ class AsyncEngine:
         return len(self._sequences)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextTooLong for a text that cannot fit in the model's length. The text is not encoded for this."""
+        """Raise ContextTooLong for a text that cannot fit in the model's context length, without encoding the text."""
         fewest = self.tokenizer.fewest_tokens(text) if len(text) > self.max_model_len else 0
         if fewest > self.max_model_len:
             raise ContextTooLong(fewest, 0, self.max_model_len, at_least=True)
@@ -82,21 +85,22 @@ class AsyncEngine:
         """Return the text that ``call`` renders with the chat template.
 
         Args:
-            at_once: whether to render in this thread, unless the template needs so much work that another process must
-                do it.
+            at_once: whether to render on the calling thread. A template that needs too much work is rendered in another
+                process anyway.
         """
         return await rendered(call, at_once=at_once)
 
     async def encode(self, text: str, *, add_special_tokens: bool, owner: Owner) -> array[int]:
         """Return the token ids of ``text``. Long texts are encoded on another thread, and very long ones in parts.
 
-        The texts of requests that arrive together are encoded one after another, without other work in between, while
-        the tokenizer's data is in the processor's caches. With 32 requests, this takes two thirds of the time for each
-        text.
+        The texts of requests that arrive together are encoded one after another without other work in between, so that
+        the tokenizer's data stays in the processor's caches. With 32 requests, each text then takes two thirds of the
+        time.
 
         Args:
-            add_special_tokens: see ``Tokenizer.encode``. If False, parts that the owner has encoded before are reused.
-            owner: the tenant and salt of the request.
+            add_special_tokens: see ``Tokenizer.encode``. If False, parts of the text that the same owner has encoded
+                before are reused.
+            owner: the tenant and the cache salt of the request.
 
         Raises:
             RequestError: the text contains lone surrogates.
@@ -114,7 +118,7 @@ class AsyncEngine:
         return tokens
 
     def _encoding(self, text: str, add_special_tokens: bool, owner: Owner) -> tuple[Callable[[], array[int]], int]:
-        """Return a function that encodes a text, and the number of characters that were not encoded before."""
+        """Return a function that encodes a text, and the number of characters that no earlier call has encoded."""
         check_unicode(text)
         if add_special_tokens:
             return partial(self.tokenizer.encode, text, True), len(text)
@@ -122,21 +126,25 @@ class AsyncEngine:
         return partial(self._prompts.encode, parts, owner), self._prompts.num_new(parts, owner)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Run checked requests together. They are sent to the engine when the first item is requested.
+        """Run requests that ``limits.check`` has accepted.
 
-        Leaving the iterator early, in any way, aborts the sequences that still run. An iterator that is left within a
-        loop must be closed (``contextlib.aclosing``); otherwise the abort waits for the garbage collector.
+        All are sent to the engine together, when the first item is requested.
+
+        If the iterator is closed before its end, the sequences that still run are aborted. A caller that leaves a loop
+        over the iterator must close the iterator (``contextlib.aclosing``); otherwise the sequences run until the
+        garbage collector closes it.
 
         Args:
             requests: requests of one client; the timeout of the first one applies to all.
 
         Yields:
-            The deltas of one frame, or of several if the reader was slower than the engine; in order for each sequence.
+            The deltas of one frame, or of several frames if the reader was slower than the engine. The deltas of each
+            sequence are in order.
 
         Raises:
             RequestError, CapacityError: the engine refuses one of the sequences.
-            DeadlineExceeded: the timeout has passed before each prompt had its first token. If each has one by then,
-                the running sequences end with reason ``TIMEOUT`` instead.
+            DeadlineExceeded: the timeout has passed, and some prompt has no token yet. If all prompts have tokens, the
+                running sequences end with the reason ``TIMEOUT`` instead.
             EngineDead: the engine has ended or hangs, before or during the stream.
         """
         stream = _Stream()
@@ -153,7 +161,7 @@ class AsyncEngine:
             self._sequences.stop(stream)
 
     def _expire(self, stream: _Stream, timeout: float) -> None:
-        """End a stream whose timeout has passed."""
+        """End a stream after its timeout: with an error if a prompt has no token yet, else by aborting the sequences."""
         if any(processor.prompt not in stream.begun for processor in stream.running.values()):
             stream.fail(DeadlineExceeded(f"The request had no token after the {timeout:g} seconds that it was given."))
         else:
@@ -161,12 +169,12 @@ class AsyncEngine:
 
 
 class _Stream:
-    """Queue of the deltas of one ``AsyncEngine.stream``: the ``DeltaReceiver`` between the table and the reader.
+    """Queue of the deltas of one ``AsyncEngine.stream``. ``SequenceTable`` appends to it as a ``DeltaReceiver``.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
         deltas: deltas that the reader has not taken yet.
-        error: error that ends the stream after the deltas.
+        error: error that is raised after the last delta.
         begun: indices of the prompts that have a first token.
     """
 
@@ -176,7 +184,7 @@ class _Stream:
         self.error: Exception | None = None
         self.begun: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self._arrival: asyncio.Future[None] | None = None  # Set while a reader that found no delta waits.
+        self._arrival: asyncio.Future[None] | None = None  # Set while the reader waits for a delta.
 
     def add(self, delta: TextDelta) -> None:
         """Append a delta and wake the reader."""
@@ -186,7 +194,7 @@ class _Stream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with ``error``. If this is called several times, the first error counts."""
+        """End the stream with ``error``. After several calls, the first error is the one raised."""
         self.error = self.error or error
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Background tasks: asyncio tasks that are not awaited. References to them keep them from being garbage-collected."""
+"""Background tasks: asyncio tasks that nobody awaits, referenced here so that they are not garbage-collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """The background tasks that run. A task that ends is removed. Belongs to one event loop."""
+    """Set of running background tasks. A task that ends is removed. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

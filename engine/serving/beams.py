@@ -1,7 +1,7 @@
-"""Beam search over the scores of next tokens, by vLLM's rules. Needs no engine and no tokenizer.
+"""Beam search over the log-probabilities of next tokens, with vLLM's rules. Needs no engine and no tokenizer.
 
-Beams of equal length have the same order as in transformers, whatever the length penalty is, because all sums of
-log-probabilities are divided by the same number.
+Beams of equal length are ranked as in transformers for every length penalty, because the sum of log-probabilities of
+each of them is divided by the same number.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class _Beams:
 
 
 class BeamSearch:
-    """The beams of several prompts.
+    """Beam search over several prompts at once.
 
-    In each step a beam is continued by each of the ``num_candidates`` likeliest tokens, and the best ``beam_width`` of
-    a prompt's new beams are kept. A beam whose last token is the end token is complete.
+    In each step, each beam is continued by each of its ``num_candidates`` likeliest tokens, and the best ``beam_width``
+    of a prompt's new beams are kept. A beam whose last token is an end token is complete.
 
     Args:
         prompts: tokens of each prompt.
@@ -87,11 +87,14 @@ class BeamSearch:
         self._beams = [_Beams([BeamSearchSequence(list(tokens))]) for tokens in prompts]
 
     def live(self) -> list[tuple[int, BeamSearchSequence]]:
-        """Return the beams that are to be continued, each with the index of its prompt."""
+        """Return the beams to continue, each with the index of its prompt."""
         return [(place, beam) for place, beams in enumerate(self._beams) for beam in beams.live]
 
     def advance(self, scores: Sequence[Mapping[int, float]]) -> None:
-        """Continue the beams of ``live``. ``scores`` holds the log-probabilities of next tokens of each beam."""
+        """Continue the beams of ``live`` by one token.
+
+        ``scores`` holds, for each beam, the log-probabilities of its next tokens.
+        """
         given = iter(scores)
         for place, beams in enumerate(self._beams):
             found: list[BeamSearchSequence] = []

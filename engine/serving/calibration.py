@@ -1,7 +1,7 @@
-"""Calibration of a question's probabilities: temperature scaling, optionally with a bias for each label.
+"""Calibration of a question's probabilities by temperature scaling, optionally with a bias for each label.
 
-See Guo et al., On Calibration of Modern Neural Networks (2017). A calibration applies to one model and one question,
-which are identified by a digest of their contents.
+See Guo et al., On Calibration of Modern Neural Networks (2017). A calibration applies to one model and one question. A
+digest of their contents identifies both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .label_shares import LabelShares
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The transformation of the shares of a model's labels into calibrated shares.
+    """Transformation of a model's label probabilities into calibrated probabilities.
 
     Attributes:
-        digest: digest of model and question, by ``question_digest``.
-        temperature: number by which the logarithms of the shares are divided.
-        bias: number added to each logarithm after the division; empty for no bias.
+        digest: digest of the model and the question, from ``question_digest``.
+        temperature: number by which the logarithm of each label's share is divided.
+        bias: numbers added to the logarithms after the division, one for each label; empty for no bias.
     """
 
     digest: str
@@ -31,7 +31,7 @@ class Calibration:
     bias: tuple[float, ...] = ()
 
     def apply(self, found: LabelShares) -> LabelShares:
-        """Return the calibrated shares. The total probability of the labels (``mass``) stays the model's."""
+        """Return the calibrated shares. ``mass``, the total probability of the labels, is not changed."""
         bias = self.bias or (0.0,) * len(found.shares)
         logits = [
             math.log(share) / self.temperature + each if share > 0 else -math.inf
@@ -44,9 +44,9 @@ class Calibration:
 
 
 def content_digest(base: str, adapter: str | None, digest_of: Callable[[str], str]) -> str | None:
-    """Return the digest of the content of an adapter, or of the base model; None if it is not known.
+    """Return the digest of the weights of an adapter, or of the base model; None if the digest is not known.
 
-    The digest of a combination of adapters covers the contents and weights of its parts.
+    The digest of a weighted combination of adapters covers the weights of its parts and their factors.
 
     Args:
         base: digest of the base model, "" if it is not known.

@@ -1,6 +1,7 @@
-"""Calibration folder: one JSON file for each calibration, which ``rootgraft calibrate`` writes.
+"""Calibration folder: ``rootgraft calibrate`` writes one JSON file for each calibration, and the server reads it by
+name.
 
-The server reads a calibration by name. A file is replaced as a whole. It is read again after it has changed.
+A file is replaced as a whole. A file that has changed is read again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class CalibrationFile:
     Attributes:
         digest: digest of model and question.
         temperature, bias: see ``Calibration``.
-        model, question: the model and question to which it applies. These and the following fields only inform readers
-            of the file.
-        examples, brier, ece: number of examples, and the scores before and after the fit.
+        model, question: the model and the question to which the calibration applies. The server does not use these and
+            the following fields; they inform people who read the file.
+        examples, brier, ece: number of examples, and the Brier scores and the expected calibration errors before and
+            after the fit.
     """
 
     digest: str
@@ -51,7 +53,7 @@ class CalibrationFile:
 
 
 def write_calibration(folder: Path, name: str, content: CalibrationFile) -> Path:
-    """Write a calibration, replacing an earlier one of the same name. Returns its file. Raises ConfigError."""
+    """Write a calibration, and replace an earlier one of the same name. Returns the file's path. Raises ConfigError."""
     target = folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ class CalibrationFolder:
 
 
 def _read(data: bytes) -> Calibration:
-    """Return the calibration in a file's content. Raises ValueError if it is malformed or not finite."""
+    """Parse a calibration file. Raises ValueError if it is malformed or contains a number that is not finite."""
     content = json.loads(data)
     if not isinstance(content, dict):
         raise ValueError("no object")
@@ -140,7 +142,7 @@ class NamedCalibration:
     field: str
 
     def apply(self, shares: LabelShares, digest: str | None) -> LabelShares:
-        """Return the calibrated shares of a question's labels. Raises like ``check``."""
+        """Return the calibrated shares of a question's labels. Raises RequestError like ``check``."""
         self.check(digest, len(shares.shares))
         return self.calibration.apply(shares)
 
@@ -151,7 +153,7 @@ class NamedCalibration:
             digest: digest of the model and the question; None if the model's content is not known.
 
         Raises:
-            RequestError: it was fitted for another question or another model.
+            RequestError: the calibration was fitted for another question or another model.
         """
         if self.calibration.digest != digest or len(self.calibration.bias) not in (0, num_labels):
             raise RequestError(

@@ -1,4 +1,4 @@
-"""Described vocabularies: the adapters' vocabularies whose bytes the engine has, and when it drops them."""
+"""Described vocabularies: the adapters' vocabularies whose token bytes the engine has, and when it drops them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from ..messages import ForgetTokens, TokenTexts
 from .adapter_tokenizers import ServedTokenizer
 
 MOST_IDLE = 16
-"""Number of loaded adapters' vocabularies whose bytes the engine keeps while no sequence uses them."""
+"""Number of loaded adapters' vocabularies whose token bytes the engine keeps while no sequence uses them."""
 
 
 class TokenReceiver(Protocol):
-    """The method of an engine that receives the bytes of vocabularies."""
+    """Interface of an engine that receives the token bytes of vocabularies."""
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None: ...
 
 
 class DescribedVocabularies:
-    """Sends the bytes of a vocabulary to the engine before the first sequence with a grammar over that vocabulary.
+    """Sends the token bytes of a vocabulary to the engine before the first sequence with a grammar over that
+    vocabulary.
 
     The engine drops these bytes (half a megabyte or more) when no sequence uses the vocabulary and no adapter that used
-    it is loaded under the same name any more. Beyond ``MOST_IDLE`` vocabularies, the least recently used ones are
-    dropped. The model's own vocabulary is kept.
+    the vocabulary is still loaded under the same name. Of more than ``MOST_IDLE`` unused vocabularies, the least
+    recently used ones are dropped. The model's own vocabulary is never dropped.
 
     Args:
         engine: the engine in which the sequences run.
@@ -38,7 +39,9 @@ class DescribedVocabularies:
         self._users: dict[int, str] = {}  # Vocabularies of the sequences that have not ended, by sequence id.
 
     def use(self, served: ServedTokenizer, adapters: Iterable[str], ids: Iterable[int]) -> None:
-        """Record that sequences use a vocabulary under a grammar, before they are sent. Raises EngineDead.
+        """Record that sequences with a grammar use a vocabulary.
+
+        Must be called before the sequences are sent. Raises EngineDead.
 
         Args:
             served: tokenizer of the sequences.
@@ -63,7 +66,7 @@ class DescribedVocabularies:
             self._give_up()
 
     def adapter_changed(self, name: str) -> None:
-        """Record that the adapter of this name was unloaded or replaced by another version."""
+        """Record that the adapter of this name was unloaded, or replaced by another version."""
         for names in self._names.values():
             names.discard(name)
         self._give_up()
@@ -75,6 +78,6 @@ class DescribedVocabularies:
         for key in idle:
             if key not in kept:
                 del self._names[key]
-                # An engine that has died holds no vocabulary any more, so the error does not matter.
+                # The error does not matter, because an engine that has died holds no vocabulary.
                 with suppress(EngineDead):
                     self._engine.describe_tokens(ForgetTokens(key))

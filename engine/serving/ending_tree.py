@@ -1,4 +1,4 @@
-"""The endings of a prompt as a tree of short sequences. The logprob of an ending is the sum along its path.
+"""Prefix tree of the endings of a prompt. The logprob of an ending is the sum of the logprobs along its path.
 
 Endings with a common beginning share its tokens. Each inner node of the tree is computed once, at one position of one
 sequence. That position gives the logprobs of all children of the node::
@@ -6,8 +6,8 @@ sequence. That position gives the logprobs of all children of the node::
     prompt . [re -> {d, fund}] . [fund -> {ed, s}]
            . [gr -> {een, ay}]
 
-Consecutive tokens without a branch are one sequence, and their logprobs are prompt logprobs. If a sequence continues
-another one, it finds the other one's tokens in the prefix cache, in whichever step they were computed.
+Consecutive tokens without a branch form one sequence, and their logprobs are prompt logprobs. If a sequence continues
+another one, the prefix cache supplies the KV of the shared tokens, in whichever step it was computed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .request import TextRequest
 
 @dataclass(frozen=True, slots=True)
 class EndingRead:
-    """A sequence that is computed to read the logprobs of its last tokens and of tokens after it.
+    """Sequence that is computed for the logprobs of its last tokens and of candidate tokens after it.
 
     Attributes:
         prompt: prompt of the tree.
         path: tokens between the prompt and the end of the sequence.
-        scored_from: position of the first token of the sequence whose logprob is read; the number of its tokens if none
-            is read.
+        scored_from: position of the first token of the sequence whose logprob is read; the sequence's length if no
+            logprob is read.
         targets: tokens whose logprobs are read after the last token of the sequence.
-        edges: numbers of the tree's edges whose logprobs are read: first those of ``tokens[scored_from:]``, then those
-            of ``targets``.
+        edges: numbers of the tree's edges whose logprobs are read: first the edges of ``tokens[scored_from:]``, then
+            the edges of ``targets``.
     """
 
     prompt: array[int]
@@ -44,12 +44,15 @@ class EndingRead:
 
     @property
     def tokens(self) -> array[int]:
-        """The prompt and the path. Built at each call, as the tokens of all reads of a tree may take much memory."""
+        """The prompt and the path.
+
+        They are joined at each call, because the joined tokens of all reads may need much memory.
+        """
         return self.prompt + self.path
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of the sequence. It is computed for its logprobs; the token that it draws is not used."""
+        """Sampling parameters of the sequence. Its logprobs are used; the one token that it generates is discarded."""
         is_scored = self.scored_from < len(self.prompt) + len(self.path)
         return SamplingParams(
             max_tokens=1,
@@ -63,7 +66,7 @@ class EndingRead:
         )
 
     def request(self, base: TextRequest) -> TextRequest:
-        """Return the request for this sequence, made from ``base``."""
+        """Return ``base`` with the tokens and parameters of this sequence."""
         return replace(base, tokens=self.tokens, params=self.params)
 
     def logprobs(self, output: SequenceOutput) -> list[float]:
@@ -73,11 +76,11 @@ class EndingRead:
 
 
 class EndingTree:
-    """The tree of a prompt's endings.
+    """Builds the prefix tree of a prompt's endings, and the sequences that compute their logprobs.
 
     Args:
         prompt: tokens of the prompt, at least one.
-        endings: lists of at least one token each. They may repeat, and one may be the beginning of another.
+        endings: lists of at least one token each. Endings may be equal, and one ending may be a prefix of another.
 
     Attributes:
         reads: the sequences of the tree; parents come before their children.
@@ -105,8 +108,9 @@ class EndingTree:
         return [[edges[edge] for edge in path] for path in self._paths]
 
     def _grow(self, prompt: array[int], endings: Sequence[Sequence[int]]) -> None:
-        """Build the reads, from the root on."""
-        # A node holds the tokens between the prompt and itself, and the numbers of the endings that continue after it.
+        """Build the reads from the root downwards."""
+        # A node consists of the tokens between the prompt and the node, and the numbers of the endings that pass
+        # through it.
         nodes = [(array("i"), list(range(len(endings))))]
         for before, group in nodes:
             path, first = before[:], self._num_edges
@@ -124,7 +128,7 @@ class EndingTree:
                     nodes.append((path + array("i", [token]), longer))
 
     def _children(self, endings: Sequence[Sequence[int]], group: list[int], depth: int) -> dict[int, list[int]]:
-        """Group the endings of a node by their next token, and number an edge for each of these tokens."""
+        """Group the endings of a node by their next token, and give each of these tokens the number of a new edge."""
         children: dict[int, list[int]] = {}
         for each in group:
             children.setdefault(endings[each][depth], []).append(each)
@@ -137,7 +141,10 @@ class EndingTree:
     def _add_reads(
         self, prompt: array[int], path: array[int], scored_from: int, targets: tuple[int, ...], first: int
     ) -> None:
-        """Add the read of a path. If it has too many targets for one sequence, further reads take the rest."""
+        """Add the read of a path.
+
+        If it has too many targets for one sequence, add further reads for the remaining targets.
+        """
         end = len(prompt) + len(path)
         behind = first + end - scored_from
         for start in range(0, len(targets), MAX_LOGPROB_TOKEN_IDS):
@@ -151,7 +158,10 @@ def _longer(endings: Sequence[Sequence[int]], group: Sequence[int], length: int)
 
 
 def num_distinct_tokens(prompts: Iterable[array[int]]) -> int:
-    """Return the number of nodes in the tree of these token lists. A beginning that several lists share counts once."""
+    """Return the number of nodes in the prefix tree of these token lists.
+
+    A prefix that several lists share counts once.
+    """
     ordered = sorted(prompt.tobytes() for prompt in prompts)
     total, size = 0, array("i").itemsize
     for before, prompt in zip([b"", *ordered], ordered, strict=False):
@@ -160,7 +170,7 @@ def num_distinct_tokens(prompts: Iterable[array[int]]) -> int:
 
 
 def _num_shared(first: bytes, second: bytes) -> int:
-    """Return the length of the longest common beginning, found by bisection."""
+    """Return the length of the longest common prefix in bytes, by binary search."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The API process's client of the engine process: starts it, sends it messages and dispatches the frames it returns."""
+"""Client of the engine process: starts the process, sends it messages, and dispatches the frames that it returns."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ class EngineClient(asyncio.Protocol):
         process: process of the engine; None for a child of this process.
 
     Attributes:
-        on_frame: called with each frame's messages about sequences and adapters, in order. Set before ``start``.
+        on_frame: called with each frame's messages about sequences and adapters, in order. Must be set before
+            ``start``.
         on_heartbeat: called with each heartbeat, after the messages of its frame.
-        on_death: called once if the engine hangs, or ends without a ``close``.
+        on_death: called once if the engine hangs, or if its process ends before ``close`` is called.
         death: reason for the engine's end; None while it runs.
         stats: gauges and counters of the last heartbeat.
     """
@@ -125,12 +126,12 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def place(self) -> str:
-        """The place where the engine runs, for log and error messages."""
+        """Where the engine runs, as text for log and error messages."""
         return self._process.place
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded adapters by name. Tier and counts are those of the adapter's last change."""
+        """Loaded adapters by name. The tier and the counts in an entry date from the adapter's last change."""
         return self._adapters
 
     async def start(self) -> Ready:
@@ -138,7 +139,7 @@ class EngineClient(asyncio.Protocol):
 
         Raises:
             ModelError, ConfigError: the engine's error, if the model or an option is wrong.
-            EngineDead: the process ended without a reported error; see its own output.
+            EngineDead: the process ended without reporting an error; its standard error stream may tell the reason.
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
@@ -146,7 +147,8 @@ class EngineClient(asyncio.Protocol):
         self._process.watch.open(liveness)
         self._connecting = loop.create_task(loop.create_connection(lambda: self, sock=ours))
         try:
-            # If the start is cancelled, connecting is not: uvloop would close the transport without a callback.
+            # If ``start`` is cancelled, connecting must go on: uvloop would close the transport without calling
+            # ``connection_lost``.
             await asyncio.shield(self._connecting)
             return await self._ready
         except asyncio.CancelledError:
@@ -154,11 +156,11 @@ class EngineClient(asyncio.Protocol):
             raise
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Send the bytes of all tokens, which the first sequence with a grammar needs; or let the engine drop them."""
+        """Send the bytes of a vocabulary's tokens, which grammars need, or tell the engine to drop them."""
         self._send([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences. Those of one call arrive in one frame. Raises EngineDead if the engine is gone."""
+        """Submit sequences. The sequences of one call arrive in one frame. Raises EngineDead if the engine is gone."""
         self._check_alive()
         self._gatherer.add(submits)
 
@@ -167,45 +169,57 @@ class EngineClient(asyncio.Protocol):
         self._send([message])
 
     def carry(self, messages: Sequence[ReadKv | KvBlocks | ListPrefixes]) -> None:
-        """Request KV for another replica, or deliver KV of another replica. Raises EngineDead if the engine is gone."""
+        """Send messages of the KV transfer between replicas: requests for KV or prefixes, or KV itself.
+
+        Raises EngineDead.
+        """
         self._send(messages)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences. Does nothing if the engine is gone, as the sequences ended with it."""
+        """Abort sequences. Does nothing if the engine is gone, because the sequences ended with it."""
         if self.is_alive:
             self._send([Abort(tuple(ids))])
 
     async def load_adapter(
         self, name: str, path: str, *, replace: bool = False, trusted: bool = False, num_tokens: int = 0, of: str = ""
     ) -> None:
-        """Load an adapter under a name, which may be in use if ``replace`` is set. Returns when requests can name it.
+        """Load an adapter under a name. Returns when requests can name the adapter.
 
-        The load uses the current tenant's share of the loads in progress.
+        The load counts against the current tenant's share of the loads in progress.
 
         Args:
-            trusted: whether the path may lead outside of the folder of adapters.
-            num_tokens: number of tokens of the tokenizer in the folder; an embedding of the adapter's own must have a
-                row for each. 0 without a tokenizer.
-            of: the name of which the adapter is a version; both count as one name. "" for ``name``.
+            path: path of the adapter's folder.
+            replace: whether the name may be in use; the new version then replaces the old one.
+            trusted: whether the path may lead out of the folder of adapters.
+            num_tokens: number of tokens of the tokenizer in the folder, 0 without a tokenizer. If the adapter has its
+                own embedding, the embedding must have a row for each token.
+            of: name of the adapter of which this one is a version, so that both count as one name. "" if it is no
+                version.
 
         Raises:
             RequestError: the adapter cannot be loaded.
-            EngineDead: the engine is gone, before the call or before its reply.
+            EngineDead: the engine was gone before the call, or ended before its reply.
         """
         tenant = CURRENT_TENANT.get()
         await self._call(LoadAdapter(self._calls.new_id(), name, path, replace, trusted, num_tokens, of, tenant))
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; running requests keep it. Raises UnknownModel, and EngineDead like ``load_adapter``."""
+        """Unload an adapter. Running requests keep its weights.
+
+        Raises UnknownModel, and EngineDead like ``load_adapter``.
+        """
         await self._call(UnloadAdapter(self._calls.new_id(), name))
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """Return all adapters. Raises RequestError if the engine runs without LoRA, and EngineDead."""
+        """Return all adapters. Raises RequestError if the engine runs without LoRA. Raises EngineDead."""
         reply = await self._call(ListAdapters(self._calls.new_id()))
         return reply.adapters if isinstance(reply, Adapters) else ()
 
     async def take_snapshot(self) -> EngineSnapshot:
-        """Return the engine's state after the present step, which may take seconds. Raises EngineDead."""
+        """Return a snapshot of the engine's state.
+
+        The engine takes it after its current step, which may take seconds. Raises EngineDead.
+        """
         reply = await self._call(TakeSnapshot(self._calls.new_id()))
         assert isinstance(reply, SnapshotTaken)
         return reply.snapshot
@@ -215,34 +229,41 @@ class EngineClient(asyncio.Protocol):
         await self._call(ResetCache(self._calls.new_id()))
 
     async def release_session(self, tenant: str, session: str) -> bool:
-        """End a tenant's session, so that its KV is evicted first. Returns whether it existed. Raises EngineDead."""
+        """End a tenant's session, so that its KV is evicted first.
+
+        Returns whether the session existed. Raises EngineDead.
+        """
         reply = await self._call(ReleaseSession(self._calls.new_id(), tenant, session))
         return isinstance(reply, SessionReply) and reply.count > 0
 
     async def export_session(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the number of tokens whose KV a session holds, and a file with it; 0 and no file if it holds none.
+        """Return the number of tokens whose KV a session holds, and the KV as a file. Returns (0, b"") without KV.
 
         Raises:
-            RequestError: the KV of this model cannot be stored elsewhere, or the file would be too large.
-            EngineDead: the engine is gone, before the call or before its reply.
+            RequestError: the model's KV cannot be exported, or the file would be too large.
+            EngineDead: the engine was gone before the call, or ended before its reply.
         """
         reply = await self._call(ExportSession(self._calls.new_id(), tenant, session))
         return (reply.count, reply.data) if isinstance(reply, SessionReply) else (0, b"")
 
     async def import_session(self, data: bytes) -> int:
-        """Import a session from a file. Returns the number of cached tokens, 0 without a match. Raises as above."""
+        """Import a session from a file.
+
+        Returns the number of cached tokens, 0 if none fits. Raises like ``export_session``.
+        """
         reply = await self._call(ImportSession(self._calls.new_id(), data))
         return reply.count if isinstance(reply, SessionReply) else 0
 
     def kill(self) -> None:
-        """Kill a process that hangs. Does nothing if it has ended."""
+        """Kill the engine process, for example if it hangs. Does nothing if the process has ended."""
         self._process.kill()
 
     async def close(self) -> None:
-        """Shut the engine down, wait at most ten seconds for its process, and wait for the end of its socket.
+        """Shut the engine down, wait at most ten seconds for the end of its process, and wait until its socket is
+        closed.
 
-        A process that hangs or still loads its model would not read a message, so it is killed. This includes a process
-        whose ``start`` was cancelled.
+        A process that hangs or still loads its model would not read a ``Shutdown`` message, so it is killed. A process
+        whose ``start`` was cancelled is killed too.
         """
         self._closing = True
         if self._connecting is not None:
@@ -252,12 +273,12 @@ class EngineClient(asyncio.Protocol):
         elif self._is_loading or self._transport is not None:
             self.kill()
         await asyncio.to_thread(self._process.reap)
-        # The socket ends after the process.
+        # The socket closes after the process has ended.
         if self._transport is not None:
             await self._disconnected.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, not an assertion: uvloop's transports have the methods but not the base class.
+        # This is a cast and not an assertion, because uvloop's transports have the methods but not the base class.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -288,7 +309,7 @@ class EngineClient(asyncio.Protocol):
         self._end(EngineDead(reason))
 
     def _end(self, death: EngineDead) -> None:
-        """Fail everything that waits for the engine, once: its start, calls, and through ``on_death`` all streams."""
+        """Fail, once, all that wait for the engine: ``start``, pending calls, and the streams through ``on_death``."""
         self._process.watch.stop()
         if self.death is not None:
             return
@@ -309,11 +330,11 @@ class EngineClient(asyncio.Protocol):
         return self._transport
 
     def _send(self, messages: Sequence[Message]) -> None:
-        """Send messages, after the sequences that are held back."""
+        """Send messages. Sequences that the gatherer holds back are sent first."""
         self._check_alive().write(frame(encode([*self._gatherer.take(), *messages])))
 
     def _send_held(self) -> None:
-        # Nothing is raised: ``on_death`` has reported the death of an engine, and after ``close`` nobody waits.
+        # No error is raised: ``on_death`` has already reported an engine's death, and after ``close`` nobody waits.
         if self.is_alive:
             self._send(())
 
@@ -323,7 +344,7 @@ class EngineClient(asyncio.Protocol):
         return await self._calls.reply_to(call.id)
 
     def _finish_start(self, message: Message) -> None:
-        """Take the engine's first message: ``Ready``, or ``Failed`` with the reason."""
+        """Handle the engine's first message: ``Ready``, or ``Failed`` with the reason."""
         assert self._ready is not None
         if isinstance(message, Ready):
             self._process.watch.start()
@@ -335,7 +356,7 @@ class EngineClient(asyncio.Protocol):
             self._ready.set_exception(kind(message.message))
 
     def _handle(self, message: Message) -> bool:
-        """Process a reply to a call, or a change of an adapter. Returns whether ``message`` was a reply."""
+        """Handle a reply to a call, or a change of an adapter. Returns whether ``message`` was a reply."""
         if isinstance(message, AdapterChanged):
             if message.info is None:
                 self._adapters.pop(message.name, None)

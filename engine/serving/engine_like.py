@@ -1,4 +1,4 @@
-"""Engine interface: what a server needs from an engine, be it a process, a fleet of replicas or a remote replica."""
+"""Engine interface: what a server calls of an engine, be it a process, a fleet of replicas or a remote replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..types import AdapterInfo
 
 
 class SequenceEngine(Protocol):
-    """Runs sequences: an engine, or one client's view of an engine. See ``EngineClient`` for the methods.
+    """Interface for running sequences, of an engine or of one client's view of an engine.
+
+    See ``EngineClient`` for the methods.
 
     All methods belong to one event loop.
     """
@@ -28,7 +30,7 @@ class SequenceEngine(Protocol):
 
 
 class EngineLike(SequenceEngine, Protocol):
-    """An engine with its adapters, start and end. See ``EngineClient`` for the methods."""
+    """Interface of an engine with its adapters, its start and its shutdown. See ``EngineClient`` for the methods."""
 
     on_heartbeat: Callable[[Heartbeat], None]
 

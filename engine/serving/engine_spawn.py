@@ -1,4 +1,4 @@
-"""Engine spawn: starts an engine process with the descriptors for its messages, or in advance without them."""
+"""Engine spawn: starts an engine process for a model, or starts one in advance that receives its model later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..machine.visible_gpus import VARIABLE
 
 
 class EngineProcess(Protocol):
-    """An engine process. It need not be a child of this process."""
+    """Interface of an engine process. It need not be a child of this process."""
 
     @property
     def pid(self) -> int: ...
@@ -23,27 +23,30 @@ class EngineProcess(Protocol):
     def kill(self) -> None: ...
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end. Returns its exit status; None if that is not known. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process.
+
+        Returns its exit status, or None if that is not known. Raises subprocess.TimeoutExpired.
+        """
         ...
 
 
-_LAST_SECONDS = 2.0  # Seconds that a process may take to end after it has closed its socket.
+_LAST_SECONDS = 2.0  # Seconds to wait for the end of a process that has closed its socket.
 
 SpawnEngine = Callable[[int, int, str, str], EngineProcess]
-"""A function with the arguments of ``spawn_engine``."""
+"""Type of a function with the arguments of ``spawn_engine``."""
 
 
 def spawn_engine(
     fd: int, liveness: int, model_path: str, options: str, gpu: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start an engine process with its ends of the channel and of the stream for signs of life.
+    """Start an engine process. The process inherits its ends of the message channel and of the liveness pipe.
 
     Args:
-        fd: descriptor of its end of the channel.
-        liveness: descriptor of its end of the stream for signs of life.
+        fd: descriptor of the process's end of the message channel.
+        liveness: descriptor of the process's end of the pipe for signs of life.
         options: an ``EngineConfig`` as JSON.
-        gpu: the GPU or GPUs that the process may use, in the form of ``CUDA_VISIBLE_DEVICES``; None for all that this
-            process may use.
+        gpu: the GPU or GPUs that the process may use, in the form of ``CUDA_VISIBLE_DEVICES``; None for all GPUs that
+            this process may use.
     """
     environment = None if gpu is None else os.environ | {VARIABLE: gpu}
     arguments = (str(fd), str(liveness), model_path, options)
@@ -51,9 +54,10 @@ def spawn_engine(
 
 
 class EnginePreload:
-    """An engine process that imports the engine, which takes seconds, before its model and options are known.
+    """Engine process that is started before its model and options are known, because importing the engine takes
+    seconds.
 
-    Use as a context manager: at its end a process that was not used is killed.
+    Use it as a context manager: on exit, a process that was not used is killed.
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,10 @@ class EnginePreload:
             self._process.wait()
 
     def spawn(self, fd: int, liveness: int, model_path: str, options: str) -> EngineProcess:
-        """Give the process its model and options; if it was used or has ended, start another. See ``spawn_engine``."""
+        """Send the model and the options to the waiting process.
+
+        If it was used or has ended, start a new one. See ``spawn_engine``.
+        """
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -85,8 +92,11 @@ class EnginePreload:
 
 
 def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start an engine process with the terminal's signals blocked until it ignores them: its parent handles them."""
-    # -P leaves out the working directory from the path: it may hold an `engine/` or `http.py` of the user's own.
+    """Start an engine process.
+
+    The terminal's signals are blocked until the process ignores them: its parent handles them.
+    """
+    # -P leaves the working directory out of the module search path: the user may have an `engine/` or `http.py` there.
     command = [sys.executable, "-P", "-m", "rootgraft.engine.core.engine_process", str(os.getpid())]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -96,11 +106,11 @@ def _start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def fault_of_start(process: EngineProcess, *, on_gpu: bool = False) -> str:
-    """Return how a process ended before its model was loaded. Waits for its end, as nothing is served yet.
+    """Return how a process ended before its model was loaded. Waits for its end; this blocks no request yet.
 
     Args:
-        on_gpu: whether the model was to run on a GPU. If memory ran out, the message then advises fewer adapters, and
-            not a smaller form of weights, as on a CPU.
+        on_gpu: whether the model was to run on a GPU. If memory ran out, the message advises fewer adapters on a GPU,
+            and quantized weights on a CPU.
     """
     try:
         status = process.wait(_LAST_SECONDS)

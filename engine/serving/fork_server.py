@@ -4,10 +4,10 @@
                <--number, descriptor of the process--
 
 The two sides share a socketpair of ``SOCK_SEQPACKET``. The server process sends ``READY`` when all is loaded. Each
-message to it contains the descriptors for one process to fork; its answer is that process's id and a descriptor of the
-process. All forked processes share the memory of the loaded data. The socket closes when the process that uses the
-forked ones has ended. Then the server process waits for the forked processes to end, kills those that do not, and
-exits.
+message to the server process contains the descriptors for one process to fork. The answer is the id of the forked
+process and a descriptor (pidfd) of it. All forked processes share the memory of the loaded data. When the process that
+uses the forked processes ends, the socket closes. Then the server process waits for the forked processes to end, kills
+those that do not end in time, and exits.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from contextlib import suppress
 from ...grammar.parent_death import outlive_parent
 
 ORPHAN_SECONDS = 3.0
-"""Seconds for forked processes to end by themselves when the process that needs them is gone."""
+"""Seconds that forked processes have to end by themselves after the process that uses them has ended."""
 FORK_SECONDS = 5.0
-"""Seconds for the server process to answer. It does nothing else, so it answers at once."""
+"""Seconds that the server process has to answer. It has no other work, so it normally answers at once."""
 READY = b"ready"
 NUM_DESCRIPTORS = 2
 EXIT_UNABLE = 70
-"""Exit code of a server process that cannot fork."""
+"""Exit code of a server process that cannot fork; the caller then starts processes directly."""
 
 logger = logging.getLogger("rootgraft.fleet")
 
 
 class ForkedProcess:
-    """A process that is not a child of this one. Its exit status is not known."""
+    """A process that is not a child of this process, so its exit status is not known."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -65,11 +65,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Starts a server process and has it fork others. Belongs to one event loop.
+    """Client of a server process that forks other processes. Belongs to one event loop.
 
     Args:
-        module: name of the module to run. It ends by calling ``serve_forks``. Its arguments are the number of its
-            socket, the id of this process, and ``arguments``.
+        module: name of the module that the server process runs. The module must end with a call of ``serve_forks``. Its
+            command-line arguments are the descriptor of its socket, the id of this process, and ``arguments``.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -81,7 +81,10 @@ class ForkServer:
         self._is_possible = hasattr(os, "pidfd_open")
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready. Does nothing if it runs, or if it has reported an inability."""
+        """Start the server process and wait until it is ready.
+
+        Does nothing if it runs, or if it has reported that it cannot fork.
+        """
         async with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self.close()
@@ -89,7 +92,7 @@ class ForkServer:
                 await self._start()
 
     def fork(self, descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Fork a process with these ``NUM_DESCRIPTORS`` descriptors; None if there is no process to fork from."""
+        """Fork a process that inherits ``NUM_DESCRIPTORS`` descriptors. Returns None if no server process runs."""
         if self._socket is None:
             return None
         try:
@@ -103,7 +106,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server process; ``start`` starts another one. The forked processes continue."""
-        # The process is killed before the socket closes. Otherwise it would end the forked processes too.
+        # The process is killed before the socket closes. Otherwise the process would end the forked processes when it
+        # sees the socket close.
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -117,7 +121,8 @@ class ForkServer:
         with theirs:
             words = (str(theirs.fileno()), str(os.getpid()), *self._arguments)
             command = [sys.executable, "-P", "-m", self._module, *words]
-            # This keeps numpy from starting threads when it is imported. A forked process would not have them.
+            # This setting keeps numpy from starting threads at import, because threads do not exist in a forked
+            # process.
             environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
@@ -137,20 +142,20 @@ class ForkServer:
 
 
 def serve_forks(end: socket.socket, run: Callable[[int, int], int]) -> int:
-    """Fork processes until the socket closes. Returns the exit code.
+    """Fork processes until the socket closes. Returns the exit code of the server process.
 
     Args:
-        end: the socket.
-        run: called in each forked process with its descriptors; returns its exit code.
+        end: the server process's end of the socket.
+        run: called in each forked process with its descriptors; returns the exit code of that process.
     """
-    # A forked process has only the forking thread. Code in it that waits for another thread would hang.
+    # A fork copies only the calling thread. Code in the forked process that waits for another thread would hang.
     if len(os.listdir("/proc/self/task")) > 1:
         return EXIT_UNABLE
-    # The system removes forked processes that have ended.
+    # With this setting, the kernel reaps forked processes that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    # This process may outlive its parent: it learns of the parent's end from the socket.
+    # This process may outlive its parent, because the closed socket tells it that the parent has ended.
     outlive_parent()
     end.send(READY)
     forked: list[int] = []
@@ -182,23 +187,26 @@ def _next_descriptors(end: socket.socket) -> list[int]:
 
 
 def _answer(end: socket.socket, pid: int) -> list[int]:
-    """Report which process was forked. Returns its descriptor in a list, which is empty if it has ended already."""
+    """Send the id and the descriptor of the forked process.
+
+    Returns the descriptor in a list, which is empty if the process has ended.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         end.send(b"0")
         return []
-    # If the other side is gone, reading the next message shows it.
+    # An error is ignored here: if the other side is gone, the next read shows that.
     with suppress(OSError):
         socket.send_fds(end, [str(pid).encode()], [descriptor])
     return [descriptor]
 
 
 def _running(forked: list[int], seconds: float = 0.0) -> list[int]:
-    """Return the processes that still run, and close the descriptors of the others.
+    """Return the descriptors of the processes that still run, and close the descriptors of the others.
 
     Args:
-        seconds: seconds to wait for all processes to end.
+        seconds: longest time in seconds to wait for the end of all processes.
     """
     until = time.monotonic() + seconds
     while forked:
@@ -215,14 +223,14 @@ def _running(forked: list[int], seconds: float = 0.0) -> list[int]:
 
 
 def _end_all(forked: list[int]) -> None:
-    """Wait for processes to end, and kill those that do not."""
+    """Wait for the processes to end, and kill those that do not end within ``ORPHAN_SECONDS``."""
     for each in _running(forked, ORPHAN_SECONDS):
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
 def _leave(code: int) -> int:
-    """Flush the output streams, as ``os._exit`` does not, and return ``code``."""
+    """Flush the output streams, which ``os._exit`` does not do, and return ``code``."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

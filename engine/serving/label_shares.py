@@ -1,4 +1,4 @@
-"""Shares of the labels of a question, from the logprobs of their endings."""
+"""Label shares: the probabilities of a question's labels, computed from the logprobs of the labels' tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def label_logprobs(by_token: Sequence[Sequence[float]], num_ends: int = 1) -> li
 
     Args:
         by_token: logprobs of the tokens of each ending, label by label (``EndingTree.by_token``).
-        num_ends: number of endings of each label. Their probabilities are added.
+        num_ends: number of endings of each label. The probabilities of a label's endings are added.
     """
     sums = [math.fsum(each) for each in by_token]
     return [_log_sum(sums[at : at + num_ends]) for at in range(0, len(sums), num_ends)]
 
 
 def _log_sum(logprobs: Sequence[float]) -> float:
-    """Return the logarithm of the sum of the probabilities with these logarithms."""
+    """Return the logarithm of the sum of the probabilities (log-sum-exp)."""
     most = max(logprobs)
     return (
         most if len(logprobs) == 1 or most == -math.inf else most + math.log(sum(math.exp(p - most) for p in logprobs))
@@ -30,11 +30,11 @@ def _log_sum(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LabelShares:
-    """The probabilities of the answers to a question.
+    """Probabilities of the labels of a question.
 
     Attributes:
-        shares: probability of each label among all labels; they sum to 1.
-        mass: probability of all labels together, among all texts that the model might write.
+        shares: probability of each label, given that the answer is one of the labels; the shares sum to 1.
+        mass: total probability of all labels among all texts that the model might generate.
     """
 
     shares: tuple[float, ...]
@@ -42,7 +42,10 @@ class LabelShares:
 
     @classmethod
     def of(cls, logprobs: Sequence[float]) -> LabelShares:
-        """Return the shares of labels with these logprobs. Raises EngineError if one of them is not a number."""
+        """Return the shares from the logprob of each label.
+
+        Raises EngineError if all are -inf, or if one is not a number.
+        """
         best = max(logprobs)
         if not math.isfinite(best) or any(map(math.isnan, logprobs)):
             raise EngineError("The model gives none of the labels of a question a probability.")
@@ -57,10 +60,10 @@ class LabelShares:
 
     @property
     def confidence(self) -> float:
-        """Probability of the likeliest label among all texts that the model might write."""
+        """Probability of the likeliest label among all texts that the model might generate."""
         return self.shares[self.best] * self.mass
 
     @property
     def mean(self) -> float:
-        """The expected index of the label, given the shares."""
+        """Expected index of the label under the shares."""
         return math.fsum(index * share for index, share in enumerate(self.shares))

@@ -1,4 +1,4 @@
-"""Output of one sequence: converts token messages to text deltas with stop strings and logprobs. No I/O."""
+"""Output processor: converts the messages on one sequence to text deltas with stop strings and logprobs. No I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from ..types import AllowedLogprobs, FinishReason, Logprob, SequenceStats, Usage
 from .request import TextRequest
 
 BUDGET = "budget"
-"""Stop reason of a structured answer that is complete but would be another one without the token budget."""
+"""Stop reason of a structured answer that is complete, but that would be another one without the token budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens at a position. ``bytes`` is exact; ``text`` has U+FFFD for a part of a character."""
+    """One of the likeliest tokens at a position.
+
+    ``bytes`` is exact; ``text`` contains U+FFFD where the bytes are not whole characters.
+    """
 
     token: int
     text: str
@@ -31,7 +34,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token at a position, its log-probability, its rank (1 for the likeliest) and the likeliest, best first."""
+    """The token at a position with its logprob, its rank (1 for the likeliest) and the likeliest tokens, best first."""
 
     token: int
     text: str
@@ -43,16 +46,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a sequence.
+    """How a sequence ended.
 
     Attributes:
-        usage: token counts of the engine; after a stop string, they count up to the token that completed it.
+        usage: the engine's token counts. If a stop string ended the sequence, tokens after the stop string are not
+            counted.
         stop_reason: the stop string or the token of ``stop_token_ids`` that ended the sequence; None for the model's
             own end token and for every other reason (as in vLLM's field of this name).
         stats: the engine's measurements of the sequence.
-        is_limited: whether the token budget has shortened a structured answer: without the budget, the model would have
-            drawn other tokens.
-        stop_token: the token that ended the sequence, also if it is the model's own; None if no token did.
+        is_limited: whether the token budget changed a structured answer: without the budget, the model would have
+            sampled other tokens.
+        stop_token: the token that ended the sequence, either the model's end token or a requested one; None if no token
+            ended it.
     """
 
     reason: FinishReason
@@ -69,7 +74,7 @@ class Finish:
 
     @property
     def told_stop_reason(self) -> str | int | None:
-        """The stop reason that clients receive: ``budget`` if the token budget has ended the answer."""
+        """The stop reason that clients receive: ``budget`` if the token budget ended the answer."""
         return BUDGET if self.ended_by_budget else self.stop_reason
 
 
@@ -77,23 +82,23 @@ class Finish:
 class TextDelta:
     """The part of a sequence's output that one message adds.
 
-    The dataclass is not frozen, because creating a frozen one takes four times as long, and there is one for each
-    message.
+    The dataclass is not frozen, because an object is created for each message, and a frozen one takes four times as
+    long to create.
 
     Attributes:
         index: index of the sequence among the request's ``n`` sequences.
-        text: characters that cannot change any more. They lag behind ``tokens`` while a character or stop string is
-            incomplete.
-        reasoning: text of the thought, once the API has separated it from ``text``.
-        tokens: the new tokens, without one that ends the sequence (an end token has no text).
+        text: new text that later tokens cannot change. It lags behind ``tokens`` while a character or a possible stop
+            string is incomplete.
+        reasoning: reasoning text, after the API has separated it from ``text``.
+        tokens: the new tokens, without the end token, which has no text.
         logprobs: logprobs of ``tokens``, if requested.
         prompt_logprobs: logprobs of the prompt's tokens from the second one on, if requested.
         finish: set in the sequence's last delta.
-        prompt: index of the request among those that run together.
+        prompt: index of the request among the requests that run together.
         pooled: 32-bit floats, if ``SamplingParams.pooling`` requests them.
-        allowed: at each position, logprobs of the tokens that the grammar allowed, the token that ends the sequence
-            included; if requested.
-        fields: probabilities of the fields of a JSON answer that are complete, once the API has found them.
+        allowed: for each position, logprobs of the tokens that the grammar allowed, including the end token; if
+            requested.
+        fields: probabilities of the completed fields of a JSON answer, after the API has computed them.
     """
 
     index: int
@@ -133,7 +138,7 @@ class SequenceOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens, with the one that ended the sequence."""
+        """The tokens, including the token that ended the sequence."""
         return [*self.tokens, *end_tokens(self.finish)]
 
     def add(self, delta: TextDelta) -> None:
@@ -150,21 +155,21 @@ class SequenceOutput:
 
 
 def end_tokens(finish: Finish | None) -> tuple[int, ...]:
-    """Return the token that ended a sequence, if there is one."""
+    """Return the token that ended a sequence as a tuple, which is empty if no token ended it."""
     return () if finish is None or finish.stop_token is None else (finish.stop_token,)
 
 
 class OutputProcessor:
     """Detokenization and stop check of one sequence.
 
-    When a stop string is found, ``stopped`` becomes true and the caller must abort the sequence. Later tokens are
-    ignored. The sequence's ``Done`` message gives the last delta, with the counts that only the engine knows (cached
-    tokens).
+    When a stop string is found, ``stopped`` becomes true, the caller must abort the sequence, and later tokens are
+    ignored. The last delta follows from the sequence's ``Done`` message, because only the engine knows some of the
+    counts (cached tokens).
 
     Args:
         stops: the automaton of the request's stop strings, None if it has none.
         index: index of the sequence among the request's sequences.
-        prompt: index of the request among those that run together.
+        prompt: index of the request among the requests that run together.
     """
 
     def __init__(
@@ -188,15 +193,15 @@ class OutputProcessor:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a stop string or the timeout has ended the sequence, so that the engine is told to abort it."""
+        """Whether a stop string or the timeout has ended the sequence, so that the engine has been told to abort it."""
         return self.stopped or self._expired
 
     def expire(self) -> None:
-        """End with the reason ``TIMEOUT`` when ``Done`` arrives, which follows the caller's abort."""
+        """Record that the timeout has passed: ``Done``, which follows the abort, gives the reason ``TIMEOUT``."""
         self._expired = True
 
     def push(self, message: TokenOut | Done) -> TextDelta | None:
-        """Return the delta of a message; None for tokens after a stop string."""
+        """Return the delta of a message; None for a message after a stop string."""
         if isinstance(message, Done):
             return self._finish(message)
         if self.stopped:
@@ -215,7 +220,7 @@ class OutputProcessor:
         )
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, int]:
-        """Return the text of ``tokens`` up to a stop string, and the number of tokens up to there."""
+        """Return the text of ``tokens`` up to a stop string, and the number of tokens up to the stop string."""
         if self._matcher is None:
             self._num_tokens += len(tokens)
             return self._detokenizer.push(tokens), len(tokens)
@@ -228,7 +233,9 @@ class OutputProcessor:
         return "".join(texts), len(tokens)
 
     def _match(self, text: str) -> str:
-        """Return the part of the text held back and ``text`` together in which no stop string can begin any more."""
+        """Match stop strings. Returns the text in which no stop string can begin any more; the matcher holds back the
+        rest.
+        """
         if self._matcher is None:
             return text
         armed = self._num_tokens > self._request.params.min_tokens
@@ -258,13 +265,16 @@ class OutputProcessor:
 
 
 def _cut(usage: Usage, completion: int) -> Usage:
-    """Return the usage of an answer cut after ``completion`` tokens; counts of drafts are limited to that."""
+    """Return the usage of an answer cut after ``completion`` tokens.
+
+    The counts of draft and forced tokens are limited to this number.
+    """
     drafted, forced = min(usage.drafted, completion), min(usage.forced, completion)
     return replace(usage, completion=completion, drafted=drafted, forced=forced)
 
 
 def token_logprobs(tokenizer: Tokenizer, positions: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
-    """Return the engine's logprobs, completed by the texts and bytes of the tokens."""
+    """Return the engine's logprobs with the texts and bytes of the tokens added."""
     if not positions:
         return ()
     return tuple(
@@ -285,11 +295,11 @@ def _text_and_bytes(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
 
 
 def error_of(failed: Failed) -> EngineError:
-    """Return the exception that ``failed`` describes, of the class in ``errors`` that it names."""
+    """Return the exception that ``failed`` describes. Its class is the class of ``errors`` that ``failed`` names."""
     if failed.refusal is not None:
         return GrammarRefused(*failed.refusal, param=failed.param)
     kind = getattr(errors, failed.kind, EngineError)
-    # The constructor is not called, because those of subclasses do not take the text.
+    # The constructor is not called, because the constructors of subclasses do not accept the finished text.
     error: EngineError = kind.__new__(kind)
     if isinstance(error, RequestError):
         RequestError.__init__(error, failed.message, param=failed.param, code=failed.code)

@@ -15,7 +15,7 @@ from ..types import Pooler
 from .pooled_values import class_probabilities, pooled_floats
 
 PairScoring = Literal["head", "embeddings", "words"]
-# Names of prompts for which sentence-transformers looks.
+# Names under which sentence-transformers looks for the prompts of queries and of documents.
 QUERY_PROMPTS: Final = ("query",)
 DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
 
@@ -49,10 +49,11 @@ def prompt_name_of(pooler: Pooler, names: Sequence[str]) -> str | None:
 
 
 def head_score(pooled: bytes, pooler: Pooler) -> float:
-    """Return the score from a head of one class: a probability, or the logit if the checkpoint is configured so.
+    """Return the score from a classification head of one class: a probability, or the logit if the checkpoint requests
+    that.
 
     Raises:
-        RequestError: an adapter has put a head of several classes in the place of the model's.
+        RequestError: an adapter has replaced the model's head by a head of several classes.
         EngineError: the logit is not finite.
     """
     scores = pooled_floats(pooled) if pooler.is_raw_score else class_probabilities(pooled, pooler)

@@ -1,4 +1,4 @@
-"""Pending calls: calls to the engine that wait for the reply with their id."""
+"""Pending calls: calls to the engine that wait for their replies. A reply has the id of its call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PendingCalls:
         return next(self._ids)
 
     async def reply_to(self, call: int) -> CallReply:
-        """Wait for the reply to a call that was sent. Raises the error in the reply, or that of ``fail``."""
+        """Wait for the reply to a call that was sent. Raises the error in the reply, or the error given to ``fail``."""
         future: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
         try:
@@ -36,13 +36,13 @@ class PendingCalls:
         return reply
 
     def answer(self, reply: CallReply) -> None:
-        """Pass a reply to the call that waits for it. A reply for which no call waits any more is dropped."""
+        """Pass a reply to the call that waits for it. If no call waits for the reply any more, the reply is dropped."""
         future = self._calls.get(reply.id)
         if future is not None and not future.done():
             future.set_result(reply)
 
     def fail(self, death: EngineDead) -> None:
-        """End all calls with an error."""
+        """End all calls with the error ``death``."""
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(death)

@@ -1,4 +1,4 @@
-"""Embeddings and class probabilities from the values that the engine pools over a prompt."""
+"""Pooled values: converts the values that the engine pools over a prompt to embeddings and class probabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def embedding(pooled: bytes, *, dimensions: int | None, normalizes: bool) -> Flo
 
 
 def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
-    """Return the probability of each class. For independent classes, or a single class, they do not sum to 1.
+    """Return the probability of each class: by softmax, or by sigmoid for a multi-label head or a single class.
 
     Raises:
         EngineError: a logit is not finite.
@@ -44,7 +44,7 @@ def class_probabilities(pooled: bytes, pooler: Pooler) -> Floats:
 
 
 def pooled_floats(pooled: bytes) -> Floats:
-    """Return the pooled values. Raises EngineError if one of them is not finite."""
+    """Decode the pooled values. Raises EngineError if there are none, or if one of them is not finite."""
     values = np.frombuffer(pooled, np.float32)
     if not len(values) or not np.isfinite(values).all():
         raise EngineError("The model gives numbers that are not finite.")
@@ -52,11 +52,11 @@ def pooled_floats(pooled: bytes) -> Floats:
 
 
 def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> str:
-    """Return the text that is put before a text to embed.
+    """Return the prompt text that the checkpoint puts before a text to embed.
 
     Args:
         name: name of one of the checkpoint's prompts; None for its default prompt.
-        field: field of the request with the name, for the error message.
+        field: field of the request that gives the name, for the error message.
 
     Raises:
         RequestError: the checkpoint has no prompt of this name.
@@ -70,12 +70,14 @@ def prompt_of(pooler: Pooler, name: str | None, field: str = "prompt_name") -> s
 
 
 def num_left_out(prompt: Sequence[int], special_ids: Collection[int], num_tokens: int) -> int:
-    """Return how many tokens at the beginning of an input are not pooled, for a checkpoint that leaves out its prompt.
+    """Return the number of tokens at the beginning of an input that are not pooled, for a checkpoint that excludes its
+    prompt.
 
-    They are counted as in sentence-transformers (``include_prompt``).
+    The tokens are counted as in sentence-transformers (``include_prompt``).
 
     Args:
-        prompt: tokens of the prompt alone, encoded like a text. A special token at its end is not counted.
+        prompt: tokens of the prompt alone, encoded like a text. If its last token is a special token, that token is not
+            counted.
         num_tokens: number of tokens of the prompt and the text together. The last of them is always pooled.
     """
     return min(len(prompt) - (prompt[-1] in special_ids), num_tokens - 1) if prompt else 0

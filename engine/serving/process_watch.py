@@ -1,4 +1,4 @@
-"""Process watch: reads an engine process's signs of life, and reports once that it hangs or has ended."""
+"""Process watch: reads an engine process's signs of life, and reports once if the process hangs or has ended."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from ..ipc import last_liveness
 from .watchdog import TICK_SECONDS, Watchdog
 
 ENDED = "The engine process has ended."
-_SIGNS_AT_ONCE = 1 << 16  # Largest number of bytes of signs of life in one read: the capacity of a pipe.
+# Largest number of bytes of signs of life that one read returns; this is the capacity of a pipe.
+_SIGNS_AT_ONCE = 1 << 16
 
 
 class ProcessWatch:
     """Watches one process. Belongs to one event loop.
 
     Args:
-        watchdog: determines whether the process hangs.
-        has_main_ended: returns whether its main thread has ended.
+        watchdog: decides from the signs of life whether the process hangs.
+        has_main_ended: returns whether the process's main thread has ended.
 
     Attributes:
-        on_end: called once, with the reason as a message. Set before ``start``.
+        on_end: called once with the reason as text. Must be set before ``start``.
     """
 
     def __init__(self, watchdog: Watchdog, has_main_ended: Callable[[], bool]) -> None:
         self.watchdog = watchdog
         self.on_end: Callable[[str], None] = lambda reason: None
         self._ask_main_ended = has_main_ended
-        self._liveness: BinaryIO | None = None  # This side's end of the pipe, until the process or the connection ends.
+        # The reading end of the pipe; None before ``open`` and after the pipe's end.
+        self._liveness: BinaryIO | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._main_ended = False
 
@@ -39,11 +41,11 @@ class ProcessWatch:
         asyncio.get_running_loop().add_reader(liveness.fileno(), self._read_liveness)
 
     def start(self) -> None:
-        """Start the checks by the watchdog, one in each ``TICK_SECONDS`` until the process hangs or has ended.
+        """Start the watchdog's checks, one every ``TICK_SECONDS`` until the process hangs or has ended.
 
-        The socket of a killed process closes when its last thread ends. For a thread of low priority this may take a
-        second while other processes use the cores. So the process counts as ended when its main thread has. This is
-        reported only at the check after the one that finds it, so that all that the process has sent is read first.
+        The socket of a killed process closes only when the last thread of the process ends. For a thread of low
+        priority this may take a second while other processes use the cores. So the process counts as ended when its
+        main thread has ended. The end is reported one check later, so that all messages of the process are read first.
         """
         if self._main_ended:
             return self.on_end(ENDED)
@@ -55,14 +57,17 @@ class ProcessWatch:
         return None
 
     def stop(self) -> None:
-        """End the checks. Does nothing if they have ended."""
+        """Stop the checks. Does nothing if they are stopped already."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._close_liveness()
 
     def _read_liveness(self) -> None:
-        """Read the signs of life that have arrived. The end of the pipe is ignored: the connection ends too."""
+        """Read the signs of life that have arrived.
+
+        The end of the pipe is not reported, because the connection ends too.
+        """
         assert self._liveness is not None
         signs = self._liveness.read(_SIGNS_AT_ONCE)
         if not signs:

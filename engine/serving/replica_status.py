@@ -1,4 +1,4 @@
-"""Replica status: the state of the replicas of which an engine consists. A single process counts as one replica."""
+"""Replica status: the state of an engine's replicas. An engine that is a single process counts as one replica."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class ReplicaStatus:
     """The state of one replica.
 
     Attributes:
-        name: unique name, also among replicas that are gone.
-        engine: index of the replica, the label ``engine`` of its metrics. A later replica may get the same index.
+        name: unique name, which no earlier replica had either.
+        engine: index of the replica, which is the label ``engine`` of its metrics. After its end, a new replica may get
+            the index.
         state: serving or draining; lost if the engine is a single process that has ended.
         place: text that tells where it runs: ``this machine``, a process id, or the host of an actor of Ray.
-        up_seconds: seconds since it began to serve.
-        silent_seconds: seconds since its last sign of life.
-        adapters: names of the adapters that are probably in its slots, the most recently used one last.
-        stats: gauges and counters of its last heartbeat.
+        up_seconds: seconds since the replica began to serve.
+        silent_seconds: seconds since the replica's last sign of life.
+        adapters: names of the adapters that are probably in the replica's slots, the most recently used one last.
+        stats: gauges and counters of the replica's last heartbeat.
         role: work that the replica does: prefill, decode or both.
     """
 
@@ -43,10 +44,10 @@ class FleetStatus:
     Attributes:
         wanted: target number of replicas.
         num_starting: number of replicas that load the model.
-        num_held: number of sequences that wait because there is no replica.
+        num_held: number of sequences that wait because no replica serves.
         bounds: smallest and largest number of replicas if their number follows the load; None if it is fixed.
         num_started: number of replicas that have served.
-        num_lost: number of these that ended or hung.
+        num_lost: number of replicas that ended unexpectedly or hung.
         num_replays: number of sequences that were continued on another replica.
         num_drained: number of replicas that were removed because they were not needed any more.
         num_scaled_up, num_scaled_down: number of changes of ``wanted`` by the load.
@@ -67,7 +68,7 @@ class FleetStatus:
 
 @runtime_checkable
 class ReplicaOwner(Protocol):
-    """An engine that consists of replicas."""
+    """Interface of an engine that consists of replicas."""
 
     def status(self) -> FleetStatus:
         """Return the state of the replicas and the counts of events."""
@@ -79,10 +80,11 @@ class ReplicaOwner(Protocol):
 
 
 def fleet_status(client: EngineLike, up_seconds: float) -> FleetStatus:
-    """Return the status of an engine, be it replicas or a single process.
+    """Return the status of an engine, which may be a fleet of replicas or a single process.
 
     Args:
-        up_seconds: seconds since the start of the server; the status shows them for an engine of a single process.
+        up_seconds: seconds since the start of the server, which is the ``up_seconds`` of an engine that is a single
+            process.
     """
     if isinstance(client, ReplicaOwner):
         return client.status()

@@ -1,4 +1,4 @@
-"""A request in tokens: its fields, the limits that check them, and the sequences as which it is submitted."""
+"""Request in tokens: its fields, the limits that are checked, and the sequences that are submitted to the engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_TIMEOUT = 86400.0
 
-# Numbers of SamplingParams with their inclusive bounds; None is no bound. Bounds are OpenAI's if OpenAI has the field.
+# Type and inclusive bounds of the numbers in SamplingParams; a bound of None does not exist. If OpenAI has the field,
+# the bounds are OpenAI's.
 _BOUNDS: dict[str, tuple[type[int] | type[float], float, float | None]] = {
     **{option.name: (option.kind, option.low, option.high) for option in OPTIONS},
     "max_tokens": (int, 1, MAX_TOKEN_COUNT),
@@ -57,28 +58,30 @@ _OPTIONAL = ("seed", "logprobs", "prompt_logprobs", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A request for ``n`` continuations of a prompt, in tokens.
+    """Request for ``n`` continuations of a prompt in tokens.
 
     Attributes:
         tokens: the prompt, ``array('i')``.
         stop: strings that end a sequence when they appear in its text.
-        include_stop: whether the stop string or end token stays in the text.
+        include_stop: whether the answer's text includes the stop string or the end token.
         n: number of sequences.
         adapter: name of a LoRA adapter, None for the base model.
         salt: the KV is shared only among requests of the same ``cache_tenant`` with the same salt.
-        skip_special_tokens: whether special tokens have no text.
-        grammar: structured output, None for free text.
-        tenant: tenant in fair scheduling.
-        cache_tenant: tenant whose requests may share the KV.
+        skip_special_tokens: whether the text of special tokens is left out.
+        grammar: grammar of structured output, None for free text.
+        tenant: tenant to whom fair scheduling charges the request.
+        cache_tenant: tenant whose requests may share cached KV.
         priority: priority class.
         timeout: seconds after which the request ends, waiting or running; None for no timeout.
-        session: name of the tenant's session, whose next call continues this one; "" for none.
+        session: name of the tenant's session to which the request belongs, so that the next request finds its KV; ""
+            for none.
         session_seconds: seconds for which the session's KV is kept after the answer; 0 releases it.
         pin_seconds: seconds for which the prompt is pinned in the prefix cache, 0 for no pin.
         prefix_pins: prefixes of the prompt that are pinned: (tokens, seconds), at most ``MAX_PREFIX_PINS``.
-        reasoning: settings of the thought before the answer, if it has a budget or a grammar follows it; else None.
-        shown_tokens: special tokens that have text whatever ``skip_special_tokens`` is.
-        generated: the first tokens of the answer, if they are known already; the sequences continue after them.
+        reasoning: settings of the reasoning before the answer, if it has a token budget or a grammar follows it; else
+            None.
+        shown_tokens: special tokens whose text is kept even if ``skip_special_tokens`` is set.
+        generated: first tokens of the answer, if they are known already; the sequences continue after them.
     """
 
     tokens: array[int]
@@ -103,7 +106,10 @@ class TextRequest:
     generated: array[int] = field(default_factory=lambda: array("i"))
 
     def submits(self, ids: Iterator[int]) -> list[Submit]:
-        """Return one ``Submit`` for each of the ``n`` sequences. Sequence i gets the seed plus i, in 64 bits."""
+        """Return one ``Submit`` for each of the ``n`` sequences.
+
+        Sequence i gets the request's seed plus i as a 64-bit seed.
+        """
         seed = self.params.seed
         grammar = None if self.grammar is None else (self.grammar.kind.value, self.grammar.content)
         return [
@@ -130,7 +136,9 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The limits of requests to a model. Every number of a request is checked here; lower layers do not check again.
+    """The limits of requests to a model.
+
+    Every number of a request is checked here, and lower layers do not check it again.
 
     Attributes:
         max_model_len: largest number of tokens in prompt and answer together.
@@ -141,7 +149,9 @@ class RequestLimits:
     vocab_size: int
 
     def check(self, request: TextRequest) -> TextRequest:
-        """Return the request in the engine's form. Values that mean "no effect" become the neutral one (-1 becomes 0).
+        """Return the request in the engine's form.
+
+        An alias for "no effect" is replaced by the neutral value (top_k -1 becomes 0).
 
         Raises:
             ContextTooLong: the prompt leaves no room for an answer.
@@ -189,7 +199,7 @@ class RequestLimits:
         return request if params is request.params else replace(request, params=params)
 
     def default_max_tokens(self, num_prompt: int, most: int | None = None) -> int:
-        """Return the number of tokens that fit after a prompt, but at most ``most``.
+        """Return the default ``max_tokens``: the number of tokens that fit after a prompt, but at most ``most``.
 
         Raises:
             ContextTooLong: no token fits after the prompt.
@@ -218,7 +228,7 @@ class RequestLimits:
             self._check_token(field, int(extreme.reduce(ids)))
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """Check the token ids in the parameters."""
+        """Check the token ids and the lengths of the lists in the sampling parameters."""
         _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_count("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
         _check_count("logprob_token_ids", params.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
@@ -242,12 +252,15 @@ class RequestLimits:
 
 
 def _wrapped(seed: int) -> int:
-    """Return a seed in the range of signed 64-bit numbers; larger ones wrap around to negative ones."""
+    """Wrap a seed into the range of signed 64-bit integers."""
     return (seed - MIN_SEED) % (1 << 64) + MIN_SEED
 
 
 def token_array(ids: Sequence[int]) -> array[int]:
-    """Return token ids in the form of ``TextRequest.tokens``. Raises RequestError for an entry that is not an id."""
+    """Convert token ids to the form of ``TextRequest.tokens``.
+
+    Raises RequestError for an entry that is not a token id.
+    """
     try:
         if isinstance(ids, bytes) or bool in map(type, ids):
             raise TypeError("neither bytes nor booleans are ids")
@@ -257,10 +270,10 @@ def token_array(ids: Sequence[int]) -> array[int]:
 
 
 def spellings_of_bad_words(words: Sequence[str]) -> list[str]:
-    """Return the texts whose tokens are banned for these words: each without and with a space before it, as in vLLM.
+    """Return the texts whose tokens are banned for bad words: each word without and with a space before it, as in vLLM.
 
     Raises:
-        RequestError: there are too many words, or one is too long, or has nothing but white space.
+        RequestError: there are too many words, or a word is too long or consists of white space only.
     """
     if isinstance(words, str) or not all(isinstance(each, str) for each in words):
         raise RequestError("bad_words must be a list of strings.", param="bad_words")
@@ -274,7 +287,7 @@ def spellings_of_bad_words(words: Sequence[str]) -> list[str]:
 
 
 def check_parameter(name: str, value: object) -> None:
-    """Raise RequestError if a number of ``SamplingParams`` is out of its bounds."""
+    """Raise RequestError if the value of a numeric field of ``SamplingParams`` is out of bounds."""
     _check_number(name, value, *_BOUNDS[name])
 
 
@@ -297,7 +310,7 @@ def _bounds(name: str, low: float, high: float | None) -> str:
 
 
 def _check_kinds(request: TextRequest) -> None:
-    """Raise RequestError for a field whose type is wrong. Python callers may pass any type."""
+    """Raise RequestError for a field whose type is wrong, because Python callers may pass any type."""
     kinds: dict[str, tuple[object, type]] = {
         "params": (request.params, SamplingParams),
         "session": (request.session, str),

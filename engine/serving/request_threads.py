@@ -1,7 +1,7 @@
-"""Request threads: work for a request that takes long runs on threads, in turns by tenant, not on the event loop.
+"""Request threads: run long work for requests on threads, in turns by tenant, so that the event loop is not blocked.
 
 The threads of ``asyncio.to_thread`` are kept for the server itself. Otherwise a few requests of one tenant could occupy
-all of them, and the server's own work with files and processes would have to wait, as would other tenants.
+all of them, and both the server's own work on files and processes and the other tenants would wait.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from ...tenancy.thread_calls import NoThread
 from ..errors import CapacityError
 
 MOST_THREADS = 8
-"""Number of threads. Some wait for other processes, so it may exceed the cores. A tenant gets half of them."""
+"""Number of threads. It may exceed the number of cores, because some threads wait for other processes.
+
+One tenant may use half of the threads.
+"""
 MOST_CALLS = 1024
-"""Largest number of calls that wait for a thread. A tenant gets half of them."""
+"""Largest number of calls that wait for a thread. One tenant may have half of them."""
 THREADS = TenantThreads(MOST_THREADS, "requests", MOST_CALLS)
 
 T = TypeVar("T")
 
 
 async def on_request_thread(call: Callable[[], T]) -> T:
-    """Run ``call`` on another thread, in a turn of the current tenant; return its result or raise its exception.
+    """Run ``call`` on another thread when it is the current tenant's turn. Returns its result or raises its exception.
 
     Raises:
         CapacityError: the tenant's limit of waiting calls is reached, or no thread can be started.

@@ -1,4 +1,4 @@
-"""Sampling defaults: the values that a model recommends, in ``generation_config.json`` or in its GGUF file."""
+"""Sampling defaults: reads the values that a model recommends in ``generation_config.json`` or in its GGUF file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..sampling_options import OPTIONS, without_aliases
 from ..types import SamplingDefaults, SamplingParams
 from .request import check_parameter
 
-# Keys of the file that are applied, with their parameters. All others (do_sample, max_length, ...) vLLM ignores too.
+# Keys of the file that are applied, with the parameters that they set. The other keys (do_sample, max_length, ...) are
+# ignored, as in vLLM.
 _APPLIED = {option.name: option.name for option in OPTIONS if option.recommended} | {"max_new_tokens": "max_tokens"}
 
 
 class DefaultsRead(NamedTuple):
-    """Sampling defaults of a model, with messages on the values that are applied and those that are ignored."""
+    """Sampling defaults of a model, with log messages about the values that are applied and those that are ignored."""
 
     defaults: SamplingDefaults
     applied: str = ""
@@ -28,7 +29,7 @@ class DefaultsRead(NamedTuple):
 def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
     """Read the sampling defaults of a model's folder or GGUF file, unless ``--generation-config`` is ``vllm``.
 
-    A value that is out of the bounds of a request is ignored, and a message says so.
+    A value that a request could not have is ignored, and ``ignored`` gets a message about it.
 
     Raises:
         ModelError: ``generation_config.json`` is not a JSON object, or the file is not a GGUF file.
@@ -58,6 +59,6 @@ def read_sampling_defaults(config: EngineConfig, model: Path) -> DefaultsRead:
 
 
 def default_params(defaults: SamplingDefaults) -> SamplingParams:
-    """Return the parameters of an offline request that sets none."""
+    """Return the sampling parameters of an offline request that sets none."""
     params = SamplingParams(**{option.name: getattr(defaults, option.name) for option in OPTIONS})
     return params if defaults.max_tokens is None else replace(params, max_tokens=defaults.max_tokens)

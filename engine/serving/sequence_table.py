@@ -1,4 +1,4 @@
-"""The running sequences by id: sends requests to the engine as sequences, and turns its messages into deltas."""
+"""Sequence table: sends requests to the engine as sequences, and converts the engine's messages to deltas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .request import TextRequest
 
 
 class EngineLink(TokenReceiver, Protocol):
-    """The messages that a table sends to an engine, be it in this process or in another."""
+    """Interface of the engine that a table uses; the engine runs in this process or in another one."""
 
     def submit(self, submits: Sequence[Submit]) -> None: ...
 
@@ -27,7 +27,7 @@ class EngineLink(TokenReceiver, Protocol):
 
 
 class DeltaReceiver(Protocol):
-    """The reader of the deltas of one or more requests.
+    """Interface of an object that receives the deltas of one or more requests.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id. Only ``SequenceTable`` writes it.
@@ -41,7 +41,9 @@ class DeltaReceiver(Protocol):
 
 
 class SequenceTable:
-    """Numbers, submits, feeds and aborts sequences. Each sequence is aborted at most once.
+    """Gives sequences their ids, submits and aborts them, and dispatches their messages.
+
+    Each sequence is aborted at most once.
 
     Args:
         engine: the engine in which the sequences run.
@@ -63,12 +65,14 @@ class SequenceTable:
         served: ServedTokenizer,
         generated: array[int] | None = None,
     ) -> None:
-        """Submit the sequences of requests that ``RequestLimits.check`` has passed; after an error none is submitted.
+        """Submit the sequences of requests that ``RequestLimits.check`` has accepted.
+
+        If this fails, none of them is submitted.
 
         Args:
             served: the tokenizer of all requests.
-            generated: tokens that the only sequence has generated already, and after which it continues. The receiver
-                gets them first.
+            generated: tokens that were generated already, if there is only one sequence; it continues after them. The
+                receiver gets these tokens first.
 
         Raises:
             EngineDead: the engine is gone.
@@ -94,10 +98,11 @@ class SequenceTable:
             raise
 
     def take(self, messages: Iterable[Message]) -> None:
-        """Pass the engine's messages to their receivers, and abort the sequences in which a stop string was found now.
+        """Pass the engine's messages to their receivers, and abort the sequences in which a stop string was found.
 
-        Messages of sequences that ``stop`` has ended are ignored. A failure, or a bug in the text of one sequence,
-        fails only the receiver of that sequence. The other sequences of this receiver are then aborted.
+        Messages of sequences that ``stop`` has removed are ignored. If the engine reports a failure of a sequence, or a
+        bug raises an exception for its text, only the receiver of that sequence fails. The other sequences of this
+        receiver are then aborted.
         """
         found_stop = []
         failed: list[DeltaReceiver] = []
@@ -128,7 +133,7 @@ class SequenceTable:
             self._engine.abort(unfinished)
 
     def stop(self, receiver: DeltaReceiver) -> None:
-        """Abort the sequences of a receiver that still run, and forget all its sequences."""
+        """Abort the sequences of a receiver that still run, and remove all its sequences from the table."""
         unfinished, ids = _unfinished(receiver), tuple(receiver.running)
         self._forget(receiver)
         if unfinished:
@@ -136,16 +141,18 @@ class SequenceTable:
         self._vocabularies.end(ids)
 
     def fail_all(self, error: EngineDead) -> None:
-        """Fail all receivers, as the engine is gone."""
+        """Fail all receivers, because the engine is gone."""
         receivers = {id(receiver): receiver for receiver in self._receivers.values()}.values()
         for receiver in receivers:
             self._vocabularies.end(tuple(receiver.running))
             self._forget(receiver)
-            # Each receiver gets its own exception object, because raising one adds to its traceback.
+            # Each receiver gets its own exception object, because raising an exception extends its traceback.
             receiver.fail(EngineDead(str(error)))
 
     def _push(self, message: TokenOut | Done | Failed, receiver: DeltaReceiver) -> bool:
-        """Process a message. Returns whether a stop string in it ends the sequence.
+        """Process a message of a sequence.
+
+        Returns whether the caller must abort the sequence, because a stop string was found.
 
         Raises:
             Exception: the failure in the message, or a bug in the sequence's text.
@@ -169,10 +176,10 @@ class SequenceTable:
 
 
 def _of_tokenizer(submit: Submit, served: ServedTokenizer) -> Submit:
-    """Return the sequence with the fields that describe an adapter's own tokenizer."""
+    """Return the sequence with the fields that identify an adapter's own tokenizer."""
     return replace(submit, vocabulary=served.key, ends=served.ends, tokenizer=served.identity)
 
 
 def _unfinished(receiver: DeltaReceiver) -> list[int]:
-    """Return the ids of the sequences that run and were not aborted."""
+    """Return the ids of a receiver's sequences that run and were not aborted."""
     return [number for number, processor in receiver.running.items() if not processor.is_ending]

@@ -1,4 +1,4 @@
-"""Engine template, on the API process's side: engine processes are forked from one that has loaded the weights."""
+"""Client of the engine template: engine processes are forked from a process that has loaded the weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .fork_server import ForkServer
 
 
 class EngineTemplate:
-    """A process with a model's weights, from which engine processes with the same options are forked.
+    """Template process: it holds a model's weights, and engine processes with the same options are forked from it.
 
-    If there cannot be such a process (GPU, several ranks, a system without ``pidfd_open``, a model that cannot be
-    loaded), engine processes are started directly, and each loads the weights itself.
+    Where no template process is possible (GPU, several ranks, a system without ``pidfd_open``, a model that cannot be
+    loaded), engine processes are started directly, and each of them loads the weights itself.
 
     Args:
         config, model_path: configuration and model path of the engine processes.
@@ -28,7 +28,10 @@ class EngineTemplate:
         self._is_possible = config.num_ranks == 1 and config.device != "cuda" and not _has_gpu(config)
 
     async def start(self) -> None:
-        """Start the process and wait until it has loaded the weights. Does nothing if it runs or cannot be used."""
+        """Start the template process and wait until it has loaded the weights.
+
+        Does nothing if it runs or is not possible.
+        """
         if self._is_possible:
             await self._server.start()
 
@@ -37,10 +40,10 @@ class EngineTemplate:
         return self._server.fork((fd, liveness)) or spawn_engine(fd, liveness, model_path, options)
 
     def close(self) -> None:
-        """End the process. Forked engine processes continue; ``start`` starts another template process."""
+        """End the template process. Forked engine processes continue; ``start`` starts a new template process."""
         self._server.close()
 
 
 def _has_gpu(config: EngineConfig) -> bool:
-    """Return whether the engine may choose a GPU, as far as this can be known without torch."""
+    """Return whether the engine may choose a GPU, as far as this is known without importing torch."""
     return config.device == "auto" and torch_takes_gpus() and bool(visible_gpus())

@@ -1,10 +1,10 @@
-"""Watchdog of the engine process: determines from its signs of life and its steps whether it hangs. No I/O.
+"""Watchdog of the engine process: decides from its signs of life and its steps whether the process hangs. No I/O.
 
-A process that is stopped, or waits for ever with the interpreter's lock, sends no signs of life and uses no processor
-time. So it hangs. A process whose native code computes while it keeps the lock, or a process on an overloaded machine,
-may send none either, but it uses processor time. So it does not hang. A step that never ends does not stop the signs of
-life. So a step has a time limit of its own. It is long, because prompts on a slow machine and kernels compiled at first
-use take long.
+A process that is stopped, or that waits for ever while it holds the interpreter's lock (GIL), sends no signs of life
+and uses no processor time: it hangs. A process whose native code computes while it holds the GIL, or a process on an
+overloaded machine, may send no signs of life either, but it uses processor time: it does not hang. A step that never
+ends does not stop the signs of life, so steps have a time limit of their own. This limit is long, because long prompts
+on a slow machine and the first compilation of kernels take long.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from collections.abc import Callable
 
 HEARTBEAT_TIMEOUT = 5.0
 FLEET_HEARTBEAT_TIMEOUT = 3.0
-"""Seconds without a sign of life after which a replica counts as hung. The time is short, because if a replica is
-given up wrongly, its sequences only pause until another one continues them."""
+"""Seconds without a sign of life after which a replica of a fleet counts as hung.
+
+The time is short, because a wrong decision costs little: the sequences only pause until another replica continues them.
+"""
 WATCHDOG_TIMEOUT = 300.0
 TICK_SECONDS = 0.1
 """Seconds between two calls of ``tick``."""
-# Seconds that one tick counts at most. If more have passed, this process itself was not running.
+# Longest time in seconds that one tick adds. If more time has passed, this process itself was not running.
 _MOST_SECONDS = 2 * TICK_SECONDS
 _OVERDUE = 1.0  # Seconds of silence after which the processor time is read.
-# A process that used this much processor time in seconds (one tick of the kernel's clock) is slow, not stopped.
+# Seconds of processor time, one tick of the kernel's clock. A silent process that has used this much is slow, not
+# stopped.
 _LEAST_PROCESSOR_SECONDS = 0.01
 
 
 class Watchdog:
-    """Counts the seconds without a sign of life, and the seconds of the present step.
+    """Counts the seconds without a sign of life, and the seconds of the current step.
 
     Time in which the watchdog itself did not run is not counted.
 
@@ -59,7 +62,10 @@ class Watchdog:
             self._num_passes, self.step_seconds = num_passes, 0.0
 
     def tick(self, now: float) -> str | None:
-        """Return why the process hangs, or None. Call every ``TICK_SECONDS`` with the monotonic clock's seconds."""
+        """Return why the process hangs, or None.
+
+        Must be called every ``TICK_SECONDS`` with the monotonic time in seconds.
+        """
         passed = 0.0 if self._last_tick is None else min(now - self._last_tick, _MOST_SECONDS)
         self._last_tick = now
         self.silent_seconds += passed
@@ -72,7 +78,7 @@ class Watchdog:
         return None
 
     def _look_at_processor(self) -> None:
-        """Set the silence to 0 if the process computes: then its liveness thread only waits for its turn."""
+        """Reset the silence if the process uses processor time: its liveness thread then only waits to be scheduled."""
         if self.silent_seconds < min(_OVERDUE, self._heartbeat_timeout / 2):
             return
         used = self._processor_seconds()

@@ -1,4 +1,4 @@
-"""Watched process: the process of an engine, with the operations that start, watch, describe and end it."""
+"""Watched process: starts, watches, describes and ends the process of an engine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .process_watch import ProcessWatch
 from .watchdog import Watchdog
 
 SOCKET_BUFFER = 4 << 20
-"""Size of the send buffer of a channel in bytes."""
+"""Size of a channel's send buffer in bytes."""
 _END_SECONDS = 10.0
 
 
 class WatchedProcess(ABC):
-    """An engine process on this or another machine; no process exists before ``start``. Belongs to one event loop.
+    """An engine process on this machine or another one; no process exists before ``start``. Belongs to one event loop.
 
     Args:
         heartbeat_timeout, watchdog_timeout: see ``Watchdog``.
 
     Attributes:
         process: the child of this process; None before ``start``, and if the engine process is not a child.
-        watch: reads its signs of life, and reports if it hangs or has ended.
+        watch: reads the signs of life of the process, and reports if the process hangs or has ended.
     """
 
     def __init__(self, heartbeat_timeout: float, watchdog_timeout: float) -> None:
@@ -43,19 +43,25 @@ class WatchedProcess(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The place where the engine runs, for log and error messages."""
+        """Where the engine runs, as text for log and error messages."""
 
     @abstractmethod
     async def start(self) -> tuple[socket.socket, BinaryIO]:
-        """Start it. Returns this side's ends of its channel and of its stream of signs of life. Raises EngineDead."""
+        """Start the process. Returns this side's ends of the message channel and of the liveness pipe.
+
+        Raises EngineDead.
+        """
 
     @abstractmethod
     def fault_of_start(self) -> str:
-        """Return how it ended before its model was loaded. May wait for its end, as nothing is served yet."""
+        """Return how the process ended before its model was loaded.
+
+        May wait for its end; this blocks no request yet.
+        """
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it. Does nothing if it has ended."""
+        """Kill the process. Does nothing if it has ended."""
 
     @abstractmethod
     def reap(self) -> None:
@@ -63,11 +69,11 @@ class WatchedProcess(ABC):
 
     @abstractmethod
     def _has_main_ended(self) -> bool:
-        """Return whether its main thread has ended."""
+        """Return whether the process's main thread has ended."""
 
     @abstractmethod
     def _processor_seconds(self) -> float | None:
-        """Return the processor time that it has used; None if that cannot be known."""
+        """Return the seconds of processor time that the process has used; None if they are not known."""
 
 
 class ChildProcess(WatchedProcess):
@@ -92,7 +98,7 @@ class ChildProcess(WatchedProcess):
         self._spawn = spawn
 
     async def start(self) -> tuple[socket.socket, BinaryIO]:
-        """Start the process. Returns this side's ends of its channel and of its stream of signs of life."""
+        """Start the process. Returns this side's ends of the message channel and of the liveness pipe."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
@@ -105,21 +111,21 @@ class ChildProcess(WatchedProcess):
 
     @property
     def place(self) -> str:
-        """The place where the engine runs, for log and error messages."""
+        """Where the engine runs, as text for log and error messages."""
         return "no process" if self.process is None else f"process {self.process.pid}"
 
     def fault_of_start(self) -> str:
-        """Return how it ended before its model was loaded. Waits for its end, as nothing is served yet."""
+        """Return how the process ended before its model was loaded. Waits for its end; this blocks no request yet."""
         assert self.process is not None
         return fault_of_start(self.process, on_gpu=takes_gpu(self._config.device))
 
     def kill(self) -> None:
-        """Kill it. Does nothing if it has ended."""
+        """Kill the process. Does nothing if it has ended."""
         if self.process is not None:
             self.process.kill()
 
     def reap(self) -> None:
-        """Wait for its end, at most ten seconds, then kill it. Blocks."""
+        """Wait at most ten seconds for the end of the process, then kill it. Blocks."""
         if self.process is None:
             return
         try:
@@ -129,7 +135,7 @@ class ChildProcess(WatchedProcess):
             self.process.wait()
 
     def _has_main_ended(self) -> bool:
-        """Return whether its main thread has ended."""
+        """Return whether the process's main thread has ended."""
         assert self.process is not None
         try:
             return psutil.Process(self.process.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -139,7 +145,7 @@ class ChildProcess(WatchedProcess):
             return False
 
     def _processor_seconds(self) -> float | None:
-        """Return the processor time that it has used; None if that cannot be known."""
+        """Return the seconds of processor time that the process has used; None if they are not known."""
         assert self.process is not None
         try:
             times = psutil.Process(self.process.pid).cpu_times()
