@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, chat templates, detokenization, stop strings. No torch."""
+"""Text processing: tokenizers, chat templates, incremental detokenization and stop strings. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Adapter vocabulary: an adapter's own tokenizer files, and whether its embedding has the same number of tokens."""
+"""Adapter vocabulary: identifies an adapter's own tokenizer files, and checks that its embedding has as many tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .tokenizer_files import DEFINITION, FURTHER_TEMPLATES
 MOST_BYTES = 64 << 20
 """Limit of the size of all tokenizer files of an adapter, in bytes."""
 MOST_TOKEN_BYTES, MOST_TEXT_BYTES = 1024, 8 << 20
-"""Limits of the bytes of one token's text and of all texts together, which grammars process byte by byte."""
+"""Limits on the bytes of one token's text and of all texts together.
+
+They exist because grammars process the texts byte by byte.
+"""
 
 _FILES = (
     *(DEFINITION, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
@@ -50,10 +53,10 @@ def digest_tokenizer_files(folder: Path, root: Path | None) -> str:
 
 
 def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
-    """Return the identity of an adapter's tokenizer; "" if tokenizer and vocabulary are the model's.
+    """Return the identity of an adapter's tokenizer; "" if its tokenizer and vocabulary are the base model's.
 
     Args:
-        files: digest of the adapter's tokenizer files, "" if it has none.
+        files: digest of the adapter's tokenizer files, "" if there are none.
         vocab_size: number of tokens of the adapter's vocabulary.
         base_size: number of tokens of the base model.
     """
@@ -61,7 +64,7 @@ def tokenizer_identity(files: str, vocab_size: int, base_size: int) -> str:
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """Raise ModelError if the texts of an adapter's tokens exceed the limits on bytes for grammars.
+    """Raise ModelError if an adapter's tokens exceed ``MOST_TOKEN_BYTES`` or ``MOST_TEXT_BYTES``.
 
     Args:
         lengths: number of bytes of each token.
@@ -80,7 +83,7 @@ def vocabulary_fault(rows: int, num_tokens: int, base_size: int, *, is_download:
         rows: number of tokens of the adapter's own embedding, 0 without one.
         num_tokens: number of tokens of the tokenizer in its folder, 0 without one.
         base_size: number of tokens of the base model.
-        is_download: whether the adapter was downloaded. Then no tokenizer of its own is read.
+        is_download: whether the adapter was downloaded. The tokenizer of a downloaded adapter is not read.
     """
     if rows and num_tokens > rows:
         return (

@@ -1,8 +1,8 @@
-"""Added-token search: finds added tokens in a text, leftmost and longest first, by a regular expression from a trie.
+"""Added-token search: finds added tokens in a text, leftmost and longest first, with a regular expression in trie form.
 
-Python's ``re`` tries the branches of an alternation one by one. So with a plain list of tokens, each position of a text
-costs as many steps as there are tokens. In an expression with the shape of a trie, the branches of a node begin with
-different characters, so a position costs at most (length of a token) x (different characters) steps.
+Python's ``re`` tries the branches of an alternation one by one. With a plain list of tokens, each position of a text
+would therefore cost as many steps as there are tokens. In a trie, the branches of a node begin with different
+characters, so a position costs at most (length of a token) x (different characters) steps.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-_WINDOW: Final = 1 << 14  # Number of characters that one search covers, during which it holds the interpreter's lock.
+# Number of characters that one search covers. The search holds the interpreter's lock (GIL) for this long.
+_WINDOW: Final = 1 << 14
 _LONGEST: Final = 512  # Largest number of characters of a token that is searched for.
 _MOST_LISTED: Final = 32  # Largest number of tokens that branch deeper than the limit below.
-# Limit of nested groups, as ``re`` allows some hundreds. Tokens that branch deeper are listed at that depth.
+# Limit on the depth of nested groups, because ``re`` allows some hundreds. Deeper branches become a plain alternation.
 _DEEPEST: Final = 64
 
 
 class _TooDeep(Exception):
-    """More tokens than allowed branch deeper than the trie's limit."""
+    """Raised if more tokens than ``_MOST_LISTED`` branch deeper than ``_DEEPEST``."""
 
 
 class AddedTokenSearch:
-    """Finds where tokens start in a text.
+    """Finds the positions at which tokens start in a text.
 
     Args:
-        texts: texts of the tokens: at least one, none of them empty.
+        texts: texts of the tokens; at least one, and none of them empty.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -35,12 +36,15 @@ class AddedTokenSearch:
         self._overlap = max(map(len, texts)) - 1
 
     def starts(self, text: str) -> Iterator[int]:
-        """Yield, in ascending order, where tokens start; no two overlap. Other threads can run between two searches."""
+        """Yield the start of each token in ascending order.
+
+        The tokens do not overlap. The GIL is released between two searches.
+        """
         at = 0
         while at < len(text):
             end = at + _WINDOW
             found = self._pattern.search(text, at, end + self._overlap)
-            # A token that starts at ``end`` or later could be cut off.
+            # A token that starts at ``end`` or later may be cut off, so the next window finds it.
             if found is None or found.start() >= end:
                 at = end
             else:
@@ -49,7 +53,8 @@ class AddedTokenSearch:
 
 
 def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
-    """Return the search for the tokens that the library finds before normalization; None if it cannot be exact or fast.
+    """Return the search for the tokens that the library finds before normalization; None if no search is exact and
+    fast.
 
     The result is None in these cases: there are no such tokens; a token includes the spaces around it or matches only
     whole words, so that its extent depends on the text around it; or tokens are very long or very similar, so that a
@@ -60,9 +65,9 @@ def search_of(added: Sequence[Mapping[str, Any]]) -> AddedTokenSearch | None:
     """
     tokens = [token for token in added if not token.get("normalized") and token["content"]]
     texts = [token["content"] for token in tokens]
-    # Beyond a certain depth of the trie, the rests of the tokens are listed as a plain alternation. So the cost of a
-    # position is at most a token's length plus the number of rests in a list. Both are limited, because the tokens come
-    # from a model's publisher.
+    # Below a certain depth of the trie, the remaining texts are a plain alternation. So the cost of a position is at
+    # most a token's length plus the number of texts in one alternation. Both are limited here, because the tokens come
+    # from a model's publisher, who is not trusted.
     if max(map(len, texts), default=0) > _LONGEST:
         return None
     if not tokens or any(token.get(flag) for token in tokens for flag in ("lstrip", "rstrip", "single_word")):
@@ -82,7 +87,10 @@ def _common_prefix(first: str, last: str) -> str:
 
 
 def _alternation(texts: list[str], depth: int) -> str:
-    """Return a pattern that matches the longest of ``texts`` (sorted, distinct) at a position. A text may be empty."""
+    """Return a pattern that matches the longest of the sorted, distinct ``texts`` at a position.
+
+    A text may be empty.
+    """
     if depth == _DEEPEST:
         if len(texts) > _MOST_LISTED:
             raise _TooDeep

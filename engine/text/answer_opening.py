@@ -1,8 +1,8 @@
-"""Answer opening: completes a prompt whose answer is read from its first token, such as the label of a question.
+"""Answer opening: completes a prompt whose answer is read from its first token, for example the label of a question.
 
-A prompt that ends within a thought is refused, as its first tokens are none of an answer. Templates that write a mark
-between the header of an answer and its text leave that mark to the model: it is added, as the template writes it before
-an answer of an earlier turn.
+A prompt that ends within the reasoning is refused, because its next tokens would be reasoning and not an answer. Some
+templates write a mark between the header of an answer and its text, and in a generation prompt they leave this mark to
+the model. The mark is then appended to the prompt, as the template writes it before the answer of an earlier turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 NO_THOUGHT: Final[Mapping[str, Any]] = {"enable_thinking": False, "thinking": False}
-"""Variables by which chat templates leave out the thought."""
+"""Variables that make chat templates leave out the reasoning."""
 _QUESTION = {"role": "user", "content": "Probe of a question."}
 _ANSWER = "Probe of an answer."
 
@@ -27,7 +27,7 @@ class AnswerOpening:
     """Completes the prompts of one chat template.
 
     Args:
-        thoughts: how the model writes thoughts; None for a model without.
+        thoughts: the model's reasoning format; None for a model without reasoning.
         kwargs: variables with which the prompts are rendered.
 
     Raises:
@@ -39,10 +39,10 @@ class AnswerOpening:
         self._mark = _mark_of(tokenizer, kwargs)
 
     def complete(self, prompt: str) -> str:
-        """Return a rendered prompt up to the place at which the text of the answer begins.
+        """Return a rendered prompt, extended to the position at which the text of the answer begins.
 
         Raises:
-            RequestError: the prompt ends within a thought.
+            RequestError: the prompt ends within the reasoning.
         """
         if self._thoughts is not None and self._thoughts.is_open_at(prompt):
             raise RequestError(
@@ -52,7 +52,7 @@ class AnswerOpening:
 
 
 def _mark_of(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> str:
-    """Return the text between the header of an answer and the answer; empty if the template shows none, or blanks."""
+    """Return the text that the template writes between an answer's header and the answer; "" for white space only."""
     try:
         header = tokenizer.render_chat([_QUESTION], add_generation_prompt=True, kwargs=dict(kwargs))
         answered = [_QUESTION, {"role": "assistant", "content": _ANSWER}]

@@ -1,9 +1,10 @@
 """Chat templates: renders messages to the model's prompt text with Jinja in a sandbox.
 
-Templates have the environment of Hugging Face's: ``messages``, ``tools``, ``documents``, ``add_generation_prompt``, the
-special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` without escapes, ``break`` and ``continue``,
-and the ``generation`` tag, which only matters in training. A template that uses ``functions``, such as that of
-FireFunction 2, gets the tools as text in that variable, and the date in ``datetime``.
+Templates get the same variables and functions as in transformers: ``messages``, ``tools``, ``documents``,
+``add_generation_prompt``, the special tokens by name, ``raise_exception``, ``strftime_now``, ``tojson`` without
+escapes, ``break`` and ``continue``, and the ``generation`` tag, which only matters in training. A template that uses
+the variable ``functions``, such as FireFunction 2's template, gets the tools as text in ``functions`` and the date in
+``datetime``.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ..errors import ModelError, RequestError
 from ..sandbox.program_pool import POOL, TEMPLATE_SECONDS, ProgramFailed, ProgramRefused, ProgramStopped
 from .template_environment import UNITS, ChatEnvironment, TemplateDeferred, counted_work
 
-MAX_TEXT = 1 << 24  # Limit of the characters of a rendered prompt; more than any model's context.
+MAX_TEXT = 1 << 24  # Limit on the characters of a rendered prompt. It exceeds every model's context length.
 MOST_SOURCE = 1 << 20
-"""Limit of the characters of a template."""
+"""Limit on the characters of a template's source."""
 _JOB = "engine.text.chat_template:render_job"
 _FUNCTIONS = "functions"
-_MARK = "<<CONTINUE-HERE>> "  # The space shows whether the template strips white space from the message.
+_MARK = "<<CONTINUE-HERE>> "  # The trailing space shows whether the template strips white space from the message.
 
 Message = Mapping[str, Any]
 
@@ -46,11 +47,11 @@ T = TypeVar("T")
 
 
 class TemplateStopped(RequestError):
-    """The rendering of a chat template was stopped at a limit of its time or memory."""
+    """Raised if the rendering of a chat template was stopped, because it exceeded a limit on time or memory."""
 
 
 class _Thread(local):
-    """Whether this thread may wait for another process while it renders."""
+    """Thread-local flag: whether renders in this thread may wait for another process."""
 
     may_wait = True
 
@@ -60,7 +61,10 @@ _thread = _Thread()
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Make renders in this thread raise TemplateDeferred instead of waiting for a process. Used on event loops."""
+    """Context manager: renders in this thread raise TemplateDeferred instead of waiting for a process.
+
+    For event loops.
+    """
     _thread.may_wait = False
     try:
         yield
@@ -69,7 +73,10 @@ def no_waiting() -> Iterator[None]:
 
 
 async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
-    """Await a call that renders. With ``at_once`` it runs on the event loop's thread, if the work is in the budget."""
+    """Await the result of a call that renders.
+
+    With ``at_once``, try the event loop's thread first, within the work budget.
+    """
     if at_once:
         try:
             with no_waiting():
@@ -82,15 +89,16 @@ async def rendered(call: Callable[[], T], *, at_once: bool) -> T:
 class ChatTemplates:
     """A model's chat templates.
 
-    A template is a program, so its work is counted (``template_environment``). A render beyond a budget of work runs in
-    a process that can be killed. So do all later renders of a template that exceeded the budget on a short text.
+    A template is a program, so its work is counted (``template_environment``). A render that exceeds the budget of work
+    is repeated in a process that can be killed. If a template exceeded the budget on a short conversation, all later
+    renders of the template run in such a process.
 
     Args:
         sources: Jinja templates by name: ``default`` and, optionally, ``tool_use`` for requests with tools.
         special: special tokens by role, which are variables of the templates.
 
     Attributes:
-        named_roles: roles with which the templates compare the role of a message.
+        named_roles: roles with which a template compares a message's role, for example "system".
 
     Raises:
         ModelError: a template is not valid Jinja.
@@ -129,7 +137,7 @@ class ChatTemplates:
         return any(text in source for source in self._sources)
 
     def renders_role(self, role: str) -> bool:
-        """Return whether the prompt contains messages of this role, under its name or in another form."""
+        """Return whether the template renders messages of this role, under the role's name or in another form."""
         return self._renders_role(role)
 
     def _probe_role(self, role: str) -> bool:
@@ -155,21 +163,22 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt text of a conversation.
+        """Render the prompt text of a conversation.
 
         Args:
             messages: messages in Hugging Face's form: ``role``, ``content`` and further fields of the template; the
                 arguments of tool calls as objects.
-            add_generation_prompt: whether the text ends with the header of the answer.
+            add_generation_prompt: whether to append the header of the assistant's answer.
             continue_final_message: whether the text ends within the last message, so that the model continues it. As in
-                transformers, white space at its end is dropped if the template strips messages.
+                transformers, white space at the end of the message is dropped if the template strips messages.
             tools: functions in OpenAI's form.
             kwargs: further variables of the template; they take precedence over special tokens of the same name.
 
         Raises:
             RequestError: the model has no template, or the template refuses these messages or fails on them.
             TemplateStopped: rendering takes too long.
-            TemplateDeferred: another process has to render, and this thread must not wait for it (``no_waiting``).
+            TemplateDeferred: another process has to render, and this thread must not wait for that process
+                (``no_waiting``).
         """
         if add_generation_prompt and continue_final_message:
             raise RequestError(
@@ -223,7 +232,7 @@ class ChatTemplates:
 
 
 def render_job(arguments: Any, _data: bytes) -> bytes:
-    """Render a template in a worker process: ``source`` with ``variables``."""
+    """Render the template ``source`` with ``variables`` in a worker process. Returns UTF-8."""
     return _rendered(_compiled(arguments["source"]), arguments["variables"]).encode("utf-8", "surrogatepass")
 
 
@@ -234,7 +243,7 @@ def _compiled(source: str) -> Template:
 
 
 def _rendered(template: Template, variables: dict[str, Any]) -> str:
-    """Return the text that a template renders. Raises RequestError, and TemplateDeferred within ``counted_work``."""
+    """Render a template. Raises RequestError, and within ``counted_work`` also TemplateDeferred."""
     try:
         return _bounded(template.generate(variables))
     except (RequestError, TemplateDeferred, MemoryError):
@@ -246,7 +255,7 @@ def _rendered(template: Template, variables: dict[str, Any]) -> str:
 
 
 def _is_longer(value: Any, size: int) -> bool:
-    """Return whether the texts in a JSON value have more than ``size`` characters in all."""
+    """Return whether the strings of a JSON value have more than ``size`` characters in total."""
     todo, left = [value], size
     while todo and left >= 0:
         each = todo.pop()
@@ -256,7 +265,7 @@ def _is_longer(value: Any, size: int) -> bool:
 
 
 def _roles_in(template: nodes.Template) -> Iterator[str]:
-    """Yield the texts with which a template compares a role."""
+    """Yield the strings with which a template compares a message's role."""
     for compare in template.find_all(nodes.Compare):
         sides = [compare.expr, *(operand.expr for operand in compare.ops)]
         if any(_is_role(side) for side in sides):
@@ -270,7 +279,7 @@ def _variables_in(template: nodes.Template) -> set[str]:
 
 
 def _as_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the variables of templates that are older than ``tools``: ``functions`` as text, and the date."""
+    """Return the variables of templates from before ``tools`` existed: ``functions`` as text, and the date."""
     functions = [tool.get("function", tool) for tool in tools]
     return {_FUNCTIONS: json.dumps(functions, indent=4, ensure_ascii=False), "datetime": f"{date.today()}"}
 
@@ -283,7 +292,7 @@ def _is_role(side: nodes.Node) -> bool:
 
 
 def _without_nulls(message: Message) -> dict[str, Any]:
-    """Return the message without null values, as in transformers: templates would print None or fail on it."""
+    """Return the message without null values, as in transformers. Templates would print "None" for them or fail."""
     return {key: value for key, value in message.items() if value is not None}
 
 
@@ -292,7 +301,7 @@ def _refusal(text: str) -> RequestError:
 
 
 def _bounded(pieces: Any) -> str:
-    """Join the pieces of a text. Raises RequestError as soon as they exceed ``MAX_TEXT`` characters."""
+    """Join the pieces of a text. Raises RequestError as soon as the text exceeds ``MAX_TEXT`` characters."""
     collected, size = [], 0
     for piece in pieces:
         collected.append(piece)
@@ -303,7 +312,7 @@ def _bounded(pieces: Any) -> str:
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
-    """Return a copy of the messages with a mark after the text of the last one."""
+    """Return a copy of the messages with ``_MARK`` after the text of the last message."""
     if not messages:
         raise RequestError("continue_final_message needs a message to continue.", param="messages")
     last = dict(messages[-1])
@@ -322,7 +331,10 @@ def _text_parts(content: Any) -> list[Any]:
 
 
 def _cut_at_mark(text: str, last: Message) -> str:
-    """Return the text before the mark. Raises RequestError if the last message's text is not whole in it."""
+    """Return the rendered text before ``_MARK``.
+
+    Raises RequestError if the last message's text is not complete in it.
+    """
     content = last["content"]
     continued = content if isinstance(content, str) else _text_parts(content)[-1]["text"]
     at = text.rfind(_MARK.rstrip())

@@ -1,4 +1,4 @@
-"""Parts of a ``tokenizer.json`` that are built from the files of other formats."""
+"""Definition parts: builds parts of a ``tokenizer.json`` from the data of other tokenizer formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ModelError, quoted
 
-SPACE = "\u2581"  # Stands for a space in the pieces of SentencePiece.
+SPACE = "\u2581"  # SentencePiece writes this character for a space.
 TO_TEXT: tuple[dict[str, Any], ...] = (
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
     {"type": "ByteFallback"},
@@ -16,7 +16,7 @@ TO_TEXT: tuple[dict[str, Any], ...] = (
 
 
 def added_token(token: int, text: str, *, special: bool, rstrip: bool = False) -> dict[str, Any]:
-    """Return an entry of a definition's ``added_tokens`` that is found in a text before normalization."""
+    """Return an entry for a definition's ``added_tokens``. The library finds such a token before normalization."""
     return {
         "id": token,
         "content": text,
@@ -37,12 +37,12 @@ def sentencepiece_definition(
     prefix: bool,
     is_prefixed_once: bool = False,
 ) -> dict[str, Any]:
-    """Return the definition of a SentencePiece BPE. Its merges follow from the scores of its pieces.
+    """Return the definition of a SentencePiece BPE tokenizer. Its merges follow from the scores of its pieces.
 
     Args:
-        added: tokens that are found in a text before normalization.
-        unknown: the piece for text that neither pieces nor byte pieces can spell.
-        prefix: whether a space is added before a text.
+        added: added tokens, which the library finds before normalization.
+        unknown: the piece for characters that the vocabulary cannot encode, not even as byte pieces.
+        prefix: whether encoding adds a space before a text.
         is_prefixed_once: whether that space is added only before the whole text, not after each added token too
             (``legacy: false``).
 
@@ -79,7 +79,7 @@ def bpe_model(tokens: list[str], merges: list[list[str]], **options: Any) -> dic
 
 
 def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """Return all merges of two pieces to a third one, those of the best piece first."""
+    """Return all merges of two pieces to a third piece, in descending order of the third piece's score."""
     known = set(tokens)
     found = [
         (score, cut, text)
@@ -92,7 +92,10 @@ def merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
 
 
 def add_ends(definition: dict[str, Any], first: Sequence[str | None], last: Sequence[str | None]) -> None:
-    """Make encoding add the tokens ``first`` and ``last`` around a text, without Nones. Raises ModelError."""
+    """Set the special tokens that encoding adds before (``first``) and after a text (``last``).
+
+    Nones are left out. Raises ModelError.
+    """
     ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
     around = [text for text in (*first, *last) if text is not None]
     before, behind = (

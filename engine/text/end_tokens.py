@@ -1,4 +1,4 @@
-"""The tokens that end an answer: the tokenizer's own end token and the tokens named by the model's files."""
+"""End tokens: reads which tokens end an answer, from the tokenizer and from the model's files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_end_tokens(config: ModelShape, model: Path, tokenizer: Path | None = No
 
 
 def _tokenizer_ends(source: Path) -> tuple[list[int], frozenset[int]]:
-    """Return the end tokens and the special tokens of a tokenizer; both empty for a folder without one."""
+    """Return the end tokens and the special tokens of a tokenizer; both are empty for a folder without a tokenizer."""
     if not source.is_dir():
         return [int(token) for token in gguf_end_tokens(GgufFile.open(source).metadata)], frozenset()
     if not has_definition(source):

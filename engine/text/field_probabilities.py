@@ -1,10 +1,11 @@
-"""Field probabilities: the probability of each value that a model chose in a JSON answer, among all allowed values.
+"""Field probabilities: computes the probability of each value in a JSON answer, among all values that were allowed.
 
-The text of the answer is read byte by byte. Consider the allowed tokens that agree with the drawn text up to a byte and
-do not end before it. The probability of the byte is the share of these tokens that agree with it too. The probability
-of a field is the product over its bytes. So a token that closes one value and begins the next is divided between them,
-and other tokens that spell the same text count for it. If a text can be spelled in one way only, this is the product of
-the tokens' probabilities. Spaces between fields are not a choice and do not count.
+The text of the answer is read byte by byte. The probability of a byte is a ratio: of the probability of those allowed
+tokens that agree with the generated text before the byte and have a byte there, the share of the tokens that also agree
+in this byte. The probability of a field is the product over its bytes. So the probability of a token that closes one
+value and begins the next is divided between the two values, and other tokens that spell the same text count too. If a
+text can be spelled in one way only, the product equals the product of the tokens' probabilities. Spaces between fields
+are not a choice of value and do not count.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from ..types import AllowedLogprobs
 _BLANKS = frozenset(b" \t\n\r")
 _OF_NUMBERS = frozenset(b"0123456789+-.eE")
 _LONGEST_NUMBER = 4_000
-"""Largest number of characters of a number that is read; Python parses no integer of more than 4,300 digits."""
+"""Largest number of characters of a number that is parsed; Python parses no integer of more than 4,300 digits."""
 _LITERALS = (b"true", b"false", b"null")
 _BEFORE_VALUE = _BLANKS | frozenset(b"]")
 _NEXT = frozenset(b",}")
 _FIRST = frozenset(b'"}')
 _END = b"\xff"
-"""Stands for the text of an end token: a byte that no UTF-8 text contains."""
+"""Represents the text of an end token, because no UTF-8 text contains this byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProbability:
-    """The probability of the value drawn at one place of a JSON answer, among all values that the schema allows there.
+    """The probability of the value generated at one place of a JSON answer, among all values that the schema allows
+    there.
 
     Attributes:
-        path: JSON Pointer into the answer.
-        kind: ``value``, or ``presence`` of an optional property.
-        value: the value; for ``presence``, whether the property is there.
+        path: place in the answer, as a JSON Pointer.
+        kind: ``value``, or ``presence`` for whether an optional property is present.
+        value: the generated value; for ``presence``, True or False.
     """
 
     path: str
@@ -51,17 +53,19 @@ class FieldProbability:
 
 
 class _Step:
-    """The allowed tokens at one position, by the number of leading bytes that each shares with the drawn token.
+    """The allowed tokens at one position, grouped by the number of leading bytes that each shares with the sampled
+    token.
 
     Args:
-        drawn: bytes of the drawn token.
+        drawn: bytes of the sampled token.
         allowed: (bytes, probability) of each allowed token.
     """
 
     def __init__(self, drawn: bytes, allowed: Sequence[tuple[bytes, float]]) -> None:
-        # By offset: probability of the tokens that agree with the drawn one up to and with that byte.
+        # Index: number of leading bytes. Value: probability of the tokens that share exactly this many bytes; summed up
+        # below.
         self._agreeing = [0.0] * (len(drawn) + 2)
-        # By offset: probability of the tokens that first differ at that byte, by their byte there.
+        # Key: offset of the first byte in which a token differs. Value: probability by the token's byte at this offset.
         self._differing: defaultdict[int, dict[int, float]] = defaultdict(dict)
         for text, probability in allowed:
             length, other = _difference(drawn, text)
@@ -74,13 +78,15 @@ class _Step:
         self._agreeing.pop(0)
 
     def share(self, at: int, is_other: Callable[[int], bool]) -> float:
-        """Return the probability of the drawn byte ``at``, among it and the bytes for which ``is_other`` is true."""
+        """Return the probability of the sampled byte at ``at``, among this byte and those for which ``is_other`` is
+        true.
+        """
         agreeing = self._agreeing[at]
         others = sum(mass for byte, mass in self._differing.get(at, {}).items() if is_other(byte))
         return agreeing / (agreeing + others) if agreeing else 0.0
 
     def share_of_end(self, at: int) -> float:
-        """Return the probability that a number ends before the drawn byte ``at``, which does not belong to a number."""
+        """Return the probability that a number ends before the sampled byte at ``at``, which is no part of a number."""
         masses = self._differing.get(at, {})
         longer = sum(mass for byte, mass in masses.items() if byte in _OF_NUMBERS)
         ended = self._agreeing[at] + sum(masses.values()) - longer
@@ -88,7 +94,10 @@ class _Step:
 
 
 def _difference(drawn: bytes, text: bytes) -> tuple[int, int | None]:
-    """Return in how many bytes two tokens agree, and the next byte of ``text``; None if one of the tokens ends."""
+    """Return the number of leading bytes in which two tokens agree, and the byte of ``text`` after them.
+
+    The second result is None if one of the tokens ends there.
+    """
     most = min(len(drawn), len(text))
     if drawn[:most] == text[:most]:
         return most, None
@@ -111,11 +120,11 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Container:
-    """An object or array that has not ended yet.
+    """An object or array of the answer that is not closed yet.
 
     Attributes:
         properties: properties of an object, in the order of the answer.
-        optional: optional properties that are neither written nor known to be left out.
+        optional: optional properties that are not yet known to be present or absent.
     """
 
     is_object: bool
@@ -127,7 +136,7 @@ class _Container:
 
 
 class FieldReader:
-    """Reads one answer token by token.
+    """Computes field probabilities from an answer, token by token.
 
     Args:
         token_bytes: returns the bytes of a token.
@@ -148,7 +157,7 @@ class FieldReader:
         self._found: list[FieldProbability] = []
 
     def push(self, drawn: AllowedLogprobs) -> list[FieldProbability]:
-        """Return the fields that ``drawn``, the next token, completes."""
+        """Process the next token. Returns the fields that it completes."""
         data = self._text_of(drawn.token)
         if data == _END and self._state is not _State.NUMBER:
             return []
@@ -264,7 +273,7 @@ class FieldReader:
         self._leave_value()
 
     def _read_next(self, byte: int, at: int, step: Callable[[], _Step]) -> None:
-        """Read the byte after ``{`` or a value: the beginning of a key, a comma, or the end of the container."""
+        """Read the byte after ``{`` or a value, which begins a key, is a comma, or closes the object or array."""
         at_hand = self._containers[-1]
         if not at_hand.is_object:
             self._begin_item(at_hand) if byte == ord(",") else self._end_container()
@@ -297,7 +306,7 @@ class FieldReader:
         self._state = _State.COLON
 
     def _pass_over(self, at_hand: _Container, names: Sequence[str]) -> None:
-        """Report that optional properties are left out, with the probability of the text written in their place."""
+        """Report that optional properties are absent, with the probability of the text generated in their place."""
         for name in names:
             self._tell_presence(at_hand, name, is_present=False)
         at_hand.optional = [each for each in at_hand.optional if each not in names]

@@ -1,7 +1,8 @@
 """Pre-tokenizers of byte-level vocabularies in GGUF files, by their names in ``tokenizer.ggml.pre``.
 
-The names are llama.cpp's, one for each way to cut a text into words before merging. If llama.cpp's expressions are only
-close to those of a model's ``tokenizer.json``, the expressions and normalizers of ``tokenizer.json`` are used here.
+The names are llama.cpp's. Each name stands for one way of splitting a text into words before merging. If llama.cpp's
+expressions only approximate those of a model's ``tokenizer.json``, the expressions and normalizers of
+``tokenizer.json`` are used here.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The rules by which texts are cut and merged, for one name of ``tokenizer.ggml.pre``.
+    """The rules by which texts are split and merged, for one name of ``tokenizer.ggml.pre``.
 
     Attributes:
-        expressions: regular expressions (Oniguruma) that cut the text one after another; text that does not match stays
-            a word.
-        compose: whether texts are composed first (Unicode's NFC).
-        whole_words: whether a word that is itself a piece is not merged from smaller ones (``ignore_merges``).
-        begin: whether texts begin with the bos token if the file does not say.
+        expressions: regular expressions (Oniguruma) that split the text one after another; text between matches becomes
+            a word of its own.
+        compose: whether texts are normalized first (Unicode's NFC).
+        whole_words: whether a word that is a piece of the vocabulary is kept and not merged from smaller pieces
+            (``ignore_merges``).
+        begin: whether encoding adds the bos token if the file does not specify it.
         spaced: whether pieces are plain text with U+2581 for a space, and bytes are spelled ``<0x0A>``.
     """
 
@@ -41,12 +43,15 @@ _THREE_DIGITS = r"\p{N}{1,3}"
 
 
 def _words(numbers: str, *, word: str = _WORD, others: str = _OTHERS, spaces: str = _SPACES) -> str:
-    """Return the expression for contractions, words, numbers, other characters and white space."""
+    """Return the regular expression that matches contractions, words, numbers, other characters and white space."""
     return f"{_SUFFIX}|{word}|{numbers}{others}{spaces}"
 
 
 def _cased(numbers: str, suffix: str, *, but: str = "", others: str = _SLASHED) -> str:
-    """Return the expression that cuts words where capitals begin. The letters exclude the characters of ``but``."""
+    """Return the regular expression that also splits words where capitals begin.
+
+    Characters in ``but`` do not count as letters.
+    """
     capitals = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     small = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -56,8 +61,9 @@ def _cased(numbers: str, suffix: str, *, but: str = "", others: str = _SLASHED) 
 _LLAMA3 = _words(_THREE_DIGITS)
 _QWEN2 = _words(DIGIT)
 _GPT4O = _cased(_THREE_DIGITS, f"{_SUFFIX}?")
-# These match groups of three digits, counted from the right. In Oniguruma, which the original tokenizers use too, the
-# fractions and superscripts of Latin-1 belong to words: no word ends between 1 and ½, and one does between 1 and ⅓.
+# These expressions match groups of three digits, counted from the right. In Oniguruma, which the original tokenizers
+# use too, the fractions and superscripts of Latin-1 belong to words: there is no word boundary between 1 and ½, but
+# there is one between 1 and ⅓.
 _TO_THE_LEFT = r"\d{1,3}(?=(?:\d{3})*\b)"
 _TO_THE_LEFT_OF_ALL = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"

@@ -1,7 +1,7 @@
-"""``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is spelled like a word after a space.
+"""``add_prefix_space`` of ``tokenizer_config.json``: whether a text's first word is encoded like a word after a space.
 
-Some tokenizer classes of transformers build their own steps from the configuration; these prefer this key to
-``tokenizer.json``. For other classes it has no effect. Without the key, ``tokenizer.json`` decides.
+Some tokenizer classes of transformers build their own steps from the configuration, and for them this key overrides
+``tokenizer.json``. For other classes the key has no effect. Without the key, ``tokenizer.json`` decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Step = dict[str, Any]
 
 
 def set_prefix_space(definition: dict[str, Any], config: dict[str, Any]) -> None:
-    """Change a tokenizer definition to treat the space before the first word as its configuration says, if it does."""
+    """Apply ``add_prefix_space`` of the configuration to a tokenizer definition, if the tokenizer's class uses it."""
     wanted, name = config.get("add_prefix_space"), str(config.get("tokenizer_class")).removesuffix("Fast")
     if not isinstance(wanted, bool):
         return
@@ -34,7 +34,7 @@ def set_prefix_space(definition: dict[str, Any], config: dict[str, Any]) -> None
 
 
 def _change_mark(definition: dict[str, Any], *, wanted: bool) -> None:
-    """Add the mark before the first word and its removal from decoded text, or remove both."""
+    """Make encoding add U+2581 before the first word and decoding remove it, or make neither happen."""
     is_metaspace = False
     for part in ("pre_tokenizer", "decoder"):
         for step in _steps(definition, part):
@@ -70,14 +70,14 @@ def _is_strip(step: Step) -> bool:
 def _replace(
     definition: dict[str, Any], part: str, is_old: Any, first: list[Step], last: list[Step] | None = None
 ) -> None:
-    """Replace the steps of the same kinds as the new ones: put ``first`` at the beginning and ``last`` at the end."""
+    """Remove the steps for which ``is_old`` is true; put ``first`` at the beginning and ``last`` at the end."""
     kept = [step for step in _steps(definition, part) if not is_old(step)]
     steps = [*first, *kept, *(last or ())]
     definition[part] = {"type": "Sequence", _PARTS[part]: steps} if steps else None
 
 
 def _steps(definition: dict[str, Any], part: str) -> Iterator[Step]:
-    """Yield the steps of a part. The steps of a sequence are yielded one by one."""
+    """Yield the steps of a part. A sequence is replaced by its steps."""
     left = [definition.get(part)]
     while left:
         step = left.pop(0)

@@ -11,21 +11,24 @@ from typing import Final, NamedTuple
 
 from .tokenizer import Tokenizer
 
-# Fewest characters of a cached part. Encoding such a part takes about twenty times as long as finding it.
+# Fewest characters of a cached part. Encoding a part of this length takes about twenty times as long as a lookup.
 _PART: Final = 256
-# Limit of the characters of all cached parts. Their token ids take about as much memory again.
+# Limit on the characters of all cached parts. Their token ids take about as much memory again.
 _MOST_CHARACTERS: Final = 1 << 23
 
 
 class Owner(NamedTuple):
-    """Scope of cached texts. As with KV, no other tenant or salt can tell from response times that a text is cached."""
+    """Scope of cached texts.
+
+    As with cached KV, another tenant or salt cannot learn from response times that a text is cached.
+    """
 
     tenant: str = ""
     salt: str = ""
 
 
 class _Key(NamedTuple):
-    """Key of a cached part of a text: tokenizer, owner and text."""
+    """Cache key of a part of a text: the tokenizer, the owner and the text."""
 
     tokenizer: str
     owner: Owner
@@ -52,7 +55,7 @@ class PromptCache:
         return sum(len(key.part) for key, tokens in known if tokens is None or not tokens.done())
 
     def tokens(self, key: _Key, encode: Callable[[str], array[int]]) -> array[int]:
-        """Return the token ids of a part. Encodes it if it is not cached; waits if another thread is encoding it."""
+        """Return the token ids of a part from the cache, from another thread that is encoding it, or by encoding it."""
         with self._lock:
             tokens = self._parts.get(key)
             if is_new := tokens is None:
@@ -70,7 +73,7 @@ class PromptCache:
         return tokens.result()
 
     def _forget(self, key: _Key, tokens: Future[array[int]]) -> None:
-        """Remove a part whose encoding failed, unless it has left the cache already."""
+        """Remove a part whose encoding failed, unless the part has been evicted already."""
         with self._lock:
             if self._parts.get(key) is tokens:
                 del self._parts[key]
@@ -85,8 +88,9 @@ class PromptCache:
 class PromptEncoder:
     """Encodes texts with one tokenizer. Parts that several texts share are encoded only once.
 
-    A text is cut only before special tokens, where tokenizers cut it too. So its tokens are those of its parts, joined.
-    Where it is cut depends only on the text before that place. So a conversation that grows at its end keeps its parts.
+    A text is cut only before special tokens, where tokenizers split it too. So the tokens of a text are the joined
+    tokens of its parts. The cut positions depend only on the text before them. So a conversation to which turns are
+    appended keeps its parts.
 
     Args:
         cache: cache of the parts; None for a cache that only this encoder uses.
@@ -112,7 +116,7 @@ class PromptEncoder:
         return self._cache.num_new(_Key(self._name, owner, part) for part in parts)
 
     def encode(self, parts: Sequence[str], owner: Owner) -> array[int]:
-        """Return the token ids of the parts of a text, joined, without special tokens around them.
+        """Return the joined token ids of a text's parts, without special tokens around them.
 
         Waits for parts that another thread is encoding. Raises RequestError for a lone surrogate.
         """

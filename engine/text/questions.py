@@ -1,4 +1,4 @@
-"""Typed questions about an input: the text of a question in the prompt, and the labels that may answer it.
+"""Typed questions about an input: builds the text of a question in the prompt, and the labels that may answer it.
 
 A question is appended to the user's last turn::
 
@@ -9,9 +9,9 @@ A question is appended to the user's last turn::
     B: support
     Answer with the letter of one option only.
 
-Options get one letter each, or two if there are more than 26; levels get digits. So no label is the beginning of
-another. With ``Labels.VALUES`` the texts of the options are the labels, for example for an adapter that was trained to
-answer with them.
+The labels of options are single letters, or pairs of letters if there are more than 26 options. The labels of levels
+are digits. All have the same length, so no label is a prefix of another one. With ``Labels.VALUES``, the texts of the
+options are the labels, for example for an adapter that was trained to answer with these texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ YES_NO = ("Yes", "No")
 
 
 class QuestionKind(StrEnum):
-    """Kind of a question."""
+    """Kind of a question: yes or no, one of several options, or a level on a scale."""
 
     PREDICATE = "predicate"
     CHOICE = "choice"
@@ -40,7 +40,7 @@ class QuestionKind(StrEnum):
 
 
 class Labels(StrEnum):
-    """What the model answers with: a short label for each option, or the text of the option."""
+    """How the model answers: with a short label for each option, or with the text of the option."""
 
     LETTERS = "letters"
     VALUES = "values"
@@ -48,7 +48,7 @@ class Labels(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A possible answer. ``description`` is empty if there is none."""
+    """A possible answer to a question. ``description`` is "" if there is none."""
 
     text: str
     description: str = ""
@@ -70,7 +70,7 @@ class TypedQuestion:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The texts with which the model may answer, one for each option."""
+        """The texts with which the model may answer; one for each option."""
         if self.labels_by is Labels.VALUES or self.kind is QuestionKind.PREDICATE:
             return tuple(option.text for option in self.options)
         alphabet = string.digits if self.kind is QuestionKind.SCORE else string.ascii_uppercase
@@ -78,7 +78,7 @@ class TypedQuestion:
 
     @property
     def text(self) -> str:
-        """The question as the model reads it, from "Question:" to a line on the form of the answer."""
+        """The text of the question in the prompt, from "Question:" to a last line on the form of the answer."""
         lines = [f"Question: {self.instructions.strip()}"]
         is_code = self.labels_by is Labels.LETTERS
         if self.kind is QuestionKind.PREDICATE:
@@ -99,7 +99,7 @@ class TypedQuestion:
 
 
 def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[dict[str, Any]]:
-    """Return a conversation with a question at the end of its last message if that is the user's, else as a new one."""
+    """Return a conversation that asks a question: in its last message if that is the user's, else in a new message."""
     *before, last = messages
     if last["role"] == "user":
         return [*before, {**last, "content": f"{last['content']}\n\n{question.text}"}]
@@ -108,7 +108,7 @@ def asking(messages: Sequence[dict[str, Any]], question: TypedQuestion) -> list[
 
 @lru_cache(maxsize=1024)
 def _codes(alphabet: str, count: int) -> tuple[str, ...]:
-    """Return ``count`` codes of equal length over the alphabet, in order."""
+    """Return ``count`` codes of equal length over the alphabet, in lexicographic order."""
     width = 1
     while len(alphabet) ** width < count:
         width += 1
@@ -117,12 +117,12 @@ def _codes(alphabet: str, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTokens:
-    """A question as tokens.
+    """A question in tokens.
 
     Attributes:
         prompt: tokens of the prompt, up to the beginning of the answer.
-        endings: token lists that may follow the prompt, label by label. If a label must be ended by a further token, it
-            has one ending for each such token.
+        endings: token lists that may follow the prompt, label by label. If a label must be ended by a further token,
+            the label has one ending for each such token.
         num_ends: number of endings of each label; 1 if labels need no further token.
     """
 
@@ -134,8 +134,8 @@ class QuestionTokens:
 class QuestionEncoder:
     """Encodes the prompts and labels of questions about one input.
 
-    The common beginning of all prompts is encoded once. This is done only if the first prompt, encoded as a whole, has
-    the same tokens as its two parts. In all prompts the second part begins with the word "Question:".
+    The common beginning of all prompts is encoded only once, provided that the first prompt has the same tokens when it
+    is encoded as a whole and in two parts. In every prompt, the second part begins with the word "Question:".
 
     Args:
         end_tokens: tokens that end an answer.
@@ -149,10 +149,10 @@ class QuestionEncoder:
         self._known: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def encode(self, text: str, question: TypedQuestion) -> QuestionTokens:
-        """Return the tokens of a question.
+        """Encode a question.
 
         Args:
-            text: the whole prompt as the chat template renders it; it contains the text of the question.
+            text: the whole prompt as rendered by the chat template, which includes the text of the question.
 
         Raises:
             RequestError: a label adds no token, or two labels have the same tokens.
@@ -183,7 +183,10 @@ class QuestionEncoder:
         return self._encode(text)
 
     def _label(self, question: TypedQuestion, label: str, behind: str) -> tuple[int, ...]:
-        """Return a label's tokens after the end of the prompt; encoded alone if it would change the prompt's tokens."""
+        """Return the tokens that a label adds to the prompt.
+
+        If it would change the prompt's last tokens, it is encoded alone.
+        """
         context = question.text.rpartition("\n")[2] + behind
         if cuts := list(self._tokenizer.cuts(context)):
             context = context[cuts[-1] :]
@@ -203,6 +206,6 @@ class QuestionEncoder:
 
 
 def _is_begun_by_another(labels: dict[tuple[int, ...], int]) -> bool:
-    """Return whether the tokens of one label begin with those of another."""
+    """Return whether the tokens of one label are a prefix of the tokens of another label."""
     lengths = {len(label) for label in labels}
     return any(label[:length] in labels for label in labels for length in lengths if length < len(label))

@@ -1,4 +1,7 @@
-"""Reasoning formats of model families as data: the marks around a thought; and whether a prompt ends in a thought."""
+"""Reasoning formats of model families, as data: the marks around the reasoning.
+
+Also detects whether a prompt ends within it.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from .thought_probe import probed_thought
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-_LONGEST_PROBE = 1 << 16  # Number of characters.
+_LONGEST_PROBE = 1 << 16  # Largest number of characters that are searched in a probe's rendered text.
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model family writes thoughts.
+    """The marks with which a model family delimits its reasoning.
 
     Attributes:
-        name: value of ``--reasoning-parser``, with vLLM's names.
-        start: mark before the thought, written by the model or at the end of the prompt.
-        end: mark after the thought.
-        implicit: whether an answer begins within the thought, with or without the start mark.
-        lead: text before the content of an answer; it belongs neither to the thought nor to the content.
-        in_messages: whether thoughts are separate messages. Then the end mark ends with the header of the next message,
-            as every prompt does.
+        name: value of ``--reasoning-parser``; the names are vLLM's.
+        start: mark before the reasoning, written by the model or at the end of the prompt.
+        end: mark after the reasoning.
+        implicit: whether an answer begins within the reasoning even without the start mark.
+        lead: text before the content of an answer, which belongs neither to the reasoning nor to the content.
+        in_messages: whether the reasoning is a separate message. The end mark then ends with the header of the next
+            message, as every prompt does.
     """
 
     name: str
@@ -39,13 +42,13 @@ class ReasoningFormat:
 
     @property
     def mention(self) -> str:
-        """Text in the source of the chat templates that use these thoughts."""
+        """Text that occurs in the source of the chat templates of this format."""
         return self.start if self.in_messages else self.end
 
     def is_open_at(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends within a thought; None if it leaves no room for one.
+        """Return whether a prompt ends within the reasoning; None if the prompt has ended the reasoning already.
 
-        A prompt that leaves no room ends with the end mark, perhaps followed by the text before an answer.
+        In the latter case the prompt ends with the end mark, perhaps followed by ``lead``.
         """
         tail = prompt.rstrip()
         before_answer = tail.removesuffix(self.lead.strip()).rstrip()
@@ -82,11 +85,11 @@ FORMATS = {
 
 
 def reasoning_format_of(tokenizer: Tokenizer, parser: str) -> ReasoningFormat | None:
-    """Return the model's reasoning format; None for a model without thoughts.
+    """Return the model's reasoning format; None for a model without reasoning.
 
     Args:
-        parser: name of a format; ``none``; or ``auto``, which takes the first format whose mark the chat template
-            mentions, or else derives one from the text that the template renders around a thought.
+        parser: name of a format; ``none``; or ``auto``, which selects the first format whose mark the chat template
+            contains, or else derives a format from the text that the template renders around reasoning.
 
     Raises:
         TemplateStopped: the template takes too long.

@@ -1,4 +1,7 @@
-"""The conversation on which Qwen3-Reranker was trained: does a document meet a query? The answer is yes or no."""
+"""Rerank prompt: the conversation on which Qwen3-Reranker was trained.
+
+It asks whether a document meets a query, yes or no.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,6 @@ _SYSTEM = (
 
 
 def rerank_messages(query: str, document: str, instruction: str) -> list[dict[str, Any]]:
-    """Return the conversation. ``instruction`` describes which documents count as relevant."""
+    """Return the messages of the conversation. ``instruction`` describes which documents count as relevant."""
     asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]

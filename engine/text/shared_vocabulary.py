@@ -1,4 +1,4 @@
-"""Shared vocabulary: whether a draft model and its target model have the same token for each id."""
+"""Shared vocabulary: checks that a draft model and its target model have the same token for each id."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def vocabulary_difference(model: Path, draft: Path) -> str | None:
     """Compare the bytes of each token of two models.
 
     Args:
-        model, draft: folders in Hugging Face format or GGUF files, with a model or only its tokenizer.
+        model, draft: folders in Hugging Face format or GGUF files, each with a model or only a tokenizer.
 
     Returns:
-        A description of the first difference; None if there is none, or if neither has a tokenizer.
+        A description of the first difference; None if there is no difference, or if neither model has a tokenizer.
 
     Raises:
         ModelError: a tokenizer is not supported exactly.
@@ -41,7 +41,7 @@ def has_tokenizer(source: Path) -> bool:
 
 
 def _same_definition(model: Path, draft: Path) -> bool:
-    """Return whether both are folders with equal tokenizer files, as is usual for sizes of one model."""
+    """Return whether both are folders with equal tokenizer files, as is usual for the sizes of one model family."""
     if not all((folder / DEFINITION).is_file() for folder in (model, draft)):
         return False
     return (model / DEFINITION).read_bytes() == (draft / DEFINITION).read_bytes()

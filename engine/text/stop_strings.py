@@ -1,11 +1,11 @@
-"""Stop check: finds stop strings in streamed text in one pass with an Aho-Corasick automaton.
+"""Stop strings: finds stop strings in streamed text in one pass, with an Aho-Corasick automaton.
 
-The automaton (Aho and Corasick, 1975) searches all stop strings at once. Its state stands for the longest suffix of the
-text that is a prefix of a stop string. The depth of the state is the number of characters to hold back, as they may
-belong to a match.
+The automaton (Aho and Corasick, 1975) searches all stop strings at once. Its state represents the longest suffix of the
+text that is a prefix of a stop string. The depth of the state is the number of characters to hold back, because they
+may belong to a match.
 
-Of several matches, the one that ends first counts, and of those with the same end the longest. The result does not
-depend on how the text was cut into pieces or tokens.
+Of several matches, the match that ends first counts; of matches with the same end, the longest counts. The result does
+not depend on how the text is split into pieces or tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import deque
 
 
 class StopStrings:
-    """Automaton of non-empty stop strings. Immutable: sequences may share it."""
+    """Aho-Corasick automaton of non-empty stop strings. Immutable, so sequences may share it."""
 
     __slots__ = ("_depth", "_fallback", "_match", "_next")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
-        self._match = [0]  # For each state, length of the longest stop string that ends in it; 0 for none.
+        self._match = [0]  # For each state, the length of the longest stop string that ends in the state; 0 for none.
         for stop in stops:
             self._match[self._insert(stop)] = len(stop)
         self._fallback = [0] * len(self._next)
@@ -41,7 +41,7 @@ class StopStrings:
         return self._match[state]
 
     def depth(self, state: int) -> int:
-        """Return the number of characters at the end of the text that may belong to a match that is not complete."""
+        """Return the number of characters at the end of the text that may be the beginning of a stop string."""
         return self._depth[state]
 
     def _insert(self, stop: str) -> int:
@@ -56,7 +56,10 @@ class StopStrings:
         return state
 
     def _link(self) -> None:
-        """Set the fallback of each state: the state of its longest proper suffix. Parents come before children."""
+        """Set the fallback of each state: the state of its longest proper suffix.
+
+        Parents are processed before children.
+        """
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -67,7 +70,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """The search for stop strings in one text."""
+    """Search for stop strings in one text, which arrives in pieces."""
 
     __slots__ = ("_automaton", "_held", "_state")
 
@@ -80,11 +83,11 @@ class StopMatcher:
         """Continue the search in ``text``.
 
         Args:
-            armed: whether a stop string that ends in ``text`` counts.
+            armed: whether a stop string that ends in ``text`` counts as a match; False before ``min_tokens``.
 
         Returns:
             The text that can be sent, which ends before a match, and the stop string that was found, or None. After a
-            match the remaining text is dropped, and the matcher must not be used again.
+            match, the remaining text is dropped, and the matcher must not be used again.
         """
         automaton, state = self._automaton, self._state
         whole = self._held + text
@@ -99,6 +102,6 @@ class StopMatcher:
         return whole[:certain], None
 
     def finish(self) -> str:
-        """Return the text held back. To be called at the end of the text."""
+        """Return the text held back. Must be called at the end of the text."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,9 +1,9 @@
-"""Jinja environment of chat templates: a sandbox that counts the work of a template, and folds no constants.
+"""Jinja environment of chat templates: a sandbox that counts the work of a template and does not fold constants.
 
-A template is a program by the publisher of a model or an adapter. In this environment each loop, call, operator and
-output is charged to a budget before it runs. An operation without a known cost raises ``TemplateDeferred``. Such a
-render must run in a process that can be killed. So a render within the budget takes milliseconds, whatever the template
-does.
+A template is a program by the publisher of a model or an adapter, who is not trusted. Each loop, call, operator and
+output of a template is charged to a budget before it runs. An operation whose cost is not known in advance raises
+``TemplateDeferred``; the template must then be rendered in a process that can be killed. So a render within the budget
+takes milliseconds, whatever the template does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 UNITS = 400_000
-"""Budget of work in the calling thread, in units of about one character. Using it up takes some milliseconds."""
+"""Budget of work in the calling thread.
+
+One unit is the work on about one character; the whole budget takes some milliseconds.
+"""
 _CALL = 20
 _ITERATION = 10
-_VISIT = 5  # Cost of each value in a list or an object.
-_MOST_BITS = 4096  # Largest number of bits of an integer.
+_VISIT = 5  # Cost of each value in a list or an object, in units.
+_MOST_BITS = 4096  # Largest number of bits of an integer result.
 _MOST_INDENT = 16
 
 _STR_METHODS = frozenset(
@@ -46,11 +49,11 @@ _PICKING_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr")
 
 
 class TemplateDeferred(Exception):
-    """A render needs more work than the budget, or an operation whose work is not known in advance."""
+    """Raised if a render needs more work than the budget, or an operation whose work is not known in advance."""
 
 
 class _Budget(threading.local):
-    """The rest of the budget of the render in this thread. It is infinite outside of ``counted_work``."""
+    """The remaining budget of the render in this thread, in units. It is infinite outside of ``counted_work``."""
 
     left = float("inf")
     is_limited = False
@@ -61,7 +64,7 @@ _budget = _Budget()
 
 @contextmanager
 def counted_work() -> Iterator[None]:
-    """Give the renders of this thread in the block one budget of work. Beyond it they raise TemplateDeferred."""
+    """Context manager: the renders of this thread share one budget of work. Beyond it they raise TemplateDeferred."""
     before = _budget.left, _budget.is_limited
     _budget.left, _budget.is_limited = UNITS, True
     try:
@@ -84,7 +87,7 @@ def _defer() -> None:
 
 
 def _weigh(value: Any) -> None:
-    """Charge the cost of visiting all parts of a value. A part that occurs several times is charged each time."""
+    """Charge the budget for visiting all parts of a value. A part that occurs several times is charged each time."""
     if isinstance(value, str):
         _charge(_VISIT + len(value))
     elif isinstance(value, dict):
@@ -103,7 +106,7 @@ def _weigh(value: Any) -> None:
 
 
 def _written(value: Any) -> Any:
-    """Charge for a value that is written to the text or compared; return the value."""
+    """Charge the budget for a value that is output or compared. Returns the value."""
     if type(value) is str:
         _charge(_VISIT + len(value))
     elif _budget.is_limited:
@@ -112,7 +115,7 @@ def _written(value: Any) -> Any:
 
 
 def _iterated(value: Any, size: int) -> Any:
-    """Charge for a loop over a value; return the value.
+    """Charge the budget for all iterations of a loop over a value. Returns the value.
 
     Args:
         size: number of characters of plain text in the body of the loop.
@@ -132,7 +135,10 @@ def _each(values: Iterable[Any], size: int) -> Iterator[Any]:
 
 
 class _CountedCode(CodeGenerator):
-    """Compiles templates without computing constant expressions, as that would be uncounted work, and counts tuples."""
+    """Jinja code generator that computes no constant expressions, because that work would not be counted.
+
+    It counts tuples.
+    """
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData | nodes.Const):
@@ -140,7 +146,7 @@ class _CountedCode(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:
-        """Charge for a tuple, because hashing it hashes all its parts."""
+        """Generate code that charges for a tuple, because hashing a tuple hashes all its parts."""
         if node.ctx != "load":
             super().visit_Tuple(node, frame)
             return
@@ -150,7 +156,7 @@ class _CountedCode(CodeGenerator):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Environment like that of Hugging Face: ``raise_exception``, ``strftime_now`` and ``tojson`` without escapes."""
+    """Jinja environment as in transformers: with ``raise_exception``, ``strftime_now`` and a plain ``tojson``."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
     code_generator_class = _CountedCode
@@ -171,7 +177,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self._functions = (self.globals["range"], self.globals["dict"], Namespace, _raise_exception, _strftime_now)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template, and insert charges for loops, for operands of ``~`` and for comparisons."""
+        """Parse a template. Adds charges for loops, for operands of ``~`` and for comparisons to the syntax tree."""
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             size = sum(len(data.data) for each in loop.body for data in _texts(each))
@@ -192,7 +198,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return nodes.Filter(value, name, list(arguments), [], None, None, lineno=value.lineno, environment=self)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator whose result may be large, and charge for it."""
+        """Charge for a binary operator whose result may be large, and compute it."""
         if operator == "+":
             _charge(len(left) + len(right) if type(left) is type(right) is str else _size(left) + _size(right))
             return left + right
@@ -210,7 +216,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a macro, a function or a method of a value, and charge for it."""
+        """Charge for a call of a macro, a function or a method, and perform the call."""
         _charge(_CALL)
         if _budget.is_limited:
             __self._charge_call(__obj, args)
@@ -242,7 +248,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _is_constant(node: nodes.Expr) -> bool:
-    """Return whether an expression is a constant or a list of constants. Comparing with it costs little."""
+    """Return whether an expression is a constant or a list of constants, so that a comparison with it costs little."""
     items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
     return all(isinstance(each, nodes.Const) for each in items)
 
@@ -298,7 +304,7 @@ def _deferred(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(filters: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return the filters of known cost, each wrapped so that it charges its cost."""
+    """Return the filters of known cost, each wrapped so that it charges the budget."""
     charges: dict[str, Callable[..., None]] = {
         **dict.fromkeys(_FREE_FILTERS, lambda *_, **__: _charge(1)),
         **dict.fromkeys(_PLAIN_FILTERS, lambda value=None, *_, **__: _charge(_size(value))),
@@ -312,7 +318,7 @@ def _counted(filters: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., 
 
 
 def _charging(function: Callable[..., Any], charge: Callable[..., None]) -> Callable[..., Any]:
-    # Jinja passes the environment or the context to some filters, before the value.
+    # Jinja passes the environment or the context to some filters as an argument before the value.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -343,7 +349,7 @@ def _tojson(
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return the result of a filter such as ``map`` as a list, as other template engines do."""
+    """Return the result of a filter such as ``map`` as a list, because other template engines serialize it as one."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -363,6 +369,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Parse the tag to its body, in a scope of its own as in transformers."""
+        """Parse the tag. Its body gets a scope of its own, as in transformers."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)

@@ -1,7 +1,8 @@
-"""Lower bounds on the number of tokens of a text, without encoding it. Far too long texts are refused by them.
+"""Token bounds: lower bounds on the number of tokens of a text, by which far too long texts are refused without
+encoding.
 
 A token has at most a certain number of bytes, and at most a certain number of letters and digits. The second number is
-much smaller, as the longest tokens are runs of spaces and dashes.
+much smaller, because the longest tokens are runs of spaces and dashes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STEPS = frozenset({"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Largest number of bytes of one token, without the bytes in ``ignored``."""
+    """Largest number of bytes of one token, not counting the bytes in ``ignored``."""
 
     most: int
     ignored: bytes
@@ -24,13 +25,13 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """Bounds of the tokens of a tokenizer. With ``ascii_only`` they are valid only for ASCII texts."""
+    """Bounds on the tokens of a tokenizer. With ``ascii_only``, they are valid only for ASCII texts."""
 
     bounds: tuple[_Bound, ...]
     ascii_only: bool
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of a text; 0 if no bound is valid for it."""
+        """Return a lower bound on the number of tokens of a text; 0 if no bound is valid for the text."""
         if self.ascii_only and not text.isascii():
             return 0
         data = text.encode(errors="ignore")
@@ -38,7 +39,7 @@ class TokenBounds:
 
 
 def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBounds | None:
-    """Return the bounds of a tokenizer; None if it may drop parts of a text.
+    """Return the bounds of a tokenizer; None if the tokenizer may drop parts of a text.
 
     Args:
         definition: the tokenizer in the form of ``tokenizer.json``.
@@ -51,12 +52,12 @@ def read_bounds(definition: dict[str, Any], pieces: Iterable[bytes]) -> TokenBou
     swallows = any(added.get("lstrip") or added.get("rstrip") for added in definition.get("added_tokens", ()))
     if swallows or model.get("type", "BPE") != "BPE" or not by_bytes or not all(map(_keeps_all, steps)):
         return None
-    # A byte without a token of its own may be dropped in encoding.
+    # Encoding may drop a byte that has no token of its own.
     missing = frozenset(byte for byte in range(256) if bytes([byte]) not in pieces)
     others = frozenset(range(256)) - _ALPHANUMERIC
     return TokenBounds(
         tuple(_bound(pieces, bytes(ignored)) for ignored in (missing, others | missing)),
-        # NFC normalization may make texts shorter, but not ASCII texts.
+        # NFC normalization may shorten a text, but not an ASCII text.
         ascii_only=any(step["type"] == "NFC" for step in steps),
     )
 
@@ -74,7 +75,7 @@ def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _keeps_all(step: dict[str, Any]) -> bool:
-    """Return whether a step of the tokenizer keeps every letter and digit and the number of bytes."""
+    """Return whether a step of the tokenizer keeps all letters and digits, and keeps the number of bytes."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == "\u2581")
     return step["type"] in _STEPS and step.get("behavior") != "Removed"

@@ -1,7 +1,7 @@
 """The exact bytes of each token, from the decoder of a ``tokenizer.json``.
 
-Generating models use three decoders. Each joins the texts of single tokens, and may then drop a space that encoding has
-put before the text:
+Generating models use three decoders. Each of them joins the texts of single tokens. It may then drop a space that
+encoding has put before the text:
 
     ByteLevel    a piece spells bytes in GPT-2's alphabet
     Sequence     of Replace (U+2581 to a space), ByteFallback (<0x0A> is that byte), Fuse, Strip
@@ -19,7 +19,10 @@ from typing import Any
 from ..errors import ModelError, quoted
 
 _MOST_GROWTH = 64
-"""Limit of the factor by which all replacements may lengthen a piece. SentencePiece replaces one character by one."""
+"""Limit on the factor by which all replacements together may lengthen a piece.
+
+SentencePiece's decoder does not lengthen it.
+"""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -32,7 +35,7 @@ class DecoderRules:
         byte_fallback: whether ``<0x0A>`` is one byte.
         replacements: (old, new) texts that are replaced in each piece, in this order.
         strip: number of leading spaces that are dropped from a whole text.
-        strip_mark: a character that is dropped from the first token of a text.
+        strip_mark: character that is dropped from the first token of a text; None for none.
     """
 
     byte_level: bool = False
@@ -87,7 +90,7 @@ def _growth(old: str, new: str) -> int:
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a decoder. The steps of a sequence are yielded one by one."""
+    """Yield the steps of a decoder. A sequence is replaced by its steps."""
     if decoder is None:
         return
     if decoder["type"] != "Sequence":
@@ -98,7 +101,7 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 characters stand for their own byte, U+0100 and on for the others."""
+    """Return GPT-2's alphabet: a printable Latin-1 character represents its own byte, U+0100 and later other bytes."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -114,7 +117,7 @@ def spell(data: bytes) -> str:
 
 
 def _spelled(piece: str) -> bytes:
-    """Return the bytes that ``piece`` spells. If it has a character outside of the alphabet, it is plain text."""
+    """Return the bytes that ``piece`` spells in GPT-2's alphabet; its UTF-8 if a character is not in the alphabet."""
     try:
         return bytes([_ALPHABET[character] for character in piece])
     except KeyError:

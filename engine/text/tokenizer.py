@@ -1,4 +1,4 @@
-"""The model's tokenizer: text to token ids and back. The only module that imports the ``tokenizers`` library."""
+"""Tokenizer: converts text to token ids and back. The only module that imports the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tokenizer_files import TokenizerFiles, read_folder, refusing_malformed
 from .tokenizer_gguf import read_gguf
 
 MOST_IDS = 1 << 22
-"""Limit of token ids: all ids are smaller."""
+"""Limit on token ids: every id is less than this number."""
 _JOB = "engine.text.tokenizer:encode_job"
 _JOB_BYTES = 1 << 30
 _MOST_BUILT = 4  # Number of tokenizers that a worker process keeps.
@@ -36,18 +36,18 @@ _PROBE = f"{string.printable} aaaa"
 class Tokenizer:
     """A model's tokenizer and chat templates. Immutable: threads may share it.
 
-    The names of special tokens in a text are encoded as those tokens. Chat templates need this, and transformers does
-    the same. So untrusted text has to be filtered first.
+    If a text contains the name of a special token, the name is encoded as that token. Chat templates need this, and
+    transformers does the same. So untrusted text has to be filtered first.
 
-    The steps of an adapter's tokenizer are a program by its publisher. Unless they equal the base model's steps, texts
-    are encoded in a process that can be killed.
+    The steps of an adapter's tokenizer (normalizer, pre-tokenizer and so on) are a program by its publisher, who is not
+    trusted. Unless the steps equal those of the base model, texts are encoded in a process that can be killed.
 
     Attributes:
-        steps: digest of the steps of encoding a text, without vocabulary and merges.
+        steps: digest of the steps with which a text is encoded, without the vocabulary and merges.
         vocab_size: number of ids that have a token. The model may have more rows of logits.
         bos_id: the token that begins a text, None if the model has none.
         eos_ids: the tokens that end an answer, from the tokenizer's files.
-        special_ids: tokens without text of their own (``skip_special_tokens``).
+        special_ids: ids of the special tokens, whose text ``skip_special_tokens`` leaves out.
         special_tokens: texts of the special tokens, by their names in tokenizer_config.json (``bos_token``, ...).
         chat_templates: sources of the chat templates by name.
     """
@@ -87,7 +87,7 @@ class Tokenizer:
         Args:
             path: the model: a folder in Hugging Face format or a GGUF file.
             tokenizer_path: another folder or GGUF file that holds the tokenizer.
-            chat_template: a file with a Jinja template, or the template itself, in place of the model's own.
+            chat_template: a file with a Jinja template, or the template itself, which replaces the model's own.
 
         Raises:
             ModelError: there is no tokenizer, or it is not supported exactly.
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @property
     def waits(self) -> bool:
-        """Whether ``encode`` waits for another process."""
+        """Whether ``encode`` waits for another process, because the tokenizer is an adapter's own."""
         return self._remote is not None
 
     @property
@@ -124,19 +124,21 @@ class Tokenizer:
 
     @property
     def named_roles(self) -> frozenset[str]:
-        """The roles that the chat templates mention by name."""
+        """The roles with which the chat templates compare a message's role."""
         return self._templates.named_roles
 
     def renders_role(self, role: str) -> bool:
-        """Return whether a chat template writes messages of this role, under its name or in another form."""
+        """Return whether the chat template renders messages of this role, under the role's name or in another form."""
         return self._templates.renders_role(role)
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """Return the token ids of ``text``. Releases the interpreter's lock. May wait for another process (``waits``).
+        """Return the token ids of ``text``.
+
+        Releases the interpreter's lock (GIL). May wait for another process (``waits``).
 
         Args:
             add_special_tokens: whether to add the model's special tokens around the text (often a bos token). False for
-                texts of ``render_chat``, as the template has written these tokens.
+                texts of ``render_chat``, because the template has written these tokens.
 
         Raises:
             RequestError: the text has lone surrogates, which are not characters and have no UTF-8 form; or an adapter's
@@ -145,7 +147,7 @@ class Tokenizer:
         check_unicode(text)
         if self._remote is not None:
             return self._remote.encode(text, add_special_tokens)
-        # encode() holds the interpreter's lock all the time. The batch form releases it, and computes no offsets.
+        # encode() holds the GIL while it runs. The batch method releases the GIL and computes no offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
@@ -165,9 +167,9 @@ class Tokenizer:
     def cuts(self, text: str) -> Iterator[int]:
         """Yield, in ascending order, positions at which the text may be cut without changing its tokens.
 
-        The positions are the starts of special tokens, where the library cuts first. The tokens after such a position
-        do not depend on the text before it, and the library does not treat them as the beginning of a text. Valid only
-        without ``add_special_tokens``.
+        The positions are the starts of special tokens, at which the library splits a text first. The tokens after such
+        a position do not depend on the text before it, and the library does not treat the position as the beginning of
+        a text. The positions are valid only for ``encode`` without ``add_special_tokens``.
         """
         if self._search is not None:
             yield from self._search.starts(text)
@@ -179,7 +181,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence of tokens. Ill-formed bytes become U+FFFD; unknown ids have no text.
 
-        The space that encoding puts before every text is dropped.
+        A space that encoding puts before every text is dropped.
         """
         ids = [token for token in ids if not (skip_special_tokens and token in self.special_ids)]
         data = self.join_bytes(ids, False)
@@ -190,11 +192,11 @@ class Tokenizer:
         return text[min(spaces, self._rules.strip) :]
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the exact bytes of a token in a text: its name for a special token, none for an unknown id."""
+        """Return the exact bytes of a token: its name for a special token, and no bytes for an unknown id."""
         return self._bytes.get(token, b"")
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """Return the vocabulary's strings of tokens (``convert_ids_to_tokens``). An unknown id has an empty string."""
+        """Return the tokens' strings in the vocabulary (``convert_ids_to_tokens``), with "" for an unknown id."""
         return [self._backend.id_to_token(token) or "" for token in tokens]
 
     def texts(self) -> TokenTexts:
@@ -203,7 +205,7 @@ class Tokenizer:
         return TokenTexts(array("i", map(len, data)), b"".join(data), tuple(sorted(self.special_ids)))
 
     def join_bytes(self, tokens: Iterable[int], skip_special_tokens: bool) -> bytes:
-        """Return the bytes of a whole sequence of tokens, joined."""
+        """Return the joined bytes of a whole sequence of tokens."""
         known = self._bytes.get
         if skip_special_tokens:
             special = self.special_ids
@@ -220,10 +222,12 @@ class Tokenizer:
         kwargs: Mapping[str, Any] | None = None,
         template: str | None = None,
     ) -> str:
-        """Return the text of a conversation, to be encoded without special tokens. See ``ChatTemplates.render``.
+        """Render a conversation to a text, which must be encoded without adding special tokens.
+
+        See ``ChatTemplates.render``.
 
         Args:
-            template: a Jinja template in place of the model's. Raises RequestError if it is not valid.
+            template: a Jinja template that replaces the model's. Raises RequestError if the template is not valid.
         """
         templates = self._templates if template is None else self._own_templates(template)
         return templates.render(
@@ -245,7 +249,7 @@ class Tokenizer:
 
 
 class _RemoteEncoder:
-    """Encodes texts in worker processes. A process that does not have the tokenizer definition yet is sent it.
+    """Encodes texts in worker processes. Each process receives the tokenizer's definition with the first text.
 
     Raises:
         ModelError: the tokenizer cannot be built, or it takes too long for a text of all printable ASCII characters.
@@ -262,7 +266,7 @@ class _RemoteEncoder:
             raise ModelError(f"The tokenizer {error} with {len(_PROBE)} characters.") from None
 
     def encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        """Return the token ids, as ``Tokenizer.encode`` does. The text has no lone surrogates."""
+        """Return the token ids of a text without lone surrogates, as ``Tokenizer.encode`` does. Raises RequestError."""
         try:
             return self._run(text, add_special_tokens)
         except ProgramRefused as error:
@@ -282,7 +286,10 @@ _built: dict[str, tokenizers.Tokenizer] = {}
 
 
 def encode_job(arguments: list[Any], data: bytes) -> bytes:
-    """Encode a text in a worker process. ``data`` holds the definition, which may be left out, and the text."""
+    """Encode a text in a worker process.
+
+    ``data`` is the definition, or nothing if the process has it, and then the text.
+    """
     key, add_special_tokens, size = arguments
     backend = _built.pop(key, None)
     if backend is None:
@@ -297,7 +304,7 @@ def encode_job(arguments: list[Any], data: bytes) -> bytes:
 
 
 def _digest_of_steps(definition: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the steps of a definition, without vocabulary and merges."""
+    """Return the SHA-256 of the steps of a tokenizer definition, without vocabulary and merges."""
     model = {name: value for name, value in definition["model"].items() if name not in ("vocab", "merges")}
     steps = [definition.get(name) for name in _STEPS]
     return hashlib.sha256(json.dumps([model, steps], sort_keys=True).encode()).hexdigest()
@@ -338,7 +345,7 @@ def _vocabulary(backend: tokenizers.Tokenizer, rules: DecoderRules) -> tuple[dic
 
 
 def _marked_first_tokens(backend: tokenizers.Tokenizer, rules: DecoderRules) -> dict[int, bytes]:
-    """Return the bytes of tokens whose bytes differ at the beginning of a text (see ``DecoderRules.strip_mark``)."""
+    """Return the bytes of tokens that have other bytes at the beginning of a text (``DecoderRules.strip_mark``)."""
     if (mark := rules.strip_mark) is None:
         return {}
     pieces = backend.get_vocab(with_added_tokens=True).items()
@@ -352,7 +359,7 @@ def _read_files(source: Path) -> TokenizerFiles:
 
 
 def _read_template(chat_template: str) -> str:
-    """Return the template itself if the text has a template's braces; else the content of the file of that name."""
+    """Return the text itself if it contains a template's braces; else the content of the file of that name."""
     if "{{" in chat_template or "{%" in chat_template:
         return chat_template
     try:

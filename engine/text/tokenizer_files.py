@@ -36,12 +36,12 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A tokenizer as data.
+    """The files of a tokenizer as data.
 
     Attributes:
         definition: content of ``tokenizer.json``.
         special: texts of the special tokens by role (``bos_token``, ...); roles that the model lacks are left out.
-        eos_ids: tokens that end an answer, besides ``special["eos_token"]``.
+        eos_ids: tokens that end an answer, in addition to ``special["eos_token"]``.
         chat_templates: Jinja templates by name, see ``ChatTemplates``.
     """
 
@@ -53,7 +53,7 @@ class TokenizerFiles:
 
 @contextmanager
 def refusing_malformed() -> Iterator[None]:
-    """Raise ModelError if, in the block, an entry of a tokenizer's files is missing or of a wrong type."""
+    """Context manager: raise ModelError if an entry of a tokenizer's files is missing or has a wrong type."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -83,7 +83,7 @@ def has_definition(folder: Path) -> bool:
 
 
 def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the content of ``tokenizer.json``; without it, another vocabulary in the same form."""
+    """Return the content of ``tokenizer.json``; if it is missing, another vocabulary converted to the same form."""
     if (folder / DEFINITION).is_file():
         definition = _read_json(folder / DEFINITION)
         if definition is not None:
@@ -98,7 +98,10 @@ def _definition(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition of a SentencePiece model. Adds to ``config`` the special tokens that it does not name."""
+    """Return the definition of a SentencePiece model.
+
+    Adds the model's special tokens to ``config`` if it lacks them.
+    """
     found = read_sentencepiece(folder / SENTENCEPIECE, config)
     for role, text in found.special.items():
         config.setdefault(role, text)
@@ -114,7 +117,7 @@ def _sentencepiece(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None if there is no such file."""
-    # Only files are read, as reading from a pipe may never end.
+    # Only regular files are read, because reading from a pipe may never end.
     if path.exists() and not path.is_file():
         raise ModelError(f"{path.name} is not a file.")
     try:
@@ -129,7 +132,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
-    """Raise ModelError for a tokenizer that needs Python code: code in the folder, or a class of another library."""
+    """Raise ModelError for a tokenizer that needs Python code: code in its folder, or a class of another library."""
     code = config.get("auto_map", {})
     if isinstance(code, dict) and code.get("AutoTokenizer"):
         named = quoted(code["AutoTokenizer"])
@@ -149,7 +152,7 @@ def _text(token: Any) -> str | None:
 def _complete_added_tokens(
     definition: dict[str, Any], config: dict[str, Any], special: dict[str, str], named: dict[str, Any]
 ) -> None:
-    """Add the tokens that only the configuration names, apply its flags, and mark its special tokens.
+    """Complete ``added_tokens`` of the definition from the configuration: its tokens, its flags and its special tokens.
 
     As in transformers, a token is identified by its text, the flags of ``added_tokens_decoder`` replace those of
     ``tokenizer.json``, and a token that either of the two calls special is special.
@@ -175,13 +178,16 @@ def _complete_added_tokens(
 
 
 def _further_special(named: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of special tokens without a role, from the key of transformers 5 or else from the older one."""
+    """Yield the texts of special tokens without a role, from transformers 5's key or else from the older key."""
     tokens = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
     yield from filter(None, map(_text, tokens.values() if isinstance(tokens, dict) else tokens))
 
 
 def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict[str, Any]:
-    """Return the entry of a token in ``added_tokens_decoder``. Unless special, it is found in normalized text."""
+    """Convert a token of ``added_tokens_decoder`` to a definition's entry.
+
+    Only special tokens are found before normalization.
+    """
     special = bool(token.get("special")) or has_role
     entry = added_token(token_id, token["content"], special=special) | {"normalized": not special}
     flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in token}
@@ -189,7 +195,10 @@ def _configured(token_id: int, token: dict[str, Any], *, has_role: bool) -> dict
 
 
 def _model_ids(model: dict[str, Any]) -> dict[str, int]:
-    """Return ids by piece. BPE has an object of ids, Unigram a list of (piece, score)."""
+    """Return the ids by piece.
+
+    The vocabulary of BPE is an object of ids, that of Unigram is a list of (piece, score).
+    """
     vocabulary = model.get("vocab", {})
     if isinstance(vocabulary, dict):
         return vocabulary

@@ -1,15 +1,15 @@
-"""Reads the tokenizer of a GGUF file in the form of a ``tokenizer.json``.
+"""GGUF tokenizer: converts the tokenizer of a GGUF file to the form of a ``tokenizer.json``.
 
 A GGUF file holds the vocabulary under llama.cpp's names (``tokenizer.ggml.*``). Three kinds are supported:
 
-    gpt2     byte-level BPE: pieces spell bytes in GPT-2's alphabet; ``tokenizer.ggml.pre`` names how text is cut into
-             words before merging
+    gpt2     byte-level BPE: pieces spell bytes in GPT-2's alphabet; ``tokenizer.ggml.pre`` names the way in which text
+             is split into words before merging
     llama    SentencePiece BPE: a space is written as U+2581, unknown characters fall back to byte pieces, and the order
              of merges follows from the scores of the pieces
     gemma4   SentencePiece BPE with its own list of merges; ``gpt2`` with a pre-tokenizer of that kind is the same
 
-If llama.cpp and the model's original tokenizer differ, the original is followed. For example, Qwen2 composes Unicode
-characters first.
+If llama.cpp and the model's original tokenizer differ, the original is followed. For example, Qwen2 normalizes Unicode
+text first (NFC).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _OTHER_KINDS = {
 
 
 def _byte_level(*, words: bool) -> dict[str, Any]:
-    """Return the step that spells bytes in GPT-2's alphabet; with ``words``, it first cuts by GPT-2's expression."""
+    """Return the step that spells bytes in GPT-2's alphabet; with ``words``, it first splits by GPT-2's expression."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
 def _steps(expressions: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the pre-tokenizers that cut by each expression in turn and then spell bytes."""
+    """Return the pre-tokenizer steps that split a text by each expression in turn and then spell bytes."""
     ends_as_gpt2 = expressions[-1] == GPT2
     cuts = expressions[:-1] if ends_as_gpt2 else expressions
     return [*map(_cut, cuts), _byte_level(words=ends_as_gpt2)]
@@ -66,7 +66,7 @@ def read_gguf(path: Path) -> TokenizerFiles:
     """Read the tokenizer in a GGUF file.
 
     Raises:
-        ModelError: it is not a GGUF file, it has no tokenizer, or its kind of tokenizer is not supported exactly.
+        ModelError: the file is not a GGUF file, it has no tokenizer, or its kind of tokenizer is not supported exactly.
     """
     metadata = GgufFile.open(path).metadata
     kind = _get(metadata, "model")
@@ -94,7 +94,7 @@ def _has(metadata: dict[str, Any], key: str) -> bool:
 
 
 def _get(metadata: dict[str, Any], key: str, default: Any = None) -> Any:
-    """Return a value of the tokenizer. Raises ModelError if it is missing and there is no default."""
+    """Return an entry of ``tokenizer.ggml``. Raises ModelError if it is missing and there is no default."""
     value = metadata.get(f"tokenizer.ggml.{key}", default)
     if value is None:
         raise ModelError(f"The GGUF file has no tokenizer.ggml.{key}.")
@@ -134,7 +134,7 @@ def _pre_tokenizer(metadata: dict[str, Any]) -> PreTokenizer:
 
 
 def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str, Any], bool]:
-    """Return the definition of a BPE with merges, and whether texts begin with bos if the file does not say."""
+    """Return the definition of a BPE with a list of merges, and whether encoding adds bos if the file says nothing."""
     if _get(metadata, "add_space_prefix", False):
         raise ModelError("The GGUF file asks for a space before each text (add_space_prefix): not supported for gpt2.")
     tokens = _get(metadata, "tokens")
@@ -153,13 +153,13 @@ def _with_merges(metadata: dict[str, Any], kind: PreTokenizer) -> tuple[dict[str
 
 
 def _merge(text: str) -> list[str]:
-    """Return the two parts of a merge, which are separated by a space. Neither part is empty."""
+    """Split a merge at the space between its two parts. Neither part is empty."""
     cut = text.find(" ", 1)
     return [text[:cut], text[cut + 1 :]]
 
 
 def _spaced(metadata: dict[str, Any], tokens: list[str], merges: list[list[str]]) -> dict[str, Any]:
-    """Return the definition of a SentencePiece BPE with a list of merges, without word cuts and prefix space."""
+    """Return the definition of a SentencePiece BPE with a list of merges, no word splitting and no prefix space."""
     unknown = tokens[int(_get(metadata, "unknown_token_id"))] if _has(metadata, "unknown_token_id") else None
     return {
         "version": "1.0",
@@ -175,7 +175,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
     tokens, scores = list(_get(metadata, "tokens")), list(_get(metadata, "scores"))
     architecture = metadata.get("general.architecture")
     if architecture in _GEMMA:
-        # Runs of spaces are pieces, and pieces were merged in the order of their ids, not of their scores.
+        # Runs of spaces are single pieces. The pieces are merged in the order of their ids, not of their scores.
         tokens = [SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
         scores = [-token for token in range(len(tokens))]
     prefix = bool(_get(metadata, "add_space_prefix", True))
@@ -187,7 +187,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-# Phi-3 drops white space after its control tokens, except after these.
+# Phi-3 drops white space after its control tokens, except after these three.
 _KEEPSPACE_AFTER = ("<unk>", "<s>", "<|endoftext|>")
 
 

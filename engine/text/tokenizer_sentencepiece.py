@@ -1,4 +1,4 @@
-"""Reads a SentencePiece model, ``tokenizer.model``, in the form of a ``tokenizer.json``.
+"""SentencePiece tokenizer: converts a ``tokenizer.model`` file to the form of a ``tokenizer.json``.
 
 The file is a Protocol Buffers message and is read as data: pieces with scores and types, the kind of model, and the
 normalization of text. The kind BPE is supported, as in Llama 2, Mistral, Yi and InternLM 2. It merges like GGUF files
@@ -25,15 +25,15 @@ _CHARACTER_MAP, _DUMMY_PREFIX, _EXTRA_SPACES = 2, 3, 4
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KINDS = {1: "Unigram", 2: "BPE", 3: "words", 4: "characters"}
 _BPE = 2
-# Tokenizer classes that encode exactly as the file says, and add only begin and end tokens.
+# Tokenizer classes that encode exactly as the file specifies, and add no special tokens but bos and eos.
 _CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "InternLM2Tokenizer", "InternLMTokenizer", "YiTokenizer", "")
 
 
 class SentencePieceModel(NamedTuple):
-    """The part of the file that is used.
+    """The data of the file that is used.
 
     Attributes:
-        definition: content of a ``tokenizer.json``, without begin and end tokens.
+        definition: content of a ``tokenizer.json``, without the tokens that encoding adds before and after a text.
         special: texts of special tokens by role.
     """
 
@@ -42,7 +42,7 @@ class SentencePieceModel(NamedTuple):
 
 
 def read_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceModel:
-    """Return the vocabulary of a file.
+    """Read a SentencePiece file.
 
     Args:
         path: the file.
@@ -85,7 +85,7 @@ def read_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceModel
 
 
 def _check(path: Path, model: _Model) -> None:
-    """Raise ModelError for settings with which the result would not be exact."""
+    """Raise ModelError for settings that cannot be reproduced exactly."""
     wrong = None
     if model.kind != _BPE:
         wrong = f"is of the kind {_KINDS.get(model.kind, model.kind)}; BPE is supported"
@@ -102,7 +102,7 @@ def _check(path: Path, model: _Model) -> None:
 
 
 class _Model(NamedTuple):
-    """Pieces as (text, score, type), and the settings. The defaults are those of the file format."""
+    """The pieces as (text, score, type), and the settings. The defaults are the file format's."""
 
     pieces: list[tuple[str, float, int]]
     kind: int
@@ -172,7 +172,10 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number coded with seven bits in each byte, lowest first, and the position after it."""
+    """Decode a variable-length integer (seven bits in each byte, lowest first).
+
+    Returns it and the position after it.
+    """
     value = shift = 0
     while shift < 70:
         byte = data[at]

@@ -1,8 +1,9 @@
-"""Reads a tiktoken vocabulary of Kimi K2, Moonlight, Qwen 1 or GLM-4 in the form of a ``tokenizer.json``.
+"""Tiktoken tokenizer: converts a vocabulary of Kimi K2, Moonlight, Qwen 1 or GLM-4 to the form of a ``tokenizer.json``.
 
-Each line has a token's bytes in base64 and its rank, which is its id. Any two neighbouring tokens that together are a
-token are merged, lowest rank first; a word that is a token is not merged from smaller ones. The file does not say how
-text is cut into words. The model's Python code does, but it is never run: it is recognized by its class names.
+Each line holds a token's bytes in base64 and its rank, which is its id. Two neighbouring tokens whose concatenation is
+a token are merged, lowest rank first. A word that is a token is not merged from smaller ones. The file does not specify
+how text is split into words: the model's Python code does. This code is never run; its behaviour is known from its
+class name.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .token_bytes import spell
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What the Python code of a tokenizer class specifies.
+    """The properties that the Python code of a tokenizer class determines.
 
     Attributes:
         file: name of the vocabulary file.
-        words: name in ``PRE_TOKENIZERS`` of the way in which it cuts text.
+        words: name in ``PRE_TOKENIZERS`` of the rules by which the class splits text into words.
         special: names of the special tokens after the vocabulary, if the files do not name them.
         reserved: number of special tokens after the vocabulary, with or without names.
         prefix: tokens that are put before texts.
@@ -48,18 +49,21 @@ _CLASSES = {
     "ChatGLM4Tokenizer": _Code("tokenizer.model", "glm4", prefix=("[gMASK]", "<sop>")),
 }
 TIKTOKEN = ("tiktoken.model", "qwen.tiktoken")
-"""Names of files that are tiktoken vocabularies, whatever the tokenizer class is."""
+"""Names of files that always contain a tiktoken vocabulary, whatever the tokenizer class is."""
 
 
 def tiktoken_file(folder: Path, config: dict[str, Any]) -> Path | None:
-    """Return a folder's tiktoken vocabulary, None if it has none. ``config`` is its ``tokenizer_config.json``."""
+    """Return the path of a folder's tiktoken vocabulary, None if there is none.
+
+    ``config``: its ``tokenizer_config.json``.
+    """
     code = _CLASSES.get(str(config.get("tokenizer_class")))
     names = TIKTOKEN if code is None else (code.file, *TIKTOKEN)
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition of a vocabulary.
+    """Read a tiktoken vocabulary. Returns a tokenizer definition.
 
     Args:
         path: the file.
@@ -109,7 +113,7 @@ def read_tiktoken(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _special_tokens(code: _Code, first: int, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the special tokens that the class itself names, and those before texts, with the ids of the files."""
+    """Return the special tokens: those that the class names, those in ``prefix``, and the reserved ones."""
     named = {int(token): entry["content"] for token, entry in (config.get("added_tokens_decoder") or {}).items()}
     texts = {token: text for token, text in named.items() if text in code.prefix}
     texts |= dict(enumerate(code.special, first))
@@ -132,7 +136,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[list[str]]:
-    """Return all pairs of tokens that together are a token, ordered by the rank of that token."""
+    """Return all pairs of tokens whose concatenation is a token, ordered by the rank of that token."""
     found: list[list[str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
