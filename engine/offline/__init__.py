@@ -1,1 +1,1 @@
-"""The offline engine, ``LLM``, and what it returns."""
+"""Offline inference without a server: the ``LLM`` and ``AsyncLLM`` classes, their parameters and their outputs."""

@@ -1,4 +1,4 @@
-"""``AsyncLLM`` in vLLM's form: an engine in a process of its own, whose requests are asynchronous generators."""
+"""``AsyncLLM`` as in vLLM: an engine in a separate process, whose requests are asynchronous generators."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from .vllm_table import check_offered, check_values
 
 @dataclass(frozen=True, slots=True)
 class AsyncModelConfig:
-    """The part of ``AsyncLLM.model_config`` that scripts read: the model's path or name, and its length in tokens."""
+    """The part of ``AsyncLLM.model_config`` that scripts read: the model's path or name, and its context length."""
 
     model: str
     max_model_len: int
 
 
 class AsyncLLM:
-    """A model in a process of its own. Any number of generators of any number of event loops may run at once.
+    """An engine in a separate process.
+
+    Any number of generators, on any number of event loops, may run at the same time.
 
     No long operation runs on the caller's event loop: prompts are encoded on one thread, and the engine's messages are
     read on another. The constructor blocks until the model is loaded, and ``shutdown`` blocks until the process has
@@ -45,7 +47,7 @@ class AsyncLLM:
         options: as in ``LLM``.
 
     Attributes:
-        model_config: the model's path or name and its length, as ``get_model_config`` returns it.
+        model_config: the model's path or name and its context length; ``get_model_config`` returns the same object.
 
     Raises:
         ModelError: the model does not exist or is not supported exactly.
@@ -69,7 +71,10 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: object, *_: Any, **__: Any) -> Self:
-        """Make the engine from ``AsyncEngineArgs``; vLLM's further arguments have no effect. Raises as the class."""
+        """Create the engine from ``AsyncEngineArgs``. vLLM's further arguments have no effect.
+
+        Raises like the constructor.
+        """
         return cls(**vars(engine_args))
 
     async def generate(
@@ -82,16 +87,16 @@ class AsyncLLM:
         priority: int = 0,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt. If the generator is left, closed or cancelled, the request ends.
+        """Generate answers to a prompt. If the generator is closed or cancelled before its end, the request is aborted.
 
         Args:
             prompt: one prompt, in any form of ``LLM.generate``.
-            sampling_params: parameters. Their ``output_kind`` selects whether outputs hold the whole answer so far,
-                only the new part, or come once at the end.
+            sampling_params: sampling parameters. Their ``output_kind`` selects whether an output holds the whole answer
+                so far or only the new part, or whether there is only one output at the end.
             request_id: id of the request in its outputs and for ``abort``; no running request may have the same id.
-            lora_request: an adapter, which is loaded first if need be.
-            priority: below 0 the request is served before others, above 0 after them.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            lora_request: a LoRA adapter, which is loaded first if it is not loaded yet.
+            priority: below 0, the request is served before others; above 0, after them.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Yields:
             Outputs with the answers that have a new part; the last output is ``finished``.
@@ -123,7 +128,7 @@ class AsyncLLM:
     def _read(
         self, prompt: PromptType, params: SamplingParams, lora_request: LoRARequest | None, priority: Priority
     ) -> tuple[Input, TextRequest, OutputBuilder]:
-        """Read and check a request. Raises RequestError."""
+        """Convert the arguments to a checked request. Raises RequestError."""
         [given] = self._engine.adapters.inputs([prompt], lora_request=lora_request)
         if lora_request is not None:
             self._lora_names[lora_request.lora_int_id] = lora_request.lora_name
@@ -135,13 +140,16 @@ class AsyncLLM:
         return await asyncio.get_running_loop().run_in_executor(self._engine.prompts[lora_request is not None], call)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """End requests: the last output of each has the reason ``abort``. Ids that are not running are ignored."""
+        """Abort requests. The last output of each has the finish reason ``abort``.
+
+        Ids that are not running are ignored.
+        """
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if (stream := self._streams.get(name)) is not None:
                 self._engine.abort(stream)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter for later requests. Returns True. Raises ValueError if it cannot be loaded."""
+        """Load an adapter for later requests. Returns True. Raises ValueError if the adapter cannot be loaded."""
         self._engine.check()
         try:
             await self._on_thread(partial(self._engine.adapters.name_of, lora_request), lora_request)
@@ -151,7 +159,10 @@ class AsyncLLM:
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Unload the adapter of a ``lora_int_id``; running requests keep it. Returns False if none is loaded."""
+        """Unload the adapter of a ``lora_int_id``.
+
+        Running requests keep its weights. Returns False if none is loaded.
+        """
         self._engine.check()
         if lora_id not in await self.list_loras():
             return False
@@ -162,21 +173,21 @@ class AsyncLLM:
         return True
 
     async def list_loras(self) -> set[int]:
-        """Return the ``lora_int_id`` of each adapter that was loaded by a ``LoRARequest``."""
+        """Return the ``lora_int_id`` of each adapter that a ``LoRARequest`` has loaded."""
         return {number for number, name in self._lora_names.items() if self._engine.has_adapter(name)}
 
     async def pin_lora(self, lora_id: int) -> bool:
-        """Return True, without effect: an adapter that was evicted from the device is loaded again when requested.
+        """Return True without any effect: an adapter that was evicted from the device is reloaded when it is requested.
 
         Raises:
-            ValueError: no adapter has the number.
+            ValueError: no loaded adapter has this number.
         """
         if lora_id not in await self.list_loras():
             raise ValueError(f"lora_id {lora_id!r} is of no loaded adapter: load it with add_lora.")
         return True
 
     async def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Remove all cached KV that no running request uses, from all tiers. Returns True. Arguments are vLLM's."""
+        """Remove all cached KV that no running request uses, from all tiers. Returns True. The arguments are vLLM's."""
         await self._engine.reset_cache()
         return True
 
@@ -203,33 +214,39 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDead:
-        """Error that requests raise after the engine has ended."""
+        """The error that requests raise after the engine has ended."""
         return self._engine.death or EngineDead("The engine is not running.")
 
     async def check_health(self) -> None:
-        """Raise EngineDead if the engine has ended, or hangs."""
+        """Raise EngineDead if the engine has ended or hangs."""
         self._engine.check()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine's process. Running requests raise EngineDead. May be called twice; ``timeout`` is vLLM's."""
+        """End the engine's process.
+
+        Running requests raise EngineDead. Further calls do nothing. ``timeout`` is vLLM's.
+        """
         self._end()
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a method of vLLM's ``AsyncLLM``; the error says what to do instead, from ``vllm_classes.toml``."""
+        """Handle a vLLM method that this class lacks: accept it without effect, or raise the table's error.
+
+        The table is ``vllm_classes.toml``.
+        """
         check_offered("AsyncLLM", name)
         return _without_effect
 
 
 AsyncLLMEngine = AsyncLLM
-"""Its name in vLLM's older versions."""
+"""Name of the class in vLLM's older versions."""
 
 
 async def _without_effect(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of a method of vLLM that is not needed."""
+    """Do nothing. Replaces methods of vLLM that are not needed here."""
 
 
 def _priority(number: int) -> Priority:
-    """Return the priority class for one of vLLM's numbers, where lower numbers go first. Raises RequestError."""
+    """Convert vLLM's priority number, where lower numbers go first, to a priority class. Raises RequestError."""
     if type(number) is not int:
         raise RequestError(f"priority must be a whole number, not {number!r}.", param="priority")
     return Priority.INTERACTIVE if number == 0 else Priority.REALTIME if number < 0 else Priority.BATCH

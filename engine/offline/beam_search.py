@@ -1,4 +1,4 @@
-"""Beam search of ``LLM.beam_search``, step by step, and its results, under vLLM's names."""
+"""Beam search for ``LLM.beam_search``: runs the search step by step, and builds its outputs under vLLM's names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def search_beams(
     *,
     use_tqdm: bool,
 ) -> BeamSearch:
-    """Run a search to its end: until no beam can be continued, or all have the largest number of tokens.
+    """Run a beam search to its end: until no beam can be continued, or all beams have the largest number of tokens.
 
     Args:
         prompts: tokens of each prompt.
         ends: end tokens for each prompt.
-        scores: returns for each of the given beams the log-probabilities of the given number of likeliest next tokens.
+        scores: computes the log-probabilities of next tokens. Its arguments are beams, each with the index of its
+            prompt, and a number of tokens; its result holds that number of likeliest tokens for each beam.
         use_tqdm: whether to show a progress bar of the steps.
 
     Raises:

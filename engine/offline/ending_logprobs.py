@@ -1,4 +1,4 @@
-"""Logprobs of a tree of endings, computed from the outputs of its reads."""
+"""Ending logprobs: computes the logprobs of trees of endings from the outputs of their reads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .request_inputs import Input
 from .request_output import RequestOutput
 
 WINDOW = 256
-"""Reads that the engine has at a time: each holds a prompt in memory."""
+"""Number of reads that the engine has at a time. It is limited because each read holds its prompt in memory."""
 Run = Callable[[Sequence[Input], Sequence[SamplingParams]], Sequence[RequestOutput]]
 
 
 def read_trees(trees: Sequence[EndingTree], prompts: Sequence[Input], run: Run) -> list[list[list[float]]]:
-    """Return the logprobs of the tokens of each ending of each tree.
+    """Return the logprobs of each ending's tokens, for each tree.
 
     Args:
         prompts: prompt of each tree.
         run: computes requests.
     """
     reads = [(place, read) for place, tree in enumerate(trees) for read in tree.reads]
-    # Parents are read before their children: shorter paths come first.
+    # Parents are computed before their children, because parents have shorter paths. The children then find cached KV.
     order = sorted(range(len(reads)), key=lambda index: len(reads[index][1].path))
     values: dict[int, list[float]] = {}
     for begin in range(0, len(order), WINDOW):
@@ -36,7 +36,7 @@ def read_trees(trees: Sequence[EndingTree], prompts: Sequence[Input], run: Run) 
 
 
 def read_logprobs(read: EndingRead, output: RequestOutput) -> list[float]:
-    """Return the logprobs of ``read.edges``, from the output of the request that has its tokens and parameters."""
+    """Return the logprobs of ``read.edges`` from the output of the request with ``read.tokens``."""
     found = []
     scored = output.prompt_logprobs or []
     for token, scores in zip(output.prompt_token_ids[read.scored_from :], scored[read.scored_from :], strict=False):

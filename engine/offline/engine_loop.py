@@ -1,4 +1,4 @@
-"""Engine loop: an event loop on a separate thread, on which an engine's client runs beside the caller's loop."""
+"""Engine loop: an event loop on a separate thread, which runs an engine's client independently of the caller."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """Runs calls and coroutines on its own thread, until ``close``."""
+    """Runs calls and coroutines on an event loop of its own thread, until ``close``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # The thread is a daemon, so that an engine that nobody shuts down does not keep the process alive.
+        # The thread is a daemon. Otherwise an engine that is never shut down would keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Schedule a call after all calls posted before. Calls to a closed loop are dropped."""
-        # The loop may be closed between the check and the call.
+        """Schedule a call on the loop. Calls run in the order of posting. Calls to a closed loop are dropped."""
+        # The loop may be closed between a check and the call.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is the loop's own."""
+        """Whether the calling thread is the loop's own thread."""
         return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result or raise its error. Blocks; must not be called on the loop's thread."""
+        """Run a coroutine on the loop, and return its result or raise its error.
+
+        Blocks; not for the loop's own thread.
+        """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the engine's loop and return its result, without blocking the caller's loop."""
+        """Run a coroutine on the engine's loop, and return its result. The caller's loop is not blocked."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:

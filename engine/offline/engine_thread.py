@@ -1,4 +1,4 @@
-"""Engine thread: runs the calls to an engine one after the other, where no signal can interrupt them."""
+"""Engine thread: runs the calls to an engine one after the other on a thread that no signal can interrupt."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _Jobs = SimpleQueue[Callable[[], None] | None]
 
 
 class EngineThread:
-    """Runs calls in the order in which they were given, on one thread.
+    """Runs calls on one thread, in the order in which they arrive.
 
-    Python raises KeyboardInterrupt, and exceptions of signal handlers, only in the main thread, but there between any
-    two operations. A call on this thread is never left half done: only the wait for it is interrupted.
+    Python raises KeyboardInterrupt and the exceptions of signal handlers only in the main thread, but there between any
+    two operations. So an interrupt never leaves a call on this thread half done; it only ends the main thread's wait
+    for the call.
     """
 
     def __init__(self) -> None:
         self._jobs: _Jobs = SimpleQueue()
-        # The thread is a daemon, as it waits for calls without end; at the interpreter's exit a running call is
+        # The thread is a daemon, because it waits for calls without end. When the interpreter exits, a running call is
         # awaited.
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name="engine", daemon=True)
         self._thread.start()
@@ -34,14 +35,16 @@ class EngineThread:
 
     @property
     def is_here(self) -> bool:
-        """Return whether the thread runs in this process, and not in the process from which this one was forked."""
+        """Whether the thread runs in this process, and not in a parent process from which this process was forked."""
         return os.getpid() == self._process
 
     def run(self, call: Callable[[], T]) -> T:
-        """Run a call and return its result or raise its error. An interrupted call still runs, before all later calls.
+        """Run a call on the thread, and return its result or raise its error.
+
+        If the wait is interrupted, the call still runs, before all later calls.
 
         Raises:
-            EngineDead: this process is a fork of the process that has the thread.
+            EngineDead: this process is a fork of the process in which the thread runs.
             RuntimeError: the thread was closed.
         """
         if not self.is_here:
@@ -58,24 +61,25 @@ class EngineThread:
             try:
                 outcome.set_result(call())
             except BaseException as error:
-                # Every error is handed to the caller.
+                # Every error is passed to the caller.
                 outcome.set_exception(error)
             done.put(None)
 
         self._jobs.put(job)
-        # ``get`` is written in C, unlike ``Future.result``: an interrupt cannot leave its lock in a broken state.
+        # ``get`` is written in C. So, unlike in ``Future.result``, an interrupt cannot leave its lock in a broken
+        # state.
         done.get()
         return outcome.result()
 
     def close(self) -> None:
-        """End the thread after the calls given so far."""
+        """End the thread after the calls that were given so far."""
         self._end()
 
 
 def _work(jobs: _Jobs) -> None:
     while (job := jobs.get()) is not None:
         job()
-        # The job refers to the engine and would keep it alive while this thread waits for the next one.
+        # The job refers to the engine. Without this line it would keep the engine alive while the thread waits.
         del job
 
 

@@ -1,4 +1,4 @@
-"""Prompts of offline requests in vLLM's forms, such as ``TextPrompt`` and ``TokensPrompt``, and their adapters."""
+"""Inputs: reads prompts of offline requests in vLLM's forms, such as ``TextPrompt`` and ``TokensPrompt``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .vllm_table import check_values
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text. ``cache_salt`` separates its cached KV from the KV of other salts."""
+    """A prompt as text. KV is shared only among prompts with the same ``cache_salt``."""
 
     prompt: str
     cache_salt: str
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids, with its text if that is known."""
+    """A prompt as token ids, optionally with its text."""
 
     prompt_token_ids: Sequence[int]
     prompt: str
@@ -28,17 +28,17 @@ class TokensPrompt(TypedDict, total=False):
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
 Loras = LoRARequest | Sequence[LoRARequest | None] | None
-"""An adapter of all prompts, or one for each."""
+"""One adapter for all prompts, or a list with one for each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt after reading.
+    """A prompt in normalized form.
 
     Attributes:
         text: the text; None if the prompt was given only as token ids.
         tokens: the token ids; None if the prompt was given only as text.
-        salt: salt that separates its cached KV from that of other prompts.
+        salt: cache salt; KV is shared only among prompts with the same salt.
     """
 
     text: str | None = None
@@ -47,7 +47,7 @@ class Prompt:
 
     @property
     def content(self) -> str | Sequence[int]:
-        """Token ids, or the text if there are no token ids."""
+        """The token ids, or the text if there are no token ids."""
         if self.tokens is not None:
             return self.tokens
         assert self.text is not None
@@ -55,7 +55,7 @@ class Prompt:
 
 
 def listed_prompts(prompts: Any) -> list[Any]:
-    """Return one prompt or several as a list. Raises RequestError for anything else."""
+    """Return one prompt or several prompts as a list. Raises RequestError for any other value."""
     if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
         right = "a text, a list of token ids, a dict with prompt or prompt_token_ids, or a list of these"
         raise RequestError(f"prompts must be {right}, not {type(prompts).__name__}.", param="prompt")
@@ -65,14 +65,14 @@ def listed_prompts(prompts: Any) -> list[Any]:
 
 
 def read_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
-    """Read one prompt or several.
+    """Convert one prompt or several prompts to ``Prompt`` objects.
 
     Args:
         prompts: one prompt in any form of ``PromptType``, or a list of prompts.
-        prompt_token_ids: token ids of one prompt or of several, in place of ``prompts`` (vLLM's older form).
+        prompt_token_ids: token ids of one prompt or of several, which replace ``prompts`` (an older form of vLLM).
 
     Raises:
-        RequestError: a prompt has another form.
+        RequestError: a prompt has none of these forms.
     """
     if prompt_token_ids is not None:
         return [Prompt(tokens=each.tokens, text=None, salt="") for each in read_prompts(prompt_token_ids)]

@@ -53,12 +53,14 @@ P = TypeVar("P")
 
 
 class LLM:
-    """A model in this process. Not thread-safe, and not usable in forked processes: each must make its own.
+    """A model in this process, for offline inference.
+
+    An ``LLM`` is not thread-safe and cannot be used in forked processes: each process must create its own.
 
     The engine and all parts of a step run on a separate thread (``EngineThread``). KeyboardInterrupt, or another
-    exception from a signal handler, ends only the wait for a step, never the step itself. After such an interrupt
+    exception from a signal handler, ends only the wait for a step, never the step itself. After such an interrupt,
     ``generate`` and ``chat`` abort their requests; requests of ``begin`` continue with the next ``step`` and get the
-    same tokens. An exception inside a step fails all requests; the next call then works, with an empty prefix cache.
+    same tokens. An exception inside a step fails all requests. The next call then works, but the prefix cache is empty.
 
     Args:
         model: folder in Hugging Face format, GGUF file or name on the hub; None for the default model.
@@ -87,20 +89,20 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: object) -> Self:
-        """Make an ``LLM`` from ``EngineArgs``. Raises as the constructor."""
+        """Create an ``LLM`` from ``EngineArgs``. Raises like the constructor."""
         return cls(**vars(engine_args))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the default parameters of requests: the recommendations in the model's ``generation_config.json``.
+        """Return the default sampling parameters, which the model's ``generation_config.json`` recommends.
 
         The name is vLLM's. With ``generation_config="vllm"`` the file is ignored.
         """
         return self._requests.default_params()
 
     def get_metrics(self) -> list[Metric]:
-        """Return gauges, counters and histograms of the engine and its requests, under vLLM's names and in its classes.
+        """Return the engine's gauges, counters and histograms as metrics with vLLM's names and classes.
 
-        Times are the times at which answers reached the caller's side of the engine in this process.
+        Latencies are measured when answers reach the caller's side of the engine in this process.
         """
         return self._engine.on_thread(lambda: self._metrics.snapshot(self._engine.stats()))
 
@@ -125,19 +127,19 @@ class LLM:
         adapter: str | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """Continue prompts.
+        """Generate answers to prompts.
 
         Args:
             prompts: one text, list of token ids, ``TextPrompt`` or ``TokensPrompt``, or a list of these.
             sampling_params: parameters for all prompts, or one for each; None for ``get_default_sampling_params()``.
-            prompt_token_ids: token ids in place of prompts.
+            prompt_token_ids: token ids, which replace ``prompts``.
             use_tqdm: whether to show a progress bar.
             lora_request: an adapter for all prompts, or one for each.
-            stop: strings that end an answer and are no part of it, in addition to the strings in ``sampling_params``.
-            n: number of answers to each prompt, in place of ``n`` of ``sampling_params``.
-            grammar: form of structured output, such as ``GrammarSpec.json_schema({...})``.
+            stop: strings that end an answer and are not part of it, in addition to the strings in ``sampling_params``.
+            n: number of answers to each prompt, which overrides ``n`` of ``sampling_params``.
+            grammar: grammar of structured output, such as ``GrammarSpec.json_schema({...})``.
             adapter: name of a loaded LoRA adapter, None for the base model.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Returns:
             One output for each prompt, in their order.
@@ -169,10 +171,10 @@ class LLM:
         adapter: str | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template. See ``generate``.
+        """Generate answers to one conversation or several, rendered by the model's chat template. See ``generate``.
 
         Args:
-            chat_template: a Jinja template in place of the model's.
+            chat_template: a Jinja template that replaces the model's.
             chat_template_content_format: a parameter of vLLM, without effect.
             tools: functions in OpenAI's form.
             chat_template_kwargs: further variables for the template.
@@ -203,12 +205,12 @@ class LLM:
         concurrency_limit: int | None = None,
         **others: Any,
     ) -> list[BeamSearchOutput]:
-        """Search for the likeliest answers to each prompt, as vLLM does.
+        """Generate answers to prompts by beam search, as vLLM does.
 
         Args:
             use_tqdm: whether to show a progress bar of the steps.
             concurrency_limit: a parameter of vLLM, without effect.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Raises:
             RequestError: a prompt or parameter is out of bounds.
@@ -220,7 +222,8 @@ class LLM:
 
         def scores(beams: Sequence[tuple[int, BeamSearchSequence]], count: int) -> list[dict[int, float]]:
             inputs = [given[prompt] for prompt, _ in beams]
-            # An activated LoRA begins in the prompt: an answer that repeats its invocation does not move it.
+            # The tokens of an answer are passed as generated tokens. So an answer that repeats the invocation of an
+            # activated LoRA does not change the position from which the adapter applies.
             answers = [array("i", beam.tokens[len(given[prompt].tokens) :]) for prompt, beam in beams]
             step = SamplingParams(temperature=0, ignore_eos=True, logprobs=count)
             steps = [replace(step, max_tokens=len(answer) + 1) for answer in answers]
@@ -245,8 +248,8 @@ class LLM:
         Args:
             input: a text, or a conversation; each question is added to its last user turn.
             questions: dicts with a ``type`` (``predicate``, ``choice`` or ``score``), ``instructions``, ``choices`` or
-                ``levels``, and perhaps a ``name`` and the name of a ``calibration``.
-            answer_with: ``letters``, or ``values``: the choices' own texts.
+                ``levels``, and optionally a ``name`` and the name of a ``calibration``.
+            answer_with: form of the model's answer: ``letters``, or ``values`` for the texts of the choices.
             chat_template_kwargs: further variables for the template.
             calibration_dir: folder of the calibrations written by ``rootgraft calibrate``.
 
@@ -274,18 +277,20 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         **others: Any,
     ) -> list[list[float]] | list[PooledRequestOutput[ScoringOutput]]:
-        """Return the probabilities of tokens after a query with each of several items, as SGLang does.
+        """Return the probabilities of given next tokens after a query joined with each item, as SGLang does.
 
-        Without ``label_token_ids`` it is vLLM's method: it returns how relevant each item is to the query, or to its
-        own query if there are as many queries as items (see ``serving.pair_scoring``).
+        Without ``label_token_ids``, this is vLLM's method: it returns how relevant each item is to the query. If there
+        are as many queries as items, each item is scored with its own query (see ``serving.pair_scoring``).
 
         Args:
             query: a text or token ids.
-            items: items, each of which makes one prompt with the query; they are texts or token ids like the query.
+            items: items, each of which is joined with the query to one prompt. They are texts or token ids, like the
+                query.
             label_token_ids: the tokens whose probabilities are returned.
-            apply_softmax: whether to return shares among the labels, in place of probabilities in the whole vocabulary.
+            apply_softmax: whether to normalize the probabilities over the labels; otherwise they refer to the whole
+                vocabulary.
             item_first: whether the item comes before the query.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Raises:
             RequestError: an argument is out of bounds.
@@ -329,10 +334,10 @@ class LLM:
 
         Args:
             pooling_task: ``embed`` or ``classify``; by default the task that the model supports.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Raises:
-            RequestError: a prompt or parameter is out of bounds, or the task is another one.
+            RequestError: a prompt or parameter is out of bounds, or the model does not support the task.
         """
         check_values("LLM.encode", others)
         chosen: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, "adapter": adapter}
@@ -365,13 +370,14 @@ class LLM:
 
         Args:
             pooling_params: parameters in vLLM's form: ``dimensions`` and ``normalize``.
-            dimensions: number of leading values to return, normalised to length 1 again.
+            dimensions: number of leading values to return; they are normalized to length 1 again.
             normalize: whether embeddings have length 1; by default as the checkpoint defines.
-            prompt_name: name of the checkpoint's prompt that is put before each text, in place of its default prompt.
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            prompt_name: name of the checkpoint's prompt that is put before each text; by default the checkpoint's
+                default prompt.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Raises:
-            RequestError: a prompt or parameter is out of bounds, or the model's embeddings are not computed.
+            RequestError: a prompt or parameter is out of bounds, or the model offers no embeddings.
         """
         check_values("LLM.embed", others)
         pooler = self._engine.pooler
@@ -393,10 +399,10 @@ class LLM:
         adapter: str | None = None,
         **others: Any,
     ) -> list[PooledRequestOutput[ClassificationOutput]]:
-        """Return the probability of each class of the model's classification head, text by text.
+        """Return the probability of each class of the model's classification head, for each text.
 
         Args:
-            others: vLLM's further parameters, as ``vllm_classes.toml`` says.
+            others: vLLM's further parameters; ``vllm_classes.toml`` describes the effect of each.
 
         Raises:
             RequestError: a prompt is out of bounds, or the model has no classification head.
@@ -419,17 +425,17 @@ class LLM:
         pin_seconds: float = 0.0,
         on_delta: Callable[[TextDelta], None] | None = None,
     ) -> RunningRequest:
-        """Begin a request beside the running ones; ``step`` advances all of them.
+        """Begin a request in addition to the running ones. ``step`` advances all of them.
 
         Args:
             tokens: the prompt.
-            session: name of a session; the KV of the session's last request is evicted last from the prefix cache.
-            session_seconds: seconds after the answer during which that holds, 300 by default; with 0 the KV is evicted
-                first.
+            session: name of a session. The KV of a session's last request is evicted last from the prefix cache.
+            session_seconds: seconds after the answer for which the session's KV is kept this way, 300 by default. With
+                0, the KV is evicted first.
             pin_seconds: seconds for which the prompt is pinned in the prefix cache.
-            on_delta: called with each delta after the step that brought it, in ``step`` and in every other call that
-                runs steps. ``step`` raises the callback's exceptions, once all deltas of the step have reached their
-                requests.
+            on_delta: callback for each delta. It is called after the step that generated the delta, in ``step`` and in
+                every other call that runs steps. ``step`` raises the callback's exceptions after all deltas of the step
+                have reached their requests.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
@@ -445,7 +451,7 @@ class LLM:
     def begin_prompt(
         self, prompt: PromptType, params: AnyParams | None = None, *, lora_request: LoRARequest | None = None
     ) -> RunningRequest:
-        """Begin a request for one prompt, in any form of ``generate``, beside the running ones, as ``begin`` does.
+        """Begin a request, like ``begin``, for one prompt in any form that ``generate`` accepts.
 
         Raises:
             RequestError: the prompt or a parameter is out of bounds.
@@ -458,13 +464,12 @@ class LLM:
         """Compute one step of all running requests. Returns whether any of them still runs.
 
         Raises:
-            Exception: a callback raised it in this step, or in another call since the last step; the first one of
-                several.
+            Exception: the first exception that a callback raised in this step, or in another call since the last step.
         """
         return self._engine.step()
 
     def abort(self, running: RunningRequest) -> None:
-        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless the request had ended."""
+        """Abort a request. It gets no more deltas, and its ``output`` raises RequestError unless it has ended."""
         self._engine.abort(running)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
@@ -476,7 +481,7 @@ class LLM:
 
         Raises:
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: its source does not answer.
+            AdapterUnavailable: the adapter's source does not answer.
         """
         self._engine.load_adapter(name, path, replace=replace)
 
@@ -502,7 +507,7 @@ class LLM:
         """Check all requests, then run them. Raises RequestError.
 
         Args:
-            generated: for each input the first tokens of its answer, which are known already; empty for none.
+            generated: for each input, the first tokens of its answer that are known already; empty for none.
         """
         requests = [
             given.adapter.model.limits.check(replace(self._requests.request(given, one, options), generated=known))
@@ -522,7 +527,10 @@ class LLM:
         use_tqdm: bool,
         left_out: Sequence[int] = (),
     ) -> list[PooledRequestOutput[P]]:
-        """Check all prompts, then pool them. Pooling skips the first ``left_out`` tokens. Raises RequestError."""
+        """Check all prompts, then pool them.
+
+        For each prompt, the first ``left_out`` tokens are not pooled. Raises RequestError.
+        """
         check_lengths(self._engine.pooler, inputs)
         requests = [
             given.adapter.model.limits.check(self._requests.pooled(given, pooling, first))
@@ -542,10 +550,11 @@ class LLM:
     def prefetch(
         self, prompts: PromptType | Sequence[PromptType], *, lora_request: LoRARequest | None = None
     ) -> list[int]:
-        """Compute prompts before they are requested, or read their KV from the tiers, unless it is cached.
+        """Load the KV of prompts into the prefix cache before the prompts are requested, by computing it or from the
+        other tiers.
 
         Returns:
-            For each prompt, the number of its tokens that were cached before.
+            For each prompt, the number of its tokens that were already cached.
 
         Raises:
             RequestError: a prompt is out of bounds.
@@ -555,7 +564,10 @@ class LLM:
         return [output.num_cached_tokens or 0 for output in outputs]
 
     def release_session(self, session: str) -> bool:
-        """End a session of ``begin``: KV that only it has used is evicted first. Returns False if it has no KV."""
+        """End a session of ``begin``.
+
+        KV that no other request has used is then evicted first. Returns False without KV.
+        """
         return self._engine.release_session(session)
 
     def save_prefix(
@@ -566,11 +578,11 @@ class LLM:
         lora_request: LoRARequest | None = None,
         adapter: str | None = None,
     ) -> int:
-        """Compute a prompt and write the KV of its whole pages to a file for ``load_prefix``.
+        """Compute a prompt, and write the KV of its full pages to a file for ``load_prefix``.
 
         Args:
             prompt: a prompt in any form of ``generate``.
-            path: path of the file, which is replaced if it exists.
+            path: path of the file. An existing file is replaced.
             lora_request, adapter: the adapter with which the prompt is computed.
 
         Returns:
@@ -586,7 +598,7 @@ class LLM:
         return self._engine.save_prefix(given, Path(path))
 
     def load_prefix(self, path: str | Path) -> int:
-        """Load the KV of a prompt from a file of ``save_prefix`` into the prefix cache.
+        """Load the KV of a prompt into the prefix cache, from a file that ``save_prefix`` has written.
 
         Returns:
             Number of tokens whose KV is now cached. It is 0 for a file of another model, number format or page size,
@@ -600,10 +612,10 @@ class LLM:
         return self._engine.load_prefix(Path(path))
 
     def save_session(self, running: RunningRequest, path: str | Path) -> int:
-        """Pause a request of ``begin``: write it, with the KV of its tokens, to a file for ``load_session``.
+        """Pause a request of ``begin``: write the request and the KV of its tokens to a file for ``load_session``.
 
         After ``load_session``, in this process or another one, the request continues with the tokens that it would have
-        drawn here. Here the request ends: its ``output`` raises RequestError.
+        generated here. In this ``LLM`` the request ends, and its ``output`` raises RequestError.
 
         Returns:
             Number of tokens whose KV is in the file.
@@ -619,14 +631,14 @@ class LLM:
     def load_session(
         self, path: str | Path, *, on_delta: Callable[[TextDelta], None] | None = None
     ) -> RunningRequest | None:
-        """Continue a request of ``save_session`` beside the running ones, as ``begin`` does.
+        """Continue a request that ``save_session`` has paused, in addition to the running requests.
 
         Args:
-            on_delta: as in ``begin``; it first gets the tokens from before the pause.
+            on_delta: callback as in ``begin``. It first gets the tokens from before the pause.
 
         Returns:
-            The request. None for a file of another base model or a damaged file, or if the request's adapter is not
-            loaded with the same name and content. KV of another number format is computed again.
+            The request; None if the file is damaged or belongs to another base model, or if the request's adapter is
+            not loaded with the same name and content. KV of another number format is computed again.
 
         Raises:
             RequestError: the request exceeds the limits of this LLM.
@@ -641,17 +653,20 @@ class LLM:
         return self._engine.begin(given, request, self._requests.builder(given, request), on_delta, saved.generated)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Remove all cached KV that no running request uses, from all tiers. Returns True. Arguments are vLLM's."""
+        """Remove all cached KV that no running request uses, from all tiers. Returns True. The arguments are vLLM's."""
         self._engine.reset_cache()
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a method of vLLM's ``LLM``; the error says what to do instead, from ``vllm_classes.toml``."""
+        """Handle a vLLM method that this class lacks: accept it without effect, or raise the table's error.
+
+        The table is ``vllm_classes.toml``.
+        """
         check_offered("LLM", name)
         return lambda *args, **kwargs: None
 
 
 def _scores_of(output: RequestOutput) -> dict[int, float]:
-    """Return the log-probabilities of the likeliest first tokens of an answer."""
+    """Return the log-probabilities of the likeliest tokens at an answer's first position."""
     assert output.outputs[0].logprobs is not None
     return {token: score.logprob for token, score in output.outputs[0].logprobs[0].items()}

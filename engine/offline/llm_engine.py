@@ -1,4 +1,4 @@
-"""``LLMEngine`` and ``EngineArgs`` in vLLM's form: requests that are added one by one and advanced step by step."""
+"""``LLMEngine`` and ``EngineArgs`` as in vLLM: requests are added one by one, and ``step`` advances all of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from .tokenizer_face import TokenizerFace
 
 
 class EngineArgs:
-    """Keywords of ``LLM`` as attributes, for ``LLM(**vars(args))`` and ``LLMEngine.from_engine_args(args)``."""
+    """Keyword arguments of ``LLM`` as attributes: ``LLM(**vars(args))``, ``LLMEngine.from_engine_args(args)``."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.__dict__.update({"model": model} | options)
 
     @staticmethod
     def add_cli_args(parser: ArgumentParser, async_args_only: bool = False) -> ArgumentParser:
-        """Add the options of ``LLM`` to a parser. Options that are not given are no attributes of the parsed namespace.
+        """Add the options of ``LLM`` to a parser.
+
+        The parsed namespace has attributes only for the options that are given.
 
         Args:
             async_args_only: a parameter of vLLM, without effect.
@@ -39,16 +41,16 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: Namespace) -> EngineArgs:
-        """Make arguments from a namespace parsed with the options of ``add_cli_args``."""
+        """Create the arguments from a namespace that was parsed with the options of ``add_cli_args``."""
         return cls(**{name: value for name, value in vars(args).items() if name in engine_option_names()})
 
 
 AsyncEngineArgs = EngineArgs
-"""The same for ``AsyncLLM.from_engine_args``; in vLLM it has options of its own, which have no effect here."""
+"""The same class for ``AsyncLLM.from_engine_args``. vLLM's own options of this class have no effect here."""
 
 
 def _value(text: str) -> Any:
-    """Return the value of a text that is JSON; return any other text unchanged."""
+    """Parse a text as JSON. A text that is not JSON is returned unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -56,7 +58,9 @@ def _value(text: str) -> Any:
 
 
 class LLMEngine:
-    """An engine to which requests are added at any time. ``step`` returns the outputs of requests that ended in it.
+    """An engine to which requests can be added at any time.
+
+    ``step`` returns the outputs of the requests that end in the step.
 
     Args:
         llm: the ``LLM`` that computes the requests; ``close`` closes it.
@@ -68,7 +72,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
-        """Make the engine. Raises as ``LLM``."""
+        """Create the engine. Raises like ``LLM``."""
         return cls(LLM(**vars(engine_args)))
 
     def add_request(
@@ -83,10 +87,10 @@ class LLMEngine:
         """Begin a request.
 
         Args:
-            arrival_time: a parameter of vLLM, without effect, like its further parameters.
+            arrival_time: a parameter of vLLM. This parameter and vLLM's further ones have no effect.
 
         Raises:
-            RequestError: the id is in use, or a prompt or parameter is out of bounds.
+            RequestError: the id is in use, or the prompt or a parameter is out of bounds.
         """
         if request_id in self._running:
             raise RequestError(f"request_id {request_id!r} is in use.", param="request_id")
@@ -94,7 +98,7 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Compute a step of all requests; return the outputs of ended requests, with their ids."""
+        """Compute one step of all requests. Returns the outputs of the requests that have ended, with their ids."""
         self._llm.step()
         ended = [name for name, running in self._running.items() if running.is_done]
         return [self._running.pop(name).output(request_id=name) for name in ended]
@@ -106,19 +110,19 @@ class LLMEngine:
         return len(self._running)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """Abort requests; ids that are not running are ignored."""
+        """Abort requests. Ids that are not running are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             if (running := self._running.pop(name, None)) is not None:
                 self._llm.abort(running)
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> TokenizerFace:
-        """Return the tokenizer, as ``LLM.get_tokenizer``."""
+        """Return the tokenizer, like ``LLM.get_tokenizer``."""
         return self._llm.get_tokenizer(lora_request)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Remove all cached KV that no running request uses, as ``LLM.reset_prefix_cache``."""
+        """Remove all cached KV that no running request uses, like ``LLM.reset_prefix_cache``."""
         return self._llm.reset_prefix_cache(*args, **kwargs)
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the ``LLM``."""
         self._llm.close()

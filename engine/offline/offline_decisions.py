@@ -1,4 +1,4 @@
-"""Questions and answers of ``LLM.decide``, in the form of ``POST /v1/decisions``, and prompts of ``LLM.score``."""
+"""Offline decisions: the questions and answers of ``LLM.decide`` as in ``POST /v1/decisions``, and ``LLM.score``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_QUESTIONS = 400
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question with the name for its answer, and the name of its calibration; None for no name."""
+    """A question with the name of its answer and the name of its calibration; None for no name."""
 
     question: TypedQuestion
     name: str | None
@@ -43,11 +43,11 @@ class DecisionAnswer:
         type: ``predicate``, ``choice`` or ``score``.
         probabilities: probability of each option, in the order of the options; they sum to 1. A predicate has ``Yes``
             and ``No``.
-        confidence: probability of the likeliest option, among all texts that the model might write.
-        label_mass: total probability of all options, among all texts that the model might write.
+        confidence: probability of the likeliest option among all texts that the model might generate.
+        label_mass: total probability of all options among all texts that the model might generate.
         probability: probability that a predicate is true; None for other questions.
         choice: the likeliest value of a choice; None for other questions.
-        score: the expected level of a score, counted from 0; None for other questions.
+        score: the expected index of the level, counted from 0, for a ``score`` question; None for other questions.
         calibration: name of the calibration that was applied; None for none.
         digest: digest of the question and of the model's content.
     """
@@ -65,7 +65,10 @@ class DecisionAnswer:
 
     @classmethod
     def of(cls, asked: AskedQuestion, found: LabelShares, digest: str | None) -> DecisionAnswer:
-        """Return the answer to a question from the shares of its labels, calibrated if the question requests it."""
+        """Return the answer to a question from the shares of its labels.
+
+        ``found`` is calibrated if the question requests it.
+        """
         question, name = asked.question, asked.name
         texts = [option.text for option in question.options]
         return cls(
@@ -83,7 +86,7 @@ class DecisionAnswer:
 
 
 def read_questions(questions: Any, answer_with: str) -> list[AskedQuestion]:
-    """Read questions. Raises RequestError, which names the place of the error."""
+    """Read and check questions. Raises RequestError, which names the field that is wrong."""
     if answer_with not in list(Labels):
         raise RequestError(f"answer_with must be 'letters' or 'values', not {answer_with!r}.", param="answer_with")
     if isinstance(questions, (str, Mapping)) or not isinstance(questions, Sequence):
@@ -115,7 +118,7 @@ def _question(place: str, given: Any, labels_by: Labels) -> AskedQuestion:
 
 
 def _options(place: str, kind: QuestionKind, given: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the choices or levels of a question: texts, or dicts with a description."""
+    """Return the choices or levels of a question, given as texts, or as dicts with a description."""
     listed, field, most = _OPTIONS[kind]
     place = f"{place}.{listed}"
     values = given.get(listed)
@@ -154,10 +157,10 @@ def plan_questions(
     adapter: PromptAdapter,
     template_kwargs: Mapping[str, Any],
 ) -> list[TokenisedQuestion]:
-    """Return the tokens of questions about a conversation.
+    """Encode questions about a conversation.
 
     Raises:
-        RequestError: the model has no chat template, or begins an answer with a thought; or the labels of a question
+        RequestError: the model has no chat template, or begins every answer with reasoning; or the labels of a question
             cannot be distinguished.
         ContextTooLong: a prompt with its longest label does not fit.
     """
@@ -192,7 +195,7 @@ def read_answers(
     Args:
         asked: the questions, from ``read_questions``.
         planned: the same questions in tokens, from ``plan_questions``.
-        digest_of: returns the digest of an adapter, or of the base model; "" if unknown.
+        digest_of: returns the digest of an adapter, or for None that of the base model; "" if it is not known.
         calibration_dir: folder of the calibrations that questions name; None for none.
         run: computes requests.
 
@@ -216,7 +219,10 @@ def read_answers(
 
 
 def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
-    """Return the query with each item, all texts or all token ids. Raises RequestError for a mixture of both."""
+    """Return one prompt for each item: the query joined with the item.
+
+    Raises RequestError for texts mixed with token ids.
+    """
     is_text = isinstance(query, str)
     listed = [items] if isinstance(items, str) else items
     if not isinstance(listed, Sequence) or not listed:
@@ -230,7 +236,10 @@ def score_prompts(query: Any, items: Any, *, item_first: bool) -> list[Any]:
 
 
 def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
-    """Return the labels as endings of one token each. Raises RequestError for no label or an invalid id."""
+    """Return the labels as endings of one token each.
+
+    Raises RequestError if there is no label, or if an id is invalid.
+    """
     labels = token_array(label_token_ids)
     if not labels:
         raise RequestError("label_token_ids must hold at least one token.", param="label_token_ids")
@@ -245,7 +254,8 @@ def check_labels(label_token_ids: Any, vocab_size: int) -> list[list[int]]:
 def score_labels(
     inputs: Sequence[Input], labels: Sequence[Sequence[int]], run: Run, *, apply_softmax: bool
 ) -> list[list[float]]:
-    """Return the probability of each label after each prompt: shares among the labels, or in the whole vocabulary.
+    """Return the probability of each label after each prompt, in the whole vocabulary or, with ``apply_softmax``, among
+    the labels.
 
     Args:
         labels: the labels, from ``check_labels``.

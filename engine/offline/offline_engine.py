@@ -1,4 +1,4 @@
-"""The engine of an ``LLM``, in this process: requests, steps, adapters, and its end."""
+"""Offline engine: the engine of an ``LLM`` in this process, with its requests, steps, adapters and shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .saved_session import SavedSession, pack_head, read_head
 
 T = TypeVar("T")
 
-_NO_SEQUENCE = -1  # an id that no sequence has
+_NO_SEQUENCE = -1  # No sequence has this id.
 
 
 class OfflineEngine:
@@ -45,9 +45,9 @@ class OfflineEngine:
 
     Attributes:
         adapters: finds and loads the adapters of prompts.
-        pooler: how the model pools hidden states to embeddings, scores or classes.
+        pooler: the model's pooler, which converts hidden states to embeddings, scores or classes.
         max_model_len: largest number of tokens of prompt and answer together.
-        on_observations: called on the engine's thread with the engine's observations of each step.
+        on_observations: called on the engine's thread after each step, with the values for the histograms.
 
     Raises:
         ModelError: the model is not supported exactly.
@@ -77,12 +77,12 @@ class OfflineEngine:
         self._sequences = SequenceTable(CoreLink(self._core))
         self._callbacks = DeltaCallbacks()
         self._call_ids = itertools.count(1)
-        self._replies: dict[int, Reply | None] = {}  # replies by the id of the call that waits for it
+        self._replies: dict[int, Reply | None] = {}  # Replies by the id of their call; None until the reply arrives.
         self._thread = EngineThread()
         self._closed = False
 
     def digest_of(self, adapter: str | None) -> str:
-        """Return the digest of a loaded adapter, or of the base model's weights; "" if unknown."""
+        """Return the digest of a loaded adapter, or for None of the base model's weights; "" if it is not known."""
         if adapter is None:
             return self._core.ready.base_digest
         return info.digest if (info := self._adapters.get(adapter)) else ""
@@ -107,17 +107,17 @@ class OfflineEngine:
         on_delta: Callable[[TextDelta], None] | None = None,
         generated: array[int] | None = None,
     ) -> RunningRequest:
-        """Begin a checked request beside the running ones; ``step`` advances all of them.
+        """Begin a checked request in addition to the running ones. ``step`` advances all of them.
 
         Args:
-            generated: tokens that the request already has and continues from; None for none.
+            generated: tokens of the answer that are known already and after which the request continues; None for none.
         """
         running = RunningRequest(request, builder, on_delta, self._callbacks)
         served = given.adapter.model.served
         try:
             self.on_thread(partial(self._sequences.start, [request], running, served, generated))
         except BaseException:
-            # The caller does not have the request yet, so nobody else can abort it.
+            # The caller has no reference to the request yet, so only this function can abort it.
             self.on_thread(partial(self._sequences.stop, running))
             raise
         return running
@@ -129,7 +129,7 @@ class OfflineEngine:
         builders: Sequence[OutputBuilder],
         use_tqdm: bool,
     ) -> None:
-        """Run checked requests until all have ended; abort them if the run is interrupted."""
+        """Run checked requests until all have ended. If the run is interrupted, abort the requests."""
         calls = [
             _Call(
                 inputs[places[0]].adapter.model.served,
@@ -157,22 +157,21 @@ class OfflineEngine:
             call.receiver.check()
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters by name, as in a heartbeat. Called on the engine's thread."""
+        """Return the engine's gauges and counters by name, as in a heartbeat. Must be called on the engine's thread."""
         return self._core.stats()
 
     def step(self) -> bool:
         """Compute one step of all running requests. Returns whether any of them still runs.
 
         Raises:
-            Exception: a callback raised it in this step, or in another call since the last step; the first one of
-                several.
+            Exception: the first exception that a callback raised in this step, or in another call since the last step.
         """
         self._advance()
         self._callbacks.raise_errors()
         return len(self._sequences) > 0
 
     def abort(self, running: RunningRequest) -> None:
-        """Abort a request: it gets no more deltas, and ``output`` raises RequestError unless the request had ended."""
+        """Abort a request. It gets no more deltas, and its ``output`` raises RequestError unless it has ended."""
         running.abort()
         self.on_thread(partial(self._sequences.stop, running))
 
@@ -185,7 +184,7 @@ class OfflineEngine:
 
         Raises:
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: its source does not answer.
+            AdapterUnavailable: the adapter's source does not answer.
         """
         source = named_source(path, self._lora_dir)
         if source is None:
@@ -203,7 +202,10 @@ class OfflineEngine:
         self._call(UnloadAdapter(next(self._call_ids), name))
 
     def save_prefix(self, given: Input, file: Path) -> int:
-        """Write a prompt's cached whole pages to a file. Returns the number of tokens. Raises OSError, ConfigError."""
+        """Write the cached KV of a prompt's full pages to a file.
+
+        Returns the number of tokens. Raises OSError, ConfigError.
+        """
         adapter, tokenizer = given.adapter.name, given.adapter.model.served.identity
         params = SamplingParams(max_tokens=1)
         submit = Submit(_NO_SEQUENCE, given.tokens, params, adapter=adapter, salt=given.salt, tokenizer=tokenizer)
@@ -212,11 +214,16 @@ class OfflineEngine:
         )
 
     def load_prefix(self, file: Path) -> int:
-        """Load the pages of a file into the prefix cache. Returns the number of tokens. Raises OSError, ConfigError."""
+        """Load the KV pages of a file into the prefix cache.
+
+        Returns the number of tokens. Raises OSError, ConfigError.
+        """
         return self.on_thread(lambda: self._core.prefix_transfer().load(file))
 
     def save_session(self, running: RunningRequest, file: Path) -> int:
-        """Write a running request, with its KV, to a file, and end it here. Returns the number of tokens with saved KV.
+        """Write a running request and its KV to a file, and end the request here.
+
+        Returns the number of tokens with saved KV.
 
         Raises:
             RequestError: the request has ended, has several answers or wants logprobs, or no step has computed it yet.
@@ -245,7 +252,9 @@ class OfflineEngine:
         return num_tokens
 
     def load_session(self, file: Path) -> SavedSession | None:
-        """Load the KV of a session file into the prefix cache. Returns the saved session; None if it cannot run here.
+        """Load the KV of a session file into the prefix cache.
+
+        Returns the saved session; None if it cannot continue here.
 
         Raises:
             OSError, ConfigError: as for ``load_prefix``.
@@ -265,7 +274,7 @@ class OfflineEngine:
         return saved
 
     def release_session(self, session: str) -> bool:
-        """End a session. Returns whether any KV was kept for it."""
+        """End a session. Returns whether the session kept any KV."""
         return self.on_thread(lambda: self._core.sessions.release("", session))
 
     def reset_cache(self) -> None:
@@ -292,12 +301,12 @@ class OfflineEngine:
         return self._thread.run(call)
 
     def _advance(self) -> None:
-        """Compute a step, then run the callbacks of its deltas."""
+        """Compute a step, then call the callbacks with its deltas."""
         self.on_thread(self._step)
         self._callbacks.run()
 
     def _step(self) -> None:
-        """Compute a step and pass its messages to requests and calls. Runs on the engine's thread."""
+        """Compute a step, and dispatch its messages to requests and calls. Runs on the engine's thread."""
         messages = self._core.step()
         self.on_observations(self._core.take_observations())
         for message in messages:
@@ -310,7 +319,7 @@ class OfflineEngine:
         self._sequences.take(messages)
 
     def _call(self, call: LoadAdapter | UnloadAdapter) -> None:
-        """Send a call to the engine and step until its reply. Raises the error in the reply."""
+        """Send a call to the engine, and run steps until its reply arrives. Raises the error in the reply."""
         self._replies[call.id] = None
         try:
             self.on_thread(partial(self._core.handle, [call]))
@@ -324,26 +333,26 @@ class OfflineEngine:
 
 @dataclass(frozen=True, slots=True)
 class CoreLink:
-    """The ``EngineLink`` of an engine core in this process: it passes messages directly to the core."""
+    """The ``EngineLink`` of an engine core in this process. It passes messages directly to the core."""
 
     core: EngineCore
 
     def describe_tokens(self, message: TokenTexts | ForgetTokens) -> None:
-        """Describe the tokens of a vocabulary to the engine core, or let it discard them."""
+        """Give the core the bytes of a vocabulary's tokens, or let it drop them."""
         self.core.handle([message])
 
     def submit(self, submits: Sequence[Submit]) -> None:
-        """Start sequences."""
+        """Submit sequences."""
         self.core.handle(submits)
 
     def abort(self, ids: Iterable[int]) -> None:
-        """End sequences."""
+        """Abort sequences."""
         self.core.handle([Abort(tuple(ids))])
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Requests of a call that use one tokenizer, and the receiver of their deltas."""
+    """Those requests of a call that use the same tokenizer, and the receiver of their deltas."""
 
     served: ServedTokenizer
     requests: Sequence[TextRequest]
@@ -351,7 +360,7 @@ class _Call:
 
 
 def _by_tokenizer(inputs: Sequence[Input]) -> list[list[int]]:
-    """Return the indices of prompts, grouped by tokenizer."""
+    """Return the indices of the prompts, grouped by the tokenizer that they use."""
     places: dict[str, list[int]] = {}
     for place, given in enumerate(inputs):
         places.setdefault(given.adapter.model.served.identity, []).append(place)

@@ -1,4 +1,4 @@
-"""Metrics of an ``LLM`` in vLLM's form: gauges, counters and histograms, as ``get_metrics`` returns them."""
+"""Metrics of an ``LLM`` as in vLLM: the gauges, counters and histograms that ``get_metrics`` returns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """A number that only grows."""
+    """A number that never decreases."""
 
     value: int
 
@@ -52,14 +52,14 @@ class Vector(Metric):
 
 @dataclass
 class Gauge(Metric):
-    """A number that may rise and fall."""
+    """A number that may increase and decrease."""
 
     value: float
 
 
 @dataclass
 class Histogram(Metric):
-    """Number and sum of observed values, and for each bound (including ``+Inf``) the number of values up to it."""
+    """Number and sum of observed values, and for each upper bound (and ``+Inf``) the number of values up to it."""
 
     count: int
     sum: float
@@ -71,8 +71,8 @@ class OfflineMetrics:
 
     Args:
         model_name: value of the label ``model_name``.
-        max_model_len: number of tokens up to which the buckets of lengths extend.
-        max_drafts: largest number of draft tokens of a sequence in one step; 0 without drafts.
+        max_model_len: largest bound of the histograms of lengths, in tokens.
+        max_drafts: largest number of draft tokens of a sequence in one step; 0 without speculative decoding.
     """
 
     def __init__(self, model_name: str, max_model_len: int, max_drafts: int) -> None:
@@ -86,7 +86,7 @@ class OfflineMetrics:
         self._histograms = {name: BucketCounts(each) for name, each in bounds.items()}
 
     def observe(self, values: Mapping[str, float]) -> None:
-        """Add one value to each of these histograms."""
+        """Add one value to each of the named histograms."""
         for name, value in values.items():
             self._histograms[name].observe(value)
 
@@ -95,14 +95,14 @@ class OfflineMetrics:
         return RequestWatch(self, request)
 
     def take(self, observations: Mapping[str, Sequence[float]]) -> None:
-        """Add the engine's observations of its steps; unknown names are ignored."""
+        """Add the values that the engine observed in its steps to the histograms. Unknown names are ignored."""
         for name, values in observations.items():
             if (histogram := self._histograms.get(name)) is not None:
                 for value in values:
                     histogram.observe(value)
 
     def snapshot(self, stats: Mapping[str, float]) -> list[Metric]:
-        """Return all metrics that vLLM has too.
+        """Return those metrics that vLLM also has.
 
         Args:
             stats: gauges and counters of the engine.
@@ -130,14 +130,14 @@ class OfflineMetrics:
 
 
 class RequestWatch:
-    """Observes one request: ``add`` gets each of its deltas as it arrives."""
+    """Observes one request. ``add`` must be called with each of its deltas when it arrives."""
 
     def __init__(self, metrics: OfflineMetrics, request: TextRequest) -> None:
         self._metrics = metrics
         self._n = request.n
         self._start = time.monotonic()
-        self._last: dict[int, float] = {}  # when each answer's last token came
-        self._lengths: list[int] = []  # of the answers that have ended
+        self._last: dict[int, float] = {}  # Monotonic time in seconds of each answer's last token.
+        self._lengths: list[int] = []  # Numbers of tokens of the answers that have ended.
         metrics.observe(
             {
                 "request_prompt_tokens": len(request.tokens),
@@ -147,7 +147,7 @@ class RequestWatch:
         )
 
     def add(self, delta: TextDelta) -> None:
-        """Observe the time of a delta, and the end of its answer."""
+        """Record the time of a delta, and the end of its answer."""
         now = time.monotonic()
         if delta.tokens:
             last = self._last.get(delta.index)

@@ -1,4 +1,4 @@
-"""The model of an ``LLM`` or ``AsyncLLM``: its options, files and tokenizer, found from the keywords of the class."""
+"""Offline model: finds the options, files and tokenizer of a model from the keyword arguments of ``LLM``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ logger = logging.getLogger("rootgraft.llm")
 
 
 def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
-    """Return the engine's options from the keywords of ``LLM``, some of which are vLLM's. Raises ConfigError."""
+    """Convert the keyword arguments of ``LLM``, some of which are vLLM's, to the engine's options.
+
+    Raises ConfigError.
+    """
     options, notes = engine_keywords({"model": model} | keywords)
     for note in notes:
         logger.info("%s", note)
@@ -25,13 +28,13 @@ def read_config(model: str | None, keywords: dict[str, Any]) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class OfflineModel:
-    """A model that was found, and not loaded yet.
+    """A model whose files were found, but whose weights are not loaded yet.
 
     Attributes:
         config: options of the engine.
-        path: its folder or file.
-        name: as it was given, or the name of the default model.
-        tokenizer: its tokenizer, or the one that the options name.
+        path: the model's folder or file.
+        name: the name that was given, or the name of the default model.
+        tokenizer: the model's tokenizer, or the tokenizer that the options name.
     """
 
     config: EngineConfig
@@ -41,7 +44,7 @@ class OfflineModel:
 
     @classmethod
     def find(cls, model: str | None, options: dict[str, Any]) -> Self:
-        """Find the model of the keywords of ``LLM``.
+        """Find the model that the keyword arguments of ``LLM`` name.
 
         Raises:
             ModelError: the model does not exist, or has no tokenizer.

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts for ``LLM.score``, in vLLM's form: their prompts and outputs."""
+"""Pair outputs: computes the scores of pairs of texts for ``LLM.score``, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PairOutputs = list[PooledRequestOutput[ScoringOutput]]
 
 
 class PairTools(NamedTuple):
-    """Functions that compute a model's answers.
+    """Functions that run a model.
 
     Attributes:
-        embed: embeds texts with the checkpoint's prompt of a given name, as vectors of length 1.
-        classify: returns the classification head's results for inputs.
+        embed: embeds texts with the checkpoint's prompt of the given name; returns vectors of length 1.
+        classify: runs the classification head on inputs, and converts the pooled bytes with the given function.
         run: computes requests.
     """
 
@@ -48,7 +48,10 @@ class PairTools(NamedTuple):
 
 
 def text_pairs(query: Any, items: Any) -> list[Pair]:
-    """Return pairs of texts: one query for all items, or one for each. Raises RequestError for other arguments."""
+    """Return pairs of texts: one query with all items, or one query for each item.
+
+    Raises RequestError for other arguments.
+    """
     texts = [[each] if isinstance(each, str) else each for each in (query, items)]
     for name, each in zip(("query", "items"), texts, strict=True):
         if not isinstance(each, Sequence) or not each or not all(isinstance(one, str) and one for one in each):
@@ -60,7 +63,7 @@ def text_pairs(query: Any, items: Any) -> list[Pair]:
 
 
 def score_pairs(pairs: Sequence[Pair], pooler: Pooler, model: PromptAdapter, tools: PairTools) -> PairOutputs:
-    """Return the scores of pairs (see ``serving.pair_scoring``).
+    """Return the scores of pairs, computed as ``serving.pair_scoring`` describes.
 
     Raises:
         RequestError: the model cannot score pairs, or a pair is out of bounds.
@@ -83,7 +86,7 @@ def score_pairs(pairs: Sequence[Pair], pooler: Pooler, model: PromptAdapter, too
 def _cosine(
     query: PooledRequestOutput[EmbeddingOutput], document: PooledRequestOutput[EmbeddingOutput]
 ) -> PooledRequestOutput[ScoringOutput]:
-    """Return the score of a pair from the embeddings, of length 1, of its two texts."""
+    """Return the score of a pair: the cosine of the embeddings of its two texts, which have length 1."""
     vectors = [np.array(each.outputs.embedding, np.float64) for each in (query, document)]
     tokens = [*query.prompt_token_ids, *document.prompt_token_ids]
     num_cached = query.num_cached_tokens + document.num_cached_tokens
@@ -91,7 +94,7 @@ def _cosine(
 
 
 def _score_in_words(pairs: Sequence[Pair], adapter: PromptAdapter, run: Run) -> PairOutputs:
-    """Return the probability of "yes" against "no" for each pair. Raises RequestError, or ContextTooLong."""
+    """Return the probability of "yes" against "no" for each pair. Raises RequestError or ContextTooLong."""
     tokenizer, most = adapter.model.served.tokenizer, adapter.model.limits.max_model_len
     if not tokenizer.has_chat_template:
         raise RequestError("This model has no chat template, by which it could be asked.", param="model")

@@ -1,4 +1,4 @@
-"""Outputs of ``LLM.embed`` and ``LLM.classify``, in vLLM's form, and functions that make them from pooled values."""
+"""Outputs of ``LLM.embed`` and ``LLM.classify`` as in vLLM, and functions that create them from pooled values."""
 
 from __future__ import annotations
 
@@ -55,20 +55,23 @@ class PooledRequestOutput(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """Pooled values of a prompt: [n] fp32."""
+    """Pooled values of a prompt, shape [n], 32-bit floats."""
 
     data: NDArray[np.float32]
 
 
 def as_array(output: PooledRequestOutput[Any], values: Sequence[float]) -> PooledRequestOutput[PoolingOutput]:
-    """Return an output with the given values as an array."""
+    """Return a copy of an output whose values are the given values as an array."""
     return replace(output, outputs=PoolingOutput(np.array(values, np.float32)))
 
 
 def embedding_prompts(
     pooler: Pooler, prompts: PromptType | Sequence[PromptType], prompt_name: str | None
 ) -> list[PromptType]:
-    """Return prompts preceded by the checkpoint's prompt. Raises RequestError for an unknown ``prompt_name``."""
+    """Return the prompts, each preceded by the checkpoint's prompt.
+
+    Raises RequestError for an unknown ``prompt_name``.
+    """
     before = prompt_of(pooler, prompt_name)
     return [_behind(before, each) if before else each for each in listed_prompts(prompts)]
 
@@ -82,7 +85,8 @@ def _behind(before: str, prompt: PromptType) -> PromptType:
 
 
 def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, given: Input) -> int:
-    """Return the number of an input's tokens that belong to the checkpoint's prompt, which are not pooled.
+    """Return the number of tokens at the beginning of an input that belong to the checkpoint's prompt and are not
+    pooled.
 
     Args:
         prompt: a prompt from ``embedding_prompts``.
@@ -97,7 +101,7 @@ def prompt_tokens(pooler: Pooler, prompt_name: str | None, prompt: PromptType, g
 
 
 def check_lengths(pooler: Pooler, inputs: Sequence[Input]) -> None:
-    """Raise ContextTooLong for an input that is longer than the texts that the checkpoint was made for."""
+    """Raise ContextTooLong for an input that is longer than the checkpoint's maximum length."""
     longest = max((len(each.tokens) for each in inputs), default=0)
     if pooler.max_length and longest > pooler.max_length:
         raise ContextTooLong(longest, 0, pooler.max_length)
@@ -106,7 +110,7 @@ def check_lengths(pooler: Pooler, inputs: Sequence[Input]) -> None:
 def embedding_reader(
     pooler: Pooler, dimensions: int | None, normalize: bool | None
 ) -> Callable[[bytes], EmbeddingOutput]:
-    """Return the function that makes an embedding from pooled values. Raises RequestError for invalid dimensions."""
+    """Return a function that converts pooled values to an embedding. Raises RequestError for invalid ``dimensions``."""
     if dimensions is not None and not 1 <= dimensions <= pooler.size:
         raise RequestError(
             f"dimensions must be at least 1 and at most {pooler.size}, not {dimensions}.", param="dimensions"
@@ -116,5 +120,5 @@ def embedding_reader(
 
 
 def class_reader(pooler: Pooler) -> Callable[[bytes], ClassificationOutput]:
-    """Return the function that makes class probabilities from pooled values."""
+    """Return a function that converts pooled values to class probabilities."""
     return lambda pooled: ClassificationOutput(class_probabilities(pooled, pooler).tolist())

@@ -1,4 +1,4 @@
-"""``PoolingParams``: how embeddings and classes are computed, under vLLM's names."""
+"""``PoolingParams`` as in vLLM: parameters of embeddings and classification."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PoolingTask = Literal["embed", "classify"]
 
 @dataclass
 class PoolingParams:
-    """Parameters of pooled outputs; ``vllm_classes.toml`` describes the effect of each.
+    """Parameters of pooled outputs. ``vllm_classes.toml`` describes the effect of each field.
 
     Attributes:
-        dimensions: number of an embedding's leading values to return, normalised to length 1 again.
+        dimensions: number of leading values of an embedding to return; they are normalized to length 1 again.
         normalize: whether embeddings have length 1; by default as the checkpoint defines.
     """
 
@@ -39,12 +39,12 @@ class PoolingParams:
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def check(self) -> None:
-        """Check for fields that this engine does not support. Raises RequestError, which names the field."""
+        """Raise RequestError, which names the field, if a field requests what this engine does not support."""
         check_values("PoolingParams", vars(self), dict.fromkeys(("use_activation", "softmax", "activation"), True))
 
 
 def read_pooling_params(params: Any, num_prompts: int) -> PoolingParams:
-    """Return the parameters of a call's prompts.
+    """Return the one set of parameters that applies to all prompts of a call.
 
     Args:
         params: parameters for all prompts, one for each prompt, or None.

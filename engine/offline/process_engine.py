@@ -1,4 +1,4 @@
-"""The engine of an ``AsyncLLM``: in a separate process, like a server's, used from an event loop on a thread."""
+"""Process engine: the engine of an ``AsyncLLM``, in a separate process, driven from an event loop on a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHUT_DOWN = "This AsyncLLM was shut down: make another one."
 
 
 class ProcessEngine:
-    """An engine process with its client, its running requests and its adapters. Thread-safe.
+    """An engine process, with the client, the running requests and the adapters. Thread-safe.
 
     Args:
         config: options of the engine.
@@ -34,8 +34,8 @@ class ProcessEngine:
 
     Attributes:
         adapters: finds and loads the adapters of prompts; must not be used on an event loop.
-        prompts: two threads that read prompts, one for prompts without an adapter to load and one for those with: so a
-            download delays only the latter.
+        prompts: two threads that read prompts: one for prompts without a ``LoRARequest``, and one for prompts with one,
+            so that the download of an adapter delays only the latter.
         max_model_len: largest number of tokens of prompt and answer together.
 
     Raises:
@@ -71,11 +71,11 @@ class ProcessEngine:
 
     @property
     def death(self) -> EngineDead | None:
-        """Reason why the engine has ended; None while it runs."""
+        """Reason for which the engine has ended; None while it runs."""
         return EngineDead(_SHUT_DOWN) if self._is_closed else self._client.death
 
     def start(self, request: TextRequest, stream: AnswerStream, served: ServedTokenizer) -> None:
-        """Begin a checked request. Its deltas, or the refusal, are sent to its stream."""
+        """Begin a checked request. Its deltas, or the error if it is refused, are passed to ``stream``."""
         self._loop.post(self._start, request, stream, served)
 
     def _start(self, request: TextRequest, stream: AnswerStream, served: ServedTokenizer) -> None:
@@ -87,7 +87,7 @@ class ProcessEngine:
             self._abort(stream)
 
     def abort(self, stream: AnswerStream) -> None:
-        """End a request, which may not have begun yet, with reason ``ABORT``."""
+        """Abort a request, which may not have begun yet. It ends with the reason ``ABORT``."""
         self._loop.post(self._abort, stream)
 
     def _abort(self, stream: AnswerStream) -> None:
@@ -96,11 +96,14 @@ class ProcessEngine:
             self._client.abort(tuple(stream.running))
 
     def stop(self, stream: AnswerStream) -> None:
-        """Abort the running part of a request that nobody reads, and forget the request."""
+        """Abort the sequences of a request that nobody reads any more, and remove the request."""
         self._loop.post(self._sequences.stop, stream)
 
     def _load(self, name: str, path: str, replace: bool) -> None:
-        """Load an adapter. Blocks, so not on an event loop. Raises RequestError, AdapterUnavailable, EngineDead."""
+        """Load an adapter. Must not be called on an event loop, because it blocks.
+
+        Raises RequestError, AdapterUnavailable, EngineDead.
+        """
         load = partial(self._client.load_adapter, name, replace=replace)
         source = named_source(path, self._lora_dir)
         if source is None:
@@ -114,7 +117,7 @@ class ProcessEngine:
             raise
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; running requests keep it. Raises UnknownModel, EngineDead."""
+        """Unload an adapter. Running requests keep its weights. Raises UnknownModel, EngineDead."""
         self.check()
         await self._loop.wait(self._client.unload_adapter(name))
 
@@ -134,8 +137,8 @@ class ProcessEngine:
     def close(self) -> None:
         """End the process, and fail running requests with EngineDead. Blocks until the process has ended."""
         if self._loop.is_here:
-            # The garbage collector runs on any thread that allocates, including the loop's, and the loop cannot wait
-            # for itself.
+            # The garbage collector may call this method on any thread that allocates memory, including the loop's own
+            # thread, which cannot wait for itself.
             threading.Thread(target=self.close).start()
             return
         if self._is_closed:

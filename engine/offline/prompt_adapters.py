@@ -1,4 +1,4 @@
-"""Adapters of prompts: adapters requested by name, and adapters of a ``LoRARequest``, which are loaded first."""
+"""Prompt adapters: finds the adapters that prompts request by name or ``LoRARequest``, and loads the latter first."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class PromptAdapters:
     Args:
         texts: tokenizers and limits of the model and of its adapters.
         loaded: names of the loaded adapters.
-        load: loads an adapter, given its name, its path, and whether the name may be in use.
+        load: loads an adapter; its arguments are the name, the path, and whether the name may be in use.
     """
 
     def __init__(self, texts: AdapterTexts, loaded: Container[str], load: Callable[[str, str, bool], None]) -> None:
         self._texts = texts
         self._loaded = loaded
         self._load = load
-        self._paths: dict[str, str] = {}  # path of each adapter that a LoRARequest has brought
+        self._paths: dict[str, str] = {}  # Path of each adapter that a ``LoRARequest`` has loaded, by name.
 
     def texts_of(self, asked: LoRARequest | str | None) -> PromptTexts:
-        """Return the tokenizer and limits of an adapter, or of the model for None. Raises as ``name_of``."""
+        """Return the tokenizer and limits of an adapter, or of the model for None. Raises like ``name_of``."""
         return self._texts.of(self.name_of(asked))
 
     def inputs(
@@ -40,7 +40,10 @@ class PromptAdapters:
         lora_request: Loras = None,
         adapter: str | None = None,
     ) -> list[Input]:
-        """Read prompts and adapters, and load the adapters of ``lora_request``. Raises RequestError."""
+        """Encode prompts and find their adapters.
+
+        The adapters of ``lora_request`` are loaded first. Raises RequestError.
+        """
         read = read_prompts(prompts, prompt_token_ids)
         return [
             Input(chosen.model.encode(prompt.content), prompt.text, prompt.salt, chosen)
@@ -48,7 +51,7 @@ class PromptAdapters:
         ]
 
     def for_prompts(self, count: int, lora_request: Loras, adapter: str | None) -> list[PromptAdapter]:
-        """Return the adapter of each prompt; load the adapters of ``lora_request``."""
+        """Return the adapter of each prompt. The adapters of ``lora_request`` are loaded first."""
         if lora_request is not None and adapter is not None:
             raise RequestError("adapter and lora_request are both given: leave one out.", param="lora_request")
         asked = [adapter] * count if lora_request is None else _one_lora_for_each(lora_request, count)
@@ -62,7 +65,7 @@ class PromptAdapters:
         return found
 
     def name_of(self, asked: LoRARequest | str | None) -> str | None:
-        """Return the name of an adapter; an adapter of a ``LoRARequest`` is loaded first."""
+        """Return the name of an adapter. The adapter of a ``LoRARequest`` is loaded first."""
         if not isinstance(asked, LoRARequest):
             if asked is not None and not isinstance(asked, str):
                 raise RequestError(f"adapter must be a name, not {type(asked).__name__}.", param="adapter")
@@ -78,7 +81,10 @@ class PromptAdapters:
         return asked.lora_name
 
     def _combined(self, asked: str) -> str:
-        """Return the engine's name of a combination such as ``a0:0.7+a1:0.3``; its adapters are loaded first."""
+        """Return the engine's name of a weighted combination such as ``a0:0.7+a1:0.3``.
+
+        Its adapters are loaded first.
+        """
         if not (parts := read_combination(asked)):
             return asked
         check_parts(parts, "adapter")
@@ -89,7 +95,7 @@ class PromptAdapters:
 
 
 def _one_lora_for_each(asked: Any, count: int) -> Sequence[LoRARequest | None]:
-    """Return an adapter for each prompt. Raises RequestError for other forms, or if one name has two contents."""
+    """Return an adapter for each prompt. Raises RequestError for other forms, or if one name has two paths."""
     each = asked if isinstance(asked, (list, tuple)) else [asked] * count
     for one in each:
         if one is not None and not isinstance(one, LoRARequest):

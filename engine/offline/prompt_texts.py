@@ -1,4 +1,4 @@
-"""Encode prompts: the tokenizer, limits and cached parts of a model, or of an adapter with its own vocabulary."""
+"""Prompt texts: encodes prompts with the tokenizer of a model, or of an adapter with its own vocabulary."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class PromptTexts:
         self._encoder = PromptEncoder(served.tokenizer, cache, served.identity)
 
     def encode(self, prompt: str | Sequence[int]) -> array[int]:
-        """Return the tokens of a prompt; special tokens are added around a text."""
+        """Return the tokens of a prompt. If it is a text, special tokens are added around it."""
         if isinstance(prompt, str):
             return self.served.tokenizer.encode(prompt, add_special_tokens=True)
         return token_array(prompt)
 
     def encode_chat(self, text: str) -> array[int]:
-        """Return the tokens of a rendered conversation."""
+        """Return the tokens of a rendered conversation, which already contains its special tokens."""
         return self._encoder.encode(self._encoder.cut(text), Owner())
 
 
 class AdapterTexts:
-    """The ``PromptTexts`` of a model and of its adapters.
+    """Finds the ``PromptTexts`` of a model and of its adapters.
 
     Args:
         tokenizers: tokenizers of the adapters.
@@ -63,15 +63,18 @@ class AdapterTexts:
         self._cache = PromptCache()
 
     def num_own(self, name: str, path: str) -> int:
-        """Return the number of tokens of an adapter's own tokenizer. Raises as ``AdapterTokenizers.read_own``."""
+        """Return the number of tokens of an adapter's own tokenizer. Raises like ``AdapterTokenizers.read_own``."""
         return self._tokenizers.read_own(name, path)
 
     def of(self, adapter: str | None) -> PromptTexts:
-        """Return the texts of an adapter, or of the model for None. RequestError if its tokenizer is unusable."""
+        """Return the ``PromptTexts`` of an adapter, or of the model for None.
+
+        Raises RequestError for an unusable tokenizer.
+        """
         if adapter is not None and not isinstance(adapter, str):
             raise RequestError(f"adapter must be a name, not {type(adapter).__name__}.", param="adapter")
         if adapter is not None:
-            # The adapters of a combination share one tokenizer.
+            # All adapters of a combination have the same tokenizer.
             adapter = names_in(adapter)[0]
         if (
             adapter is not None

@@ -1,4 +1,4 @@
-"""Requests of ``LLM``: prompts in tokens with parameters and options, in the form for the engine."""
+"""Request inputs: builds the engine's requests from the prompts, parameters and options of ``LLM``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PromptAdapter:
     Attributes:
         name: name of the adapter; None for the base model.
         model: tokenizer and limits of the adapter or the base model.
-        asked: the ``LoRARequest`` by which the adapter was requested; None without one.
+        asked: the ``LoRARequest`` that requested the adapter; None without one.
     """
 
     name: str | None
@@ -45,7 +45,7 @@ class PromptAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A prompt in tokens, with its text, the salt of its cached KV, and its adapter."""
+    """A prompt in tokens, with its text if known, its cache salt, and its adapter."""
 
     tokens: array[int]
     text: str | None
@@ -55,7 +55,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of a call for all its requests, which extend or replace sampling parameters."""
+    """Options that apply to all requests of a call. They extend or replace sampling parameters."""
 
     stop: str | Sequence[str] = ()
     n: int | None = None
@@ -63,7 +63,7 @@ class CallOptions:
 
 
 class RequestMaker:
-    """Makes requests from prompts, and numbers them.
+    """Builds requests from prompts, and gives them ids.
 
     Args:
         defaults: the model's default parameters.
@@ -77,23 +77,26 @@ class RequestMaker:
 
     @classmethod
     def of(cls, config: EngineConfig, model: Path, metrics: OfflineMetrics | None = None) -> RequestMaker:
-        """Return the maker of requests with the default parameters of a model's files. Raises ConfigError."""
+        """Return a maker of requests that uses the default parameters in a model's files. Raises ConfigError."""
         read = read_sampling_defaults(config, model)
         for line in read.ignored:
             logger.warning("%s", line)
         return cls(read.defaults, metrics)
 
     def default_params(self) -> SamplingParams:
-        """Return the parameters of a request that has none."""
+        """Return the default sampling parameters."""
         return SamplingParams.of(default_params(self._defaults))
 
     def _default_params(self, num_prompt: int, model: PromptTexts) -> EngineParams:
-        """Return the default parameters; an answer's length in the model's file is limited by the context."""
+        """Return the default parameters for one prompt.
+
+        ``max_tokens`` from the model's file is limited to the context left.
+        """
         params, most = default_params(self._defaults), self._defaults.max_tokens
         return params if most is None else replace(params, max_tokens=model.limits.default_max_tokens(num_prompt, most))
 
     def request(self, given: Input, params: AnyParams | None, options: CallOptions) -> TextRequest:
-        """Return the request for a prompt, which is not checked against the limits yet. Raises RequestError."""
+        """Return the request for a prompt. It is not yet checked against the limits. Raises RequestError."""
         limits, tokens = given.adapter.model.limits, given.tokens
         stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
         shape: dict[str, Any] = {"adapter": given.adapter.name, "salt": given.salt, "grammar": options.grammar}
@@ -123,12 +126,15 @@ class RequestMaker:
         )
 
     def pooled(self, given: Input, pooling: Pooling, pooled_from: int) -> TextRequest:
-        """Return the request that pools a prompt from token ``pooled_from`` on; it is not checked yet."""
+        """Return a request that pools a prompt from token ``pooled_from`` on.
+
+        It is not yet checked against the limits.
+        """
         params = EngineParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling, pooled_from=pooled_from)
         return self.request(given, params, CallOptions())
 
     def builder(self, given: Input, request: TextRequest) -> OutputBuilder:
-        """Return the builder of a request's output."""
+        """Return a builder for a request's output."""
         return OutputBuilder(
             given.text,
             request.tokens,
@@ -142,7 +148,7 @@ class RequestMaker:
         )
 
     def _reader_maker(self, given: Input, request: TextRequest) -> Callable[[], FieldReader] | None:
-        """Return a function that makes a reader of an answer's field probabilities, None if they are not requested."""
+        """Return a function that creates a reader of an answer's field probabilities; None if none are requested."""
         form = request.grammar
         if form is None or not request.params.allowed_logprobs:
             return None
@@ -152,7 +158,7 @@ class RequestMaker:
 
 
 def one_for_each(params: Any, count: int) -> Sequence[AnyParams | None]:
-    """Return parameters for each prompt. Raises RequestError."""
+    """Return sampling parameters for each prompt. Raises RequestError if their number or type is wrong."""
     kinds = (SamplingParams, EngineParams)
     if params is None or isinstance(params, kinds):
         return [params] * count
@@ -169,7 +175,7 @@ def one_for_each(params: Any, count: int) -> Sequence[AnyParams | None]:
 
 
 def _bad_words(params: SamplingParams, model: PromptTexts) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of the parameters' ``bad_words``. Raises RequestError."""
+    """Return the tokens of ``bad_words``. Raises RequestError."""
     texts = spellings_of_bad_words(params.bad_words or ())
     return tuple(tuple(model.served.tokenizer.encode(text, False)) for text in texts)
 

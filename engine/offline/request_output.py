@@ -1,4 +1,4 @@
-"""Outputs of ``LLM`` in the shape of vLLM's ``RequestOutput``, and their builder."""
+"""Request outputs of ``LLM`` with the fields of vLLM's ``RequestOutput``, and the builder of these outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenScore:
 
 
 PositionScores = dict[int, TokenScore]
-"""Scores at one position by token id: the position's token and the likeliest."""
+"""Logprobs at one position by token id, for the token at the position and the likeliest tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class CompletionOutput:
 
     Attributes:
         index: index of the answer among the ``n`` answers to its prompt.
-        token_ids: tokens of the answer without the end token, which has no text and no score.
-        logprobs: scores at each of ``token_ids``, None if not requested.
+        token_ids: tokens of the answer without the end token, which has no text and no logprob.
+        logprobs: logprobs at the position of each of ``token_ids``; None if not requested.
         cumulative_logprob: sum of the log-probabilities of ``token_ids``, None if not requested.
         finish_reason: ``"stop"``, ``"length"`` or ``"abort"``; None while the answer is not finished.
         field_probabilities: probabilities of the choices that a JSON Schema left to the model, None if not requested.
         stop_reason: the stop string or stop token id that ended the answer; None for the model's own end token;
-            ``budget`` if ``max_tokens`` cut a structured answer short, which is complete nevertheless.
+            ``budget`` if the answer is a complete structured answer that ``max_tokens`` made shorter.
     """
 
     index: int
@@ -63,10 +63,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times at which the first answer to a prompt began and ended, in seconds; ``_ts`` are monotonic, as in vLLM.
+    """Times of the first answer to a prompt, in seconds. Fields that end in ``_ts`` are monotonic times, as in vLLM.
 
     Attributes:
-        num_generation_tokens: number of the answer's tokens, the end token included.
+        num_generation_tokens: number of the answer's tokens, including the end token.
         arrival_time: arrival of the request, in seconds since 1970.
         first_token_latency: seconds from the arrival to the first token.
     """
@@ -86,13 +86,13 @@ class RequestOutput:
 
     Attributes:
         prompt: the text, None if the prompt was given as token ids.
-        prompt_logprobs: scores of the prompt's tokens (None for the first token and before ``logprob_start_len``); None
-            if not requested.
+        prompt_logprobs: logprobs of the prompt's tokens (None for the first token and before ``logprob_start_len``);
+            None if not requested.
         usage: token counts of each answer that has ended, in the order of the answers.
-        request_id: a number that no other request of this LLM has, as text.
-        num_cached_tokens: number of the prompt's tokens whose KV the first answer found in the prefix cache.
+        request_id: a number as text, which is unique in this LLM.
+        num_cached_tokens: number of prompt tokens whose KV was in the prefix cache when the first answer began.
         metrics: measured times; None if the engine has measured none.
-        lora_request: the ``LoRARequest`` by which the adapter was requested.
+        lora_request: the ``LoRARequest`` that requested the adapter.
     """
 
     prompt: str | None
@@ -120,10 +120,10 @@ class OutputBuilder:
         prompt: the prompt's text, if it was given as text.
         tokens: the prompt's tokens.
         n: number of sequences.
-        with_logprobs, with_prompt_logprobs: whether these scores were requested.
+        with_logprobs, with_prompt_logprobs: whether these logprobs were requested.
         request_id: id of the request.
-        lora_request: the ``LoRARequest`` by which its adapter was requested.
-        new_reader: makes a reader of an answer's field probabilities, None if they are not requested.
+        lora_request: the ``LoRARequest`` that requested the request's adapter.
+        new_reader: creates a reader of an answer's field probabilities; None if they are not requested.
         observe: called with each delta as it arrives; None for no observer.
     """
 
@@ -156,7 +156,7 @@ class OutputBuilder:
         return all(output.finish is not None for output in self._outputs)
 
     def add(self, delta: TextDelta) -> TextDelta:
-        """Add a delta of one of the answers. Returns the delta with the answer's field probabilities."""
+        """Add a delta of one of the answers. Returns the delta with the answer's new field probabilities."""
         if self._observe is not None:
             self._observe(delta)
         if self._readers is not None:
@@ -171,17 +171,17 @@ class OutputBuilder:
         return self._outputs[0].pooled
 
     def build(self) -> RequestOutput:
-        """Return the output, once ``is_complete``."""
-        # The scores of the prompt are the same for every sequence.
+        """Return the final output. Must be called only once ``is_complete`` is true."""
+        # All sequences have the same prompt logprobs.
         scores = self._prompt_scores(self._outputs[0].prompt_logprobs)
         return self._request_output(dict(enumerate(self._outputs)), scores)
 
     def build_part(self, new: Mapping[int, SequenceOutput], *, only_new: bool) -> RequestOutput:
-        """Return an intermediate or the last output, with only the answers that have new parts.
+        """Return an intermediate output or the last one, with only those answers that have new parts.
 
         Args:
             new: the new part of each answer, by the answer's index.
-            only_new: whether texts, tokens and scores hold only the new parts.
+            only_new: whether texts, tokens and logprobs hold only the new parts.
         """
         parts = new if only_new else {index: self._outputs[index] for index in new}
         of_prompt = next((part.prompt_logprobs for part in parts.values() if part.prompt_logprobs), [])
@@ -226,7 +226,7 @@ class OutputBuilder:
         )
 
     def _completion(self, index: int, part: SequenceOutput) -> CompletionOutput:
-        """Return an answer with the texts, tokens and scores of ``part``."""
+        """Return an answer with the texts, tokens and logprobs of ``part``."""
         whole = self._outputs[index]
         finish = whole.finish
         return CompletionOutput(

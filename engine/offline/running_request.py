@@ -1,4 +1,4 @@
-"""Requests that run in an ``LLM``: receivers of their deltas, pending callbacks, and the progress bar."""
+"""Running requests of an ``LLM``: the receivers of their deltas, their callbacks, and the progress bar."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..serving.output_processor import OutputProcessor, TextDelta
 from ..serving.request import TextRequest
 from .request_output import OutputBuilder, RequestOutput
 
-_SHOW_EVERY = 0.5  # seconds between updates of the speed
+_SHOW_EVERY = 0.5  # Seconds between updates of the displayed speed.
 
 
 class RunningRequest:
-    """A request from ``LLM.begin``: the ``DeltaReceiver`` of its sequence.
+    """A request of ``LLM.begin``. It is the ``DeltaReceiver`` of its sequence.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
         error: the error that ended the request, None if there is none.
-        on_delta: called with each delta between two steps; None for no callback.
+        on_delta: callback for each delta, called between two steps; None for no callback.
         request: the request as given by the caller.
     """
 
@@ -46,7 +46,7 @@ class RunningRequest:
         return self.error is not None or self._builder.is_complete
 
     def add(self, delta: TextDelta) -> None:
-        """Collect a delta, and schedule ``on_delta`` for it."""
+        """Add a delta to the output, and schedule the callback."""
         self._builder.add(delta)
         if self.on_delta is not None:
             self._callbacks.add(self, delta)
@@ -55,16 +55,16 @@ class RunningRequest:
         self.error = self.error or error
 
     def abort(self) -> None:
-        """End the request, unless it has ended already: it gets no more deltas."""
+        """Mark the request as aborted unless it has ended. It gets no more deltas."""
         self.on_delta = None
         if not self.is_done:
             self.error = RequestError("The request was aborted.")
 
     def output(self, request_id: str | None = None) -> RequestOutput:
-        """Return the output, once ``is_done``. Raises ``error`` if there is one, EngineError before the end.
+        """Return the output of a request that has ended. Raises ``error`` if it is set, and EngineError before the end.
 
         Args:
-            request_id: id in the output, in place of the request's own.
+            request_id: id that replaces the request's own id in the output.
         """
         if self.error is not None:
             raise self.error
@@ -75,7 +75,7 @@ class RunningRequest:
 
 
 class GenerateCall:
-    """Requests of a call of ``generate`` or ``chat``: the ``DeltaReceiver`` of their sequences.
+    """The requests of one call of ``generate`` or ``chat``. It is the ``DeltaReceiver`` of their sequences.
 
     Attributes:
         running: output processors of the sequences that have not ended, by id.
@@ -97,7 +97,7 @@ class GenerateCall:
         return self.error is not None or self.num_ended == self._num_answers
 
     def add(self, delta: TextDelta) -> None:
-        """Collect a delta."""
+        """Add a delta to the output of its request."""
         self._builders[delta.prompt].add(delta)
         self.num_tokens += len(delta.tokens)
         self.num_ended += delta.finish is not None
@@ -112,10 +112,10 @@ class GenerateCall:
 
 
 class DeltaCallbacks:
-    """Deltas that wait until the callbacks of their requests run.
+    """Queue of deltas for the callbacks of their requests.
 
-    A step first passes on all its tokens; then the callbacks run, one after the other, on the caller's thread. Their
-    exceptions are kept, so that an exception of one callback changes no other request.
+    A step first passes on all its deltas. Then the callbacks run one after the other on the caller's thread. Their
+    exceptions are kept until ``raise_errors``, so that an exception in one callback does not affect other requests.
     """
 
     def __init__(self) -> None:
@@ -126,10 +126,10 @@ class DeltaCallbacks:
         self._waiting.append((request, delta))
 
     def run(self) -> None:
-        """Call the callbacks of all waiting deltas, once for each delta, and keep their exceptions."""
+        """Call the callback once for each waiting delta, and keep the exceptions."""
         while self._waiting:
             request, delta = self._waiting.popleft()
-            # The request was aborted meanwhile.
+            # The request was aborted after this delta arrived.
             if request.on_delta is None:
                 continue
             try:
@@ -138,7 +138,7 @@ class DeltaCallbacks:
                 self._errors.append(error)
 
     def raise_errors(self) -> None:
-        """Raise the first exception kept, with a note for each further one."""
+        """Raise the first kept exception. The other exceptions are added to it as notes."""
         if not self._errors:
             return
         (first, *others), self._errors = self._errors, []
@@ -148,7 +148,7 @@ class DeltaCallbacks:
 
 
 class ProgressBar:
-    """Progress bar of ``generate`` and ``chat``: finished answers, and tokens per second over all of them."""
+    """Progress bar of ``generate`` and ``chat``: shows the finished answers, and the tokens per second."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
         self._bar = tqdm(total=total, disable=not shown, unit="answer", desc="Generating", dynamic_ncols=True)
@@ -156,7 +156,7 @@ class ProgressBar:
         self._tokens = 0
 
     def update(self, num_ended: int, num_tokens: int) -> None:
-        """Show the number of finished answers, and from time to time the speed."""
+        """Update the number of finished answers, and every ``_SHOW_EVERY`` seconds the speed."""
         self._tokens = num_tokens
         if num_ended > self._bar.n:
             self._bar.update(num_ended - self._bar.n)

@@ -1,4 +1,4 @@
-"""Parameters of offline requests under vLLM's names: for sampling, structured output and beam search."""
+"""Sampling parameters of offline requests under vLLM's names, also for structured output and beam search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class RequestOutputKind(Enum):
-    """Outputs that ``AsyncLLM`` yields: all so far, only the new part, or one at the end. ``LLM`` uses the last."""
+    """Kind of the outputs that ``AsyncLLM`` yields: the answer so far, only the new part, or one output at the end.
+
+    ``LLM`` always returns the last kind.
+    """
 
     CUMULATIVE = 0
     DELTA = 1
@@ -30,14 +33,14 @@ class RequestOutputKind(Enum):
 
 @dataclass
 class StructuredOutputsParams:
-    """The form of an answer, given by exactly one of the first six fields.
+    """Constraint on the form of an answer. Exactly one of the first six fields must be given.
 
     Attributes:
         json: a JSON Schema, as text or object, or a pydantic model.
         regex: a regular expression that the whole answer matches.
-        choice: texts of which the answer is one.
+        choice: texts, one of which is the answer.
         grammar: EBNF with a rule ``root ::= ...``, or Lark with a rule ``start: ...``.
-        json_object: any JSON object.
+        json_object: True for any JSON object.
         structural_tag: free text with structured parts, in XGrammar's form.
     """
 
@@ -54,11 +57,11 @@ class StructuredOutputsParams:
     backend: str | None = None
 
     def spec(self) -> GrammarSpec:
-        """Return the grammar.
+        """Return the grammar of the answer.
 
         Raises:
             RequestError: none or several of the fields are given, or a field is refused.
-            GrammarRefused: the form is malformed.
+            GrammarRefused: the schema, expression or grammar is malformed or not supported.
         """
         check_values("StructuredOutputsParams", vars(self), dict.fromkeys(vars(self), False))
         names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -94,25 +97,27 @@ class StructuredOutputsParams:
 
 
 GuidedDecodingParams = StructuredOutputsParams
-"""The name in vLLM before 0.12."""
+"""Name of the class in vLLM before 0.12."""
 
 
 @dataclass
 class SamplingParams:
-    """Parameters of a request, under vLLM's names; ``vllm_classes.toml`` describes the effect of each.
+    """Sampling parameters of a request, under vLLM's names. ``vllm_classes.toml`` describes the effect of each field.
 
-    Bounds are the bounds of the server's requests (docs/reference/api.md), and are checked when a request begins.
+    The bounds are those of the server's requests (docs/reference/api.md). They are checked when a request begins.
 
     Attributes:
         n: number of answers to each prompt.
         max_tokens: largest number of tokens of an answer; None for as many as fit in the context.
-        stop: strings that end an answer and are no part of it, unless ``include_stop_str_in_output``.
-        seed: seed of the draws; None or -1 for no seed.
-        logprobs: number of likeliest tokens whose scores are returned for each position, beside the drawn token's
-            score.
+        stop: strings that end an answer. They are not part of the answer, unless ``include_stop_str_in_output`` is set.
+        seed: seed of random sampling; None or -1 for no seed.
+        logprobs: number of likeliest tokens whose logprobs are returned for each position, in addition to the sampled
+            token's logprob.
         logit_bias: bias by token id.
-        structured_outputs: the form of the answer; a dict of the fields of ``StructuredOutputsParams`` is accepted too.
-        truncate_prompt_tokens: number of the prompt's last tokens that are kept; -1 for as many as fit in the context.
+        structured_outputs: constraint on the form of the answer; a dict of the fields of ``StructuredOutputsParams`` is
+            accepted too.
+        truncate_prompt_tokens: number of tokens at the prompt's end that are kept; -1 for as many as fit in the
+            context.
         logprob_start_len: number of the prompt's leading tokens without ``prompt_logprobs``. Not a parameter of vLLM.
         field_probabilities: whether to return the probability of each choice that a JSON Schema left to the model. Not
             a parameter of vLLM.
@@ -167,7 +172,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Make parameters from values that may be None, which selects the default."""
+        """Create parameters from values. A value of None selects the default."""
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     @classmethod
@@ -186,7 +191,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """Check for fields that this engine does not support. Raises RequestError, which names the field."""
+        """Raise RequestError, which names the field, if a field requests what this engine does not support."""
         neutral = {"best_of": self.n, "flat_logprobs": False, "thinking_token_budget": -1}
         refused = {
             name: getattr(self, name) for name, row in peer_names("SamplingParams").items() if row.status == "refuse"
@@ -195,13 +200,13 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple, whether one or several were given."""
+        """The stop strings as a tuple, whether one or several were given."""
         if self.stop is None or isinstance(self.stop, str):
             return () if self.stop is None else (self.stop,)
         return tuple(self.stop)
 
     def grammar(self) -> GrammarSpec | None:
-        """Return the grammar of the requested form. Raises as ``StructuredOutputsParams.spec``."""
+        """Return the grammar of structured output; None for free text. Raises like ``StructuredOutputsParams.spec``."""
         given = [form for form in (self.structured_outputs, self.guided_decoding) if not is_nothing(form)]
         if not given:
             return None
@@ -221,7 +226,10 @@ class SamplingParams:
         return form.spec()
 
     def engine_params(self, num_prompt: int, limits: RequestLimits) -> EngineParams:
-        """Return the engine's parameters for a prompt of ``num_prompt`` tokens; ``limits`` are checked later."""
+        """Return the engine's parameters for a prompt of ``num_prompt`` tokens.
+
+        They are not yet checked against ``limits``.
+        """
         most = limits.default_max_tokens(num_prompt) if self.max_tokens is None else self.max_tokens
         same = {
             name: getattr(self, name)
@@ -242,7 +250,7 @@ class SamplingParams:
 
 
 AnyParams = SamplingParams | EngineParams
-"""Parameters by vLLM's names, or the engine's own."""
+"""Sampling parameters with vLLM's names, or the engine's own."""
 
 
 @dataclass
@@ -250,12 +258,12 @@ class BeamSearchParams:
     """Parameters of ``LLM.beam_search``.
 
     Attributes:
-        beam_width: number of sequences that are kept, at most half of the number of scores that a position can return.
-        temperature: has no effect on scores, which come from the model's own distribution.
-        length_penalty: exponent of a sequence's length, by which its sum of log-probabilities is divided.
+        beam_width: number of sequences that are kept; at most half of the largest ``logprobs``.
+        temperature: without effect, because the log-probabilities are those of the model's own distribution.
+        length_penalty: a sequence's sum of log-probabilities is divided by its length to the power of this number.
 
     Raises:
-        RequestError: another field, of vLLM's, has a value that is not supported.
+        RequestError: one of vLLM's other fields has a value that is not supported.
     """
 
     beam_width: int
@@ -274,7 +282,7 @@ class BeamSearchParams:
 
 
 def _count(value: int | None) -> int | None:
-    """Return a number of log-probabilities; ``True`` means 1, as in vLLM."""
+    """Convert a number of logprobs: ``True`` means 1 and ``False`` means None, as in vLLM."""
     return None if value is None or value is False else 1 if value is True else value
 
 

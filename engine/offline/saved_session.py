@@ -1,7 +1,7 @@
-"""Saved sessions: paused requests as bytes, to continue them in another process.
+"""Saved sessions: encodes paused requests as bytes, so that another process can continue them.
 
-Seed and tokens are sufficient: a draw depends on seed and position only, and the state of a grammar's matcher, of
-penalties and of stop strings follows from the earlier tokens.
+The seed and the tokens are sufficient to continue. A random draw depends only on the seed and the position, and the
+states of grammar matching, penalties and stop strings follow from the earlier tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SavedSession:
     generated: array[int]
 
     def encode(self) -> bytes:
-        """Return the session as bytes."""
+        """Encode the session as bytes."""
         request = self.request
         [submit] = request.submits(repeat(0))
         fields = {
@@ -57,9 +57,9 @@ class SavedSession:
 
     @classmethod
     def decode(cls, data: bytes) -> SavedSession | None:
-        """Return the session from the bytes of ``encode``; None for bytes of another version, or of no session.
+        """Decode the bytes of ``encode``. Returns None for bytes of another version, or that are not a session.
 
-        The file is untrusted: values of other types give None. Values out of bounds are not checked here but by
+        The bytes are untrusted. If a value has a wrong type, the result is None. Bounds are checked later by
         ``RequestLimits``.
         """
         try:
@@ -70,7 +70,7 @@ class SavedSession:
 
     @classmethod
     def _decoded(cls, data: bytes) -> SavedSession:
-        """Decode. Raises one of the errors of wrong data."""
+        """Decode the bytes. Raises any of the errors that malformed data causes."""
         length = int.from_bytes(data[:4], "little")
         fields = json.loads(data[4 : 4 + length])
         [submit] = decode(data[4 + length :])

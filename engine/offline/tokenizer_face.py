@@ -1,4 +1,4 @@
-"""The tokenizer that ``LLM.get_tokenizer`` returns: the engine's own, under the names of transformers."""
+"""Tokenizer face: what ``LLM.get_tokenizer`` returns, the engine's tokenizer with the method names of transformers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .conversations import read_conversations
 
 
 class TokenizerFace:
-    """A model's tokenizer, under the names of transformers; all other names are ``Tokenizer``'s.
+    """Wraps a ``Tokenizer`` with the names of transformers. All other names are looked up in the ``Tokenizer``.
 
     Attributes:
-        eos_token_id: the first token that ends an answer, None if there is none.
+        eos_token_id: the tokenizer's end token, or else the first token that ends an answer; None if there is none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -25,7 +25,7 @@ class TokenizerFace:
         self.all_special_ids = sorted(tokenizer.special_ids)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of ``Tokenizer``, or a special token's text."""
+        """Return a special token's text, or an attribute of ``Tokenizer``."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name.endswith("_token") and name in self._tokenizer.special_tokens:
@@ -36,7 +36,7 @@ class TokenizerFace:
         return self._tokenizer.vocab_size
 
     def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> dict[str, Any]:
-        """Return ``input_ids`` and ``attention_mask`` of a text, or of several."""
+        """Return ``input_ids`` and ``attention_mask`` of one text or of several texts."""
         ids: Any = (
             self.encode(text, add_special_tokens=add_special_tokens)
             if isinstance(text, str)
@@ -63,7 +63,7 @@ class TokenizerFace:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
-        """Return the vocabulary's string of a token id, or of each of several."""
+        """Return the vocabulary's string of one token id, or of each of several token ids."""
         pieces = self._tokenizer.pieces([ids] if isinstance(ids, int) else ids)
         return pieces[0] if isinstance(ids, int) else pieces
 
@@ -78,10 +78,12 @@ class TokenizerFace:
         tokenize: bool = True,
         **variables: Any,
     ) -> Any:
-        """Return the text of a conversation, or its token ids if ``tokenize``; for several conversations a list.
+        """Render a conversation to text, or to token ids if ``tokenize`` is set.
+
+        For several conversations, return a list.
 
         Raises:
-            RequestError: there is no template, or it refuses these messages.
+            RequestError: there is no template, or the template refuses these messages.
         """
         conversations = read_conversations(conversation)
         found = [
@@ -100,10 +102,10 @@ class TokenizerFace:
 
 
 class Encoding(dict[str, Any]):
-    """Token ids by name, also available as attributes."""
+    """A dict of token ids whose entries are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an entry."""
+        """Return the entry of this name."""
         try:
             return self[name]
         except KeyError:

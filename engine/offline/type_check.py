@@ -1,4 +1,4 @@
-"""Type check: whether a value read from a file is of the types that its dataclass declares, all the way down."""
+"""Type check: checks that a value read from a file has the types that its dataclass declares, at every depth."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _NAMES: dict[str, Any] = {"array": {int: array}}
-"""Meaning of names in annotations. ``array[int]`` needs it: before Python 3.12 the class takes no item type."""
+"""Meaning of names in annotations.
+
+``array[int]`` needs an entry, because before Python 3.12 the class takes no item type.
+"""
 
 
 def is_of_type(value: object, hint: Any) -> bool:
-    """Return whether a value is of a type: a class, dataclass, tuple, frozenset, array, literal, or a union of these.
+    """Return whether a value has a type: a class, dataclass, tuple, frozenset, array, literal, or a union of these.
 
-    An integer is also of the type float; a boolean is neither.
+    An integer is also accepted as a float; a boolean is accepted as neither.
     """
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):

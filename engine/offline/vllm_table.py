@@ -1,4 +1,4 @@
-"""Parameters, fields and methods of vLLM's Python classes, and whether each is done, has no effect, or is refused.
+"""vLLM table: parameters, fields and methods of vLLM's Python classes, each supported, without effect, or refused.
 
 The table is ``vllm_classes.toml``; the comment at its beginning explains its values.
 """
@@ -20,7 +20,7 @@ class PeerName:
     """A parameter, field or method of vLLM.
 
     Attributes:
-        status: how the name is treated: supported, accepted without effect, or refused.
+        status: ``done`` for supported, ``inert`` for accepted without effect, ``refuse`` for refused.
         words: the reason why it has no effect, or what to do instead; "" if it is supported.
     """
 
@@ -30,7 +30,7 @@ class PeerName:
 
 @cache
 def peer_names(owner: str) -> Mapping[str, PeerName]:
-    """Return the names of a class or method of vLLM, such as ``LLM.generate``."""
+    """Return the table's rows for a class or a method of vLLM, such as ``LLM.generate``, by name."""
     rows = tomllib.loads(Path(__file__).with_name("vllm_classes.toml").read_text("utf-8"))[owner]
     return {name: _name(row) for name, row in rows.items()}
 
@@ -43,14 +43,14 @@ def _name(row: Any) -> PeerName:
 
 
 def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> None:
-    """Check the values given to a class or method of vLLM.
+    """Check the values that were passed to a class or method of vLLM.
 
     Args:
         values: values by name.
-        neutral: values that request nothing, in addition to None and empty values.
+        neutral: values by name that count as not given, as None and empty values do.
 
     Raises:
-        RequestError: a name is refused; the message is the table's.
+        RequestError: a value is given for a name that is refused. The message is the table's.
         TypeError: vLLM has no such name there.
     """
     names = peer_names(owner)
@@ -63,11 +63,13 @@ def check_values(owner: str, values: Mapping[str, Any], neutral: Mapping[str, An
 
 
 class NotOffered(EngineError, AttributeError):
-    """Error for a method of vLLM that does not exist here, with an alternative."""
+    """Raised for a method of vLLM that does not exist here. The message names an alternative."""
 
 
 def check_offered(owner: str, name: str) -> None:
-    """Check a name that a class of ours lacks: methods of vLLM without effect are accepted.
+    """Check the name of an attribute that one of this package's classes lacks.
+
+    Methods of vLLM without effect are accepted.
 
     Raises:
         NotOffered: the method is refused; the message is the table's.

@@ -161,7 +161,9 @@ class AsyncEngine:
             self._sequences.stop(stream)
 
     def _expire(self, stream: _Stream, timeout: float) -> None:
-        """End a stream after its timeout: with an error if a prompt has no token yet, else by aborting the sequences."""
+        """End a stream after its timeout: with an error if a prompt has no token yet, else by an abort of its
+        sequences.
+        """
         if any(processor.prompt not in stream.begun for processor in stream.running.values()):
             stream.fail(DeadlineExceeded(f"The request had no token after the {timeout:g} seconds that it was given."))
         else:
