@@ -1,1 +1,1 @@
-"""The scheduler: waiting queue, admission, step plans, draft budgets, mask jobs, session pins. No torch."""
+"""Scheduling: the waiting queue, admission, step plans, draft budgets, mask jobs and session pins. Imports no torch."""

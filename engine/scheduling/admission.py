@@ -1,4 +1,4 @@
-"""Admission: whether a waiting sequence may start, by row, adapter slot, pages, victims and shared prefix."""
+"""Admission: decides whether a waiting sequence may start, by free rows, adapter slots, pages and its cached prefix."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .step_plan import StepPlan
 
 
 class RowTable:
-    """Allocates the rows of the page table and of the sampler's state to sequences.
+    """Allocates rows to sequences. A row is an index into the page table and into the sampler's state.
 
     Attributes:
         size: number of rows.
-        free: indices of rows without a sequence; the last one in the list is taken next.
+        free: indices of free rows. The last row in the list is allocated next.
         owners: the sequence of each row in use, by the row's index.
     """
 
@@ -29,7 +29,7 @@ class RowTable:
         self.owners: dict[int, Sequence] = {}
 
     def take(self, sequence: Sequence) -> int:
-        """Return a free row, which is the sequence's from now on. IndexError if none is free."""
+        """Allocate a free row to a sequence. Returns the row's index. Raises IndexError if no row is free."""
         row = self.free.pop()
         self.owners[row] = sequence
         return row
@@ -41,26 +41,29 @@ class RowTable:
 
 
 class AdapterSlots(Protocol):
-    """Device slots of adapters, by load id and slot index: ``lora.device_slots.SlotPool``, or a fake in tests."""
+    """Interface of the device slots of adapters: ``lora.device_slots.SlotPool``, or a fake in tests.
+
+    ``adapter`` is a load id.
+    """
 
     def acquire(self, adapter: int, tenant: str) -> int:
-        """Return a slot for a tenant's sequence of an adapter, held until ``release``; negative if it must wait."""
+        """Return an adapter's slot for a tenant's sequence, held until ``release``; negative if it must wait."""
 
     def release(self, index: int) -> None:
-        """End one sequence's use of a slot."""
+        """Release a slot that one sequence has acquired."""
 
     def is_ready(self, adapter: int) -> bool:
-        """Return whether an adapter is in a slot."""
+        """Return whether an adapter is loaded in a slot."""
 
     def prefetch(self, adapter: int, tenant: str) -> None:
-        """Load an adapter to a slot by a tenant's share, or keep its position in the queue for one."""
+        """Load an adapter into a slot of a tenant's share, or keep the adapter's position in the queue for slots."""
 
 
 class SlotRequests:
-    """Device slots for adapters that waiting sequences request in one step.
+    """Requests for device slots by the waiting sequences that one step considers.
 
     Args:
-        slots: slots of adapters; None if the engine has no adapters.
+        slots: device slots of adapters; None if the engine has no adapters.
         most_waiting: number of adapters that may wait for a slot in one step. Adapters that are already on the device
             may always be requested.
     """
@@ -71,7 +74,7 @@ class SlotRequests:
         self._waiting: set[int] = set()
 
     def acquire(self, adapter: int, tenant: str) -> int | None:
-        """Return a slot for a tenant's sequence of an adapter, -1 for the base model, None if it must wait."""
+        """Acquire a slot for a tenant's sequence. Returns -1 for the base model, and None if the sequence must wait."""
         if adapter < 0 or self._slots is None:
             return -1
         is_late = len(self._waiting) >= self._most_waiting
@@ -87,7 +90,7 @@ class SlotRequests:
 def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
     """Load the adapters of the next sequences, even while these sequences wait for rows or pages.
 
-    So an adapter's waiting time for a slot counts from this call, not from the moment at which a row is free.
+    So an adapter's time in the queue for slots begins with this call, and not only when a row becomes free.
     """
     for adapter, tenant in {sequence.spec.adapter: sequence.spec.tenant for sequence in coming}.items():
         if adapter >= 0:
@@ -95,45 +98,47 @@ def prefetch(slots: AdapterSlots, coming: Iterable[Sequence]) -> None:
 
 
 def num_reusable(cache: PrefixCache, sequence: Sequence) -> int:
-    """Return how many tokens of a waiting sequence are in the cache."""
+    """Return the number of a waiting sequence's tokens whose KV is in the prefix cache."""
     return cache.match(sequence.path, sequence.tokens, sequence.reusable)
 
 
 def awaits_pages(cache: PrefixCache, sequence: Sequence) -> bool:
-    """Return whether KV of a waiting sequence is being read from a tier."""
+    """Return whether KV of a waiting sequence is being read from a tier. Starts to read it if a tier has it."""
     return cache.awaits_pages(sequence.id, sequence.path, sequence.tokens, sequence.reusable)
 
 
 def read_ahead(cache: PrefixCache, tiers: KvTiers, coming: Iterable[Sequence]) -> None:
-    """Begin to read KV of the next sequences from tiers, also while these wait for rows or pages."""
+    """Start to read KV of the next sequences from the tiers, even while these sequences wait for rows or pages."""
     for sequence in coming:
         if not tiers.knows(sequence.id):
             awaits_pages(cache, sequence)
 
 
 def lacks_more(cache: PrefixCache, sequence: Sequence, most: int) -> bool:
-    """Return whether a waiting sequence lacks more than ``most`` tokens, a prefix hit aside."""
+    """Return whether more than ``most`` tokens of a waiting sequence have no cached KV."""
     return sequence.num_tokens > most and sequence.num_tokens - num_reusable(cache, sequence) > most
 
 
 def pages_missing(sequence: Sequence, page_size: int) -> int:
-    """Return how many pages a sequence lacks to hold all its tokens and the next one."""
+    """Return the number of pages that a sequence still needs for the KV of all its tokens and of the next token."""
     held = len(sequence.lease.pages) if sequence.lease else 0
     return max(0, -(-(sequence.num_tokens + 1) // page_size) - held)
 
 
 def lacks_pages(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Return whether there are too few pages for the next waiting sequence, a prefix hit aside."""
+    """Return whether the pool has too few pages for the next waiting sequence. A prefix hit is not considered."""
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
     return pages_missing(sequence, cache.page_size) + reserved > cache.available()
 
 
 def try_acquire(cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence]) -> Lease | None:
-    """Lease the prefix hit of a sequence if pages for the rest of its tokens are available too, else return None.
+    """Acquire a lease of a sequence's cached prefix.
 
-    The pages that running sequences still need for their prompts, and one more page for each to grow, are reserved. So
-    an admitted sequence is not preempted a step later. If no sequence runs, every page is free or evictable, and any
-    sequence that fits the pool is admitted.
+    Returns None if the pages for the remaining tokens are not available.
+
+    The pages that running sequences still need for their prompts, and one more page for each of them to grow, are
+    reserved. So an admitted sequence is not preempted one step later. If no sequence runs, every page is free or
+    evictable, so any sequence that fits the pool is admitted.
     """
     reserved = sum(pages_missing(other, cache.page_size) + 1 for other in running)
     fetch = cache.tiers.fetched(sequence.id) if cache.tiers else None
@@ -150,12 +155,13 @@ def preemption_victims(
 ) -> list[Sequence]:
     """Return the running sequences to preempt, in this order, until a waiting sequence can be admitted.
 
-    Sequences of the batch class may be preempted for any other priority class, the last admitted first. The list is
-    empty if the waiting sequence could not begin even after all of them were preempted: either pages would still be
-    missing, or running sequences of other classes, such as one with a long prompt, would use up the token budget.
+    Sequences of the batch class may be preempted for any other priority class; the sequence that was admitted last is
+    preempted first. The list is empty if the waiting sequence could not start even after all of them were preempted. In
+    that case either pages would still be missing, or running sequences of other classes, for example with a long
+    prompt, would use up the token budget.
 
     Args:
-        plan: plan of the step, in which the running sequences have their tokens.
+        plan: plan of the step, in which the running sequences have already received their tokens.
     """
     victims = [other for other in reversed(running) if other.priority is Priority.BATCH]
     if sequence.priority is Priority.BATCH or not victims:
@@ -171,17 +177,18 @@ def preemption_victims(
 def computed_twice(
     cache: PrefixCache, sequence: Sequence, running: Iterable[Sequence], plan: StepPlan, num_waiting: int
 ) -> int:
-    """Return how many tokens would be computed twice if a sequence began whose prefix another one computes.
+    """Return the number of tokens that would be computed twice if a sequence started now, while another one computes
+    its prefix.
 
-    These are the tokens of whole pages that a running sequence is computing, that the waiting sequence needs too, and
+    These are the tokens of full pages that a running sequence is computing, that the waiting sequence needs too, and
     that are not in the tree yet. Sequences that arrive together mostly share all of these pages, so the tokens are
-    counted once for each sequence that could begin in the step. A sequence that waits for such pages waits for a
-    bounded time, because the running sequence gets tokens in every step until its prompt is done. The result is 0 if
-    the running sequence is of a later priority class, because it may be preempted.
+    counted once for each sequence that could start in the step. A sequence that waits for such pages waits for a
+    bounded time, because the running sequence gets tokens in every step until its prompt is computed. The result is 0
+    if the running sequence has a later priority class, because such a sequence may be preempted.
 
     Args:
         plan: plan of the step, as far as it is filled.
-        num_waiting: sequences in the queue, this one included.
+        num_waiting: number of sequences in the queue, including this one.
     """
     limit = sequence.reusable
     found = shared = -1

@@ -1,4 +1,4 @@
-"""Draft budget: how many drafts each row of a step gets, and whether drafts outweigh overlap scheduling."""
+"""Draft budget: decides how many draft tokens each row of a step gets, and when drafts gain more than overlap."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..speculation.model_drafter import DraftRunner, ModelDrafter
 from ..speculation.proposer import Proposal, Proposer
 from .step_plan import StepPlan, lease_of
 
-_PROBE_EVERY = 128  # steps without the draft model after which it is tried again on one row
-_PROBE_LENGTH = 4  # drafts of such a trial, and while the model's time is unknown
+_PROBE_EVERY = 128  # After this many steps without the draft model, the draft model is tried again on one row.
+_PROBE_LENGTH = 4  # Number of draft tokens in such a trial, and while the draft model's time is not known.
 
 
 class DraftBudget:
-    """Gives drafts to the rows of a step, and learns the cost of drafts from finished steps.
+    """Gives draft tokens to the rows of a step, and estimates the cost of drafts from finished steps.
 
     Args:
-        proposer: proposes drafts.
-        cache: lends the pages of drafts.
-        most: largest number of drafts in one step.
+        proposer: proposes draft tokens.
+        cache: prefix cache that provides the pages for draft tokens.
+        most: largest number of draft tokens in one step.
         drafter: runs a draft model; None without a draft model.
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class DraftBudget:
         self._most = most
         self._drafter = drafter
         self._clock = clock
-        self._num_idle = 0  # last steps in a row without the draft model
+        self._num_idle = 0  # Number of consecutive last steps in which the draft model did not run.
 
     def add(self, plan: StepPlan, drawing: Seq[Sequence]) -> None:
-        """Give drafts to the rows that draw, the likeliest first. No sequence is preempted for them."""
+        """Give draft tokens to the rows that sample, the likeliest drafts first.
+
+        No sequence is preempted for drafts.
+        """
         left, num_rows = min(plan.budget, self._most), len(drawing)
         if plan.allowance is not None:
             left = plan.allowance.num_drafts(left)
@@ -69,16 +72,16 @@ class DraftBudget:
         plan.draft_gain = choice.gain - self._proposer.tokens_in(plan.draft_seconds, num_rows)
 
     def _ask_model(self, drawing: Seq[Sequence], found: dict[int, tuple[Sequence, Proposal]], left: int) -> float:
-        """Let the draft model draft for the rows in which its drafts are expected to gain more than other drafts.
+        """Run the draft model for the rows in which its drafts are expected to gain more than other drafts.
 
-        The draft model is not run if its expected gain is less than its cost, unless a trial of it is due.
+        The draft model does not run if its expected gain is less than its cost, unless a trial run is due.
 
         Args:
-            found: proposals of other sources by sequence id; the draft model's drafts replace them.
+            found: proposals of other sources by sequence id. Drafts of the draft model replace them.
             left: largest number of drafts of all rows together.
 
         Returns:
-            Seconds that the draft model took.
+            Seconds for which the draft model ran.
         """
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None or not num_rows:
@@ -94,7 +97,8 @@ class DraftBudget:
                     rates[sequence.id] = rate
         asked = [sequence for sequence in drawing if sequence.id in rates]
         if not asked:
-            self._num_idle %= _PROBE_EVERY  # others promise more: steps may be planned ahead again
+            # Other drafts are expected to gain more, so no trial run is due and steps may be planned ahead again.
+            self._num_idle %= _PROBE_EVERY
             return 0.0
         length = self._proposer.draft_length([*rates.values()], num_rows, drafter.seconds(len(asked)))
         if not drafter.seconds(1) or (not length and self._num_idle >= _PROBE_EVERY):
@@ -122,12 +126,13 @@ class DraftBudget:
         ahead: Iterable[StepPlan],
         by_row: Mapping[int, Sequence],
     ) -> None:
-        """Learn the cost of a committed step, and what drafts would gain in the steps that were launched ahead.
+        """Update the estimates with a committed step: the cost of drafts, and the gain that drafts would have had in
+        later steps.
 
         Args:
             seconds: seconds that the step took.
-            num_drawn: number of tokens that the step drew.
-            ahead: steps in flight, whose input tokens are known now.
+            num_drawn: number of tokens that the step sampled.
+            ahead: steps in flight that were launched ahead; their input tokens are known now.
             by_row: the running sequences by row.
         """
         batch = step.batch
@@ -146,10 +151,10 @@ class DraftBudget:
                 each.missed_gain += gain
 
     def _gains_of_model(self, drawing: Seq[Sequence]) -> dict[int, float]:
-        """Return, by sequence id, the tokens that drafts of the draft model would have gained in a step without drafts.
+        """Return, by sequence id, the tokens that the draft model's drafts would have gained in a step without drafts.
 
-        A step that is planned ahead cannot have the draft model's drafts. So the gain is infinite if the draft model is
-        due for a trial: then the next step is not planned ahead.
+        A step that is planned ahead cannot have drafts of the draft model. If a trial run of the draft model is due,
+        the gain is infinite, so that the next step is not planned ahead.
         """
         drafter, num_rows = self._drafter, len(drawing)
         if drafter is None:
@@ -172,11 +177,11 @@ class DraftBudget:
         }
 
     def outweigh_overlap(self, step: StepPlan) -> bool:
-        """Return whether drafts after a step are likely to gain more than planning before its tokens are known."""
+        """Return whether drafts after a step are likely to gain more than planning the next step ahead."""
         return self._proposer.outweighs_overlap(step.missed_gain, step.num_drawing_now)
 
     def leave(self, sequence: Sequence) -> None:
-        """Release the draft model's state of a sequence that leaves its row."""
+        """Release the draft model's state for a sequence that leaves its row."""
         if self._drafter is not None:
             self._drafter.leave(sequence)
 
@@ -200,11 +205,11 @@ def make_draft_budget(
     draft: DraftRunner | None,
     fill_masks: Callable[[Seq[MaskJob]], Callable[[], Masks]],
 ) -> DraftBudget | None:
-    """Return the draft budget that the options ask for; None without drafts.
+    """Return the draft budget that the options configure; None without speculative decoding.
 
     Args:
         draft: the draft model; None without a draft model.
-        fill_masks: begins to fill the masks of a draft model's step, see ``ModelDrafter``.
+        fill_masks: starts to fill the token masks of a draft model's step, see ``ModelDrafter``.
     """
     if not config.max_drafts:
         return None

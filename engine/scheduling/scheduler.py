@@ -1,20 +1,20 @@
-"""Scheduler: plans each step (which sequence computes how many tokens) and applies its result to the sequences.
+"""Scheduler: plans each step (the number of tokens that each sequence computes) and applies the step's result.
 
-One rule applies to all sequences: a sequence has ``num_computed`` tokens in the KV pool and needs all ``num_tokens``
-there; a step computes the missing tokens, as far as the budget allows. A decoding sequence misses one token. A new
-sequence misses its prompt without the prefix hit (chunked prefill). A preempted sequence misses the tokens that were
-evicted. The budget is given out in this order: single tokens; prompts, within the rest of the target inter-token
-latency (``ChunkBudget``), those of batch sequences last; drafts.
+One rule applies to all sequences: a sequence has the KV of ``num_computed`` tokens in the pool and needs the KV of all
+its ``num_tokens`` tokens. A step computes the missing tokens, as far as the token budget allows. A decoding sequence
+lacks one token. A new sequence lacks its prompt without the prefix hit (chunked prefill). A preempted sequence lacks
+the tokens whose KV was evicted. The budget is distributed in this order: single tokens; then prompts, within the rest
+of the target inter-token latency (``ChunkBudget``), with the prompts of batch sequences last; then draft tokens.
 
-Overlap scheduling: a step may be planned while the step before it is in flight. If a row of the step in flight draws a
-token, the row's input in the new step is a reference to that token, whose value is not known yet. If the sequence turns
-out to have ended with that token, the row's result in the new step is ignored. Its pages are released, and their next
-owner writes them only in a later step. Drafts, and the choice of sequences to preempt, need the values of the tokens
-and so are not planned ahead.
+Overlap scheduling: a step may be planned while the step before it is in flight. If a row of the step in flight samples
+a token, the row's input in the new step is a reference to that token, whose value is not known yet. If the sequence
+turns out to have ended with that token, the row's result in the new step is ignored. The sequence's pages are released,
+and their next owner writes them only in a later step. Draft tokens, and the choice of sequences to preempt, depend on
+the values of the tokens, so they are not planned ahead.
 
-Preemption releases a sequence's pages to the tree and puts it at the head of its priority class in the queue. Victims
-are taken from the last class, the sequence admitted last first. Batch sequences are also preempted to admit a sequence
-of another class.
+Preemption releases a sequence's pages to the tree and puts the sequence at the head of its priority class in the queue.
+The sequence to preempt is the one admitted last in the last priority class. Batch sequences are also preempted to admit
+a sequence of another class.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Plans steps and applies their results. The only writer of sequences and of the queue.
+    """Plans steps and applies their results. Only the scheduler writes to sequences and to the queue.
 
     Args:
-        cache: pages and tree.
+        cache: prefix cache, with the pages of the pool and the prefix tree.
         max_num_seqs: number of rows, the limit on running sequences.
         max_num_batched_tokens: limit on the tokens in one step.
-        stats: counters, which the scheduler updates.
-        slots: slots of adapters; None without adapters.
-        drafts: gives drafts to rows; None without drafts.
-        target_itl: target inter-token latency in seconds by priority class; a class without an entry has no limit.
+        stats: counters of the engine, which the scheduler updates.
+        slots: device slots of adapters; None without adapters.
+        drafts: gives draft tokens to rows; None without speculative decoding.
+        target_itl: target inter-token latency in seconds by priority class; a class without an entry has no target.
         target_ttft: target time to first token in seconds by priority class; a class without an entry has no deadlines.
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
 
     Attributes:
         session_pins: soft pins of sessions and prompts.
-        slow_masks: fills the masks for which steps do not wait.
+        slow_masks: fills the token masks for which steps do not wait.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Scheduler:
         self._chunks = ChunkBudget(target_itl, max_num_batched_tokens)
         self._clock = clock
         self._meter = SequenceMeter(stats, cache.page_size, clock)
-        self._committed = 0.0  # when the last step was committed
-        self._in_flight: deque[StepPlan] = deque()  # at most two, the later one planned ahead
+        self._committed = 0.0  # Time at which the last step was committed.
+        self._in_flight: deque[StepPlan] = deque()  # At most two steps. The second one was planned ahead.
         self.session_pins, self.slow_masks = SessionPins(cache, clock), SlowMasks()
         self._queue = WaitingQueue(
             partial(num_reusable, cache) if cache.sharing else None, clock, target_ttft, self._chunks.least_seconds
         )
-        self._running: list[Sequence] = []  # in order of admission
+        self._running: list[Sequence] = []  # Running sequences in the order of their admission.
         self._alive: dict[int, Sequence] = {}
         self._rows = RowTable(max_num_seqs)
 
@@ -123,7 +123,7 @@ class Scheduler:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a step now: fewer than the option says for a while after ``drop_steps``."""
+        """Current limit on the tokens of a step. For some time after ``drop_steps`` it is lower than the option."""
         return self._chunks.limit.tokens
 
     @property
@@ -135,11 +135,11 @@ class Scheduler:
         return tuple(number for number, sequence in self._alive.items() if sequence.row < 0)
 
     def find(self, number: int) -> Sequence | None:
-        """Return the sequence of a number that waits or runs."""
+        """Return the waiting or running sequence with this id; None if there is none."""
         return self._alive.get(number)
 
     def capacity(self) -> dict[str, float]:
-        """Return the quantities on which a new sequence's wait depends, as gauges by name.
+        """Return gauges of the quantities on which the waiting time of a new sequence depends.
 
         ``rows_usable`` is the number of rows for which there are pages. The rates of prefill are upper bounds. A prompt
         of at most ``prefill_short_tokens`` tokens overtakes longer ones, because it fits into the half of a step that
@@ -154,10 +154,12 @@ class Scheduler:
         }
 
     def add(self, sequence: Sequence, matcher: AnswerMatcher | None = None) -> None:
-        """Queue a sequence, with the matcher of its grammar if it has one. ValueError if its id is in use.
+        """Queue a sequence, with the matcher of its grammar if it has one.
+
+        Raises ValueError if the sequence's id is in use.
 
         The matcher must be in the state before the first output token. If another engine has already generated tokens
-        of the sequence, the matcher is first advanced by these, on another thread.
+        of the sequence, the matcher is first advanced by these tokens, on another thread.
         """
         if sequence.id in self._alive:
             raise ValueError(f"sequence {sequence.id} is alive already")
@@ -172,20 +174,24 @@ class Scheduler:
         self._stats.accepted += 1
 
     def abort(self, ids: Iterable[int]) -> list[Message]:
-        """End sequences in whatever state; ids that are not alive are ignored."""
+        """Abort waiting or running sequences. Ids that are not alive are ignored. Returns messages to the client."""
         return [*self._finish_all(ids, FinishReason.ABORT)]
 
     def fail(self, ids: Iterable[int], error: EngineError) -> list[Message]:
-        """End sequences with an error; ids that are not alive are ignored."""
+        """End waiting or running sequences with an error.
+
+        Ids that are not alive are ignored. Returns messages to the client.
+        """
         return [failure_of(done.id, error) for done in self._finish_all(ids, FinishReason.ERROR)]
 
     def schedule(self) -> Batch:
-        """Plan a step. An empty batch means that nothing can be computed before an adapter or a mask is ready."""
+        """Plan a step. The batch is empty if nothing can be computed before an adapter or a mask is ready."""
         assert not self._in_flight
         self.session_pins.expire()
         plan = StepPlan(self._chunks.limit.tokens, self._clock())
         for sequence in [each for each in self._running if each.num_tokens > each.rope_switch]:
-            # The sequence is too long for its rotary embedding, so all of its KV is computed again with the other one.
+            # The sequence is too long for its rotary embedding. All of its KV is computed again with the embedding for
+            # long texts.
             sequence.path, sequence.rope_switch = sequence.path.as_long(), ENDLESS
             self._preempt(sequence, plan)
         self._fill(plan)
@@ -194,7 +200,10 @@ class Scheduler:
         return self._begin(plan)
 
     def schedule_ahead(self) -> Batch:
-        """Plan the step after the one in flight. An empty batch means that its tokens must be known first."""
+        """Plan the step after the one in flight.
+
+        The batch is empty if the tokens of the step in flight must be known first.
+        """
         [step] = self._in_flight
         plan = StepPlan(self._chunks.limit.tokens, self._clock(), step.rows)
         if self._can_plan_ahead(step, plan):
@@ -202,7 +211,10 @@ class Scheduler:
         return self._begin(plan)
 
     def forget(self, batch: Batch) -> bool:
-        """Drop the only step in flight if all its sequences have left and none began in it. True if dropped."""
+        """Drop the only step in flight if all its sequences have left it and no sequence started in it.
+
+        Returns whether the step was dropped.
+        """
         [step] = self._in_flight
         assert step.batch is batch
         if is_void := not (step.rows or batch.starts):
@@ -210,9 +222,10 @@ class Scheduler:
         return is_void
 
     def drop_steps(self) -> list[Message]:
-        """Drop the steps in flight, for which the device had no memory, and return all running sequences to the queue.
+        """Drop the steps in flight, because the device had too little memory for them, and requeue all running
+        sequences.
 
-        The sequences resume from the tokens that earlier steps have computed. Later steps have at most half as many
+        The sequences resume after the tokens that earlier steps have computed. Later steps have at most half as many
         tokens. If the steps had a single token, the largest sequence in them fails instead, so that the others can
         continue.
 
@@ -223,13 +236,14 @@ class Scheduler:
         rows = [(self._owner(step, row), row) for step in self._in_flight for row in step.batch.rows]
         computed = [sequence for sequence, _ in rows if sequence]
         for sequence, row in rows:
-            # Filling the masks has advanced the matcher by the drafts.
+            # Filling the masks has advanced the matcher by the draft tokens.
             if sequence and sequence.matcher and row.num_drafts:
                 sequence.matcher.rollback_to(sequence.num_generated)
         self._in_flight.clear()
-        # Each becomes the head of its class, so that the first admitted one comes last and is first again.
+        # Each sequence is put at the head of its class. In reversed order, the sequence that was admitted first ends up
+        # first.
         for sequence in reversed(self._running.copy()):
-            # A partly filled page may lack a copy that was never made: only what is in the tree is trusted.
+            # A partly filled page may lack a copy that was not made, so only KV that is in the tree is trusted.
             lease = lease_of(sequence)
             sequence.num_computed = min(sequence.num_computed, lease.num_shared * self._cache.page_size)
             self._requeue(sequence)
@@ -243,14 +257,20 @@ class Scheduler:
         return self.fail([largest.id], error)
 
     def mask_jobs(self, batch: Batch) -> list[MaskJob]:
-        """Return the masks that a batch needs. No other step is in flight, so all tokens before it are known."""
+        """Return the token masks that a batch needs.
+
+        No other step is in flight, so all tokens before the batch are known.
+        """
         [step] = self._in_flight
         if not any(sequence.matcher for sequence in self._running):
             return []
         return mask_jobs(batch, partial(self._owner, step))
 
     def commit(self, batch: Batch, result: StepResult) -> list[Message]:
-        """Apply the result of a step: tokens, pages for the tree, ends. Returns messages to the client."""
+        """Apply the result of a step: its tokens, pages for the tree, and ended sequences.
+
+        Returns messages to the client.
+        """
         step = self._in_flight.popleft()
         assert step.batch is batch
         self._stats.count_step(batch.num_tokens, len(batch.rows))
@@ -271,12 +291,15 @@ class Scheduler:
             self._drafts.learn(step, seconds, num_drawn, self._in_flight, self._rows.owners)
 
     def _owner(self, step: StepPlan, row: Row) -> Sequence | None:
-        """The sequence of a row, None if it has left the row since the step was planned."""
+        """Return the sequence of a row; None if the sequence has left the row since the step was planned."""
         sequence = self._rows.owners.get(row.row)
         return sequence if sequence and step.rows.get(sequence.id) is row else None
 
     def _fill(self, plan: StepPlan) -> None:
-        """Give running sequences tokens, then admit others: short ones in half of what is left before a long prompt."""
+        """Distribute the token budget of a step: first to running sequences, then to sequences that are admitted now.
+
+        Before a running long prompt, waiting short sequences are admitted with half of the tokens that are left.
+        """
         ordered = plan.in_order(self._running)
         plan.allowance = self._chunks.begin(ordered)
         for sequence, start, wanted in ordered:
@@ -291,17 +314,17 @@ class Scheduler:
             read_ahead(self._cache, self._cache.tiers, self._queue.head(self._rows.size))
 
     def _begin(self, plan: StepPlan) -> Batch:
-        """Put the planned step in flight, unless it is empty."""
+        """Put a planned step in flight, unless it is empty. Returns its batch."""
         if (batch := plan.finish()).rows:
             self._in_flight.append(plan)
         return batch
 
     def _can_plan_ahead(self, step: StepPlan, plan: StepPlan) -> bool:
-        """Return whether the next step is to be planned before the tokens of the step in flight are known.
+        """Return whether the next step can be planned before the tokens of the step in flight are known.
 
-        It cannot be planned if the step in flight has drafts, because the number of accepted drafts is unknown. It is
-        not planned either if drafts are likely to save more time than overlap, or if a sequence might have to be
-        preempted: to free pages, to admit another sequence, or because its rotary embedding changes.
+        It cannot be planned ahead if the step in flight has draft tokens, because the number of accepted ones is not
+        known. It is not planned ahead either if drafts are likely to save more time than overlap, or if a sequence
+        might have to be preempted: to free pages, to admit another sequence, or because its rotary embedding changes.
         """
         switches = any(each.num_tokens >= each.rope_switch for each in self._running)
         if switches or any(row.num_drafts for row in step.batch.rows) or self._may_preempt_to_admit():
@@ -311,7 +334,10 @@ class Scheduler:
         return sum(pages_missing(each, self._cache.page_size) for each in self._running) <= self._cache.available()
 
     def _extend(self, sequence: Sequence, start: int, wanted: int, plan: StepPlan) -> None:
-        """Give a running sequence tokens and their pages; preempt if pages are lacking."""
+        """Give a running sequence tokens and their pages.
+
+        If pages are lacking, preempt other sequences, or this one.
+        """
         end = start + plan.share(start, wanted)
         while not self._cache.grow(lease_of(sequence), end):
             victim = max(reversed(self._running), key=lambda running: running.priority)
@@ -321,7 +347,10 @@ class Scheduler:
         plan.give(sequence, start, end, draws=end == wanted)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Send a running sequence back to the queue; its computed pages stay in the tree as long as they can."""
+        """Preempt a running sequence: return it to the queue.
+
+        Its computed pages stay in the tree until they are evicted.
+        """
         plan.take_back(sequence)
         self._requeue(sequence)
 
@@ -333,13 +362,20 @@ class Scheduler:
         self._stats.preemptions += 1
 
     def _admit(self, plan: StepPlan, most: int = ENDLESS, latest: Priority = Priority.BATCH) -> None:
-        """Admit sequences while rows, pages and budget last. Batch sequences may be preempted for others.
+        """Admit waiting sequences while rows, pages and budget last.
 
-        Three kinds of sequences are skipped. A sequence is skipped while another one computes its prefix, so that it
-        finds the prefix in the cache later, unless the prefix is short; at most as many are skipped as there are rows,
-        which bounds the work of a step. A sequence is skipped if its adapter has no slot yet. It is skipped if it needs
-        more of the ``most`` tokens that all admitted sequences may compute together than are left. ``latest`` is the
-        last priority class to admit.
+        Batch sequences may be preempted for other classes.
+
+        A waiting sequence is skipped in three cases:
+
+        1. Another sequence computes its prefix, unless the prefix is short. It then finds the prefix in the cache
+           later. At most as many sequences are skipped for this reason as there are rows, which limits the work of a
+           step.
+        2. Its adapter has no slot yet.
+        3. It needs more tokens than are left of ``most``, which all sequences admitted by this call may compute
+           together.
+
+        ``latest`` is the last priority class to admit.
         """
         if not self._has_room(plan) and not self._may_preempt_to_admit():
             return
@@ -377,11 +413,14 @@ class Scheduler:
         return bool(plan.room and self._rows.free)
 
     def _may_preempt_to_admit(self) -> bool:
-        """Whether a running sequence may be preempted for a waiting one. Called in every step, so it is cheap."""
+        """Return whether a running sequence may be preempted for a waiting one.
+
+        Called in every step, so it must be cheap.
+        """
         return any(each.priority is Priority.BATCH for each in self._running) and self._queue.has_before(Priority.BATCH)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan) -> Lease | None:
-        """Return a lease for the sequence to admit, after preemption if need be; None if it must wait."""
+        """Return a lease for the sequence to admit, preempting others if necessary; None if the sequence must wait."""
         lease = try_acquire(self._cache, sequence, self._running) if self._has_room(plan) else None
         victims = preemption_victims(self._cache, sequence, self._running, plan) if lease is None else []
         for victim in victims:
@@ -403,7 +442,7 @@ class Scheduler:
         sequence.num_computed = lease.num_tokens
         counts = sequence.counts
         if counts.num_cached < 0:
-            # Tokens that were generated elsewhere may be a prefix hit too.
+            # The prefix hit may include tokens that another engine has generated.
             most = sequence.num_prompt
             counts.num_cached, counts.num_forked = min(lease.num_tokens, most), min(lease.num_forked, most)
             self._queue.charge_prompt(sequence)
@@ -439,13 +478,13 @@ class Scheduler:
         return messages
 
     def _append(self, sequence: Sequence, row: Row, result: RowResult, check: StopCheck) -> None:
-        """Append the tokens of a row, and count them."""
+        """Append the tokens of a row to its sequence, and update the counts."""
         if check.num_tokens:
             self._meter.draw(sequence)
         sequence.tokens.extend(result.tokens[: check.num_tokens])
         counts = sequence.counts
         counts.num_scored += len(result.prompt_logprobs)
-        # Accepted drafts after the end of the sequence are no tokens of its answer.
+        # Accepted draft tokens after the end of the sequence are not part of its answer.
         counts.num_drafted += min(check.num_accepted, row.num_drafts, check.num_tokens)
         counts.num_forced += min(result.num_forced, check.num_tokens)
         self._queue.charge_tokens(sequence, check.num_tokens)
@@ -459,7 +498,7 @@ class Scheduler:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None, is_limited: bool = False
     ) -> Done:
-        """End a sequence in whatever state it is."""
+        """End a waiting or running sequence. Returns the message to the client."""
         measured = self._meter.end(sequence)
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
@@ -477,7 +516,10 @@ class Scheduler:
         return Done(sequence.id, reason, sequence.usage, stop_token, measured, is_limited)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give row, slot and pages back; computed pages go to the tree, rows in flight are ignored."""
+        """Take a sequence out of its row: release the row, the slot and the pages. Rows in flight are ignored.
+
+        Computed pages stay in the tree.
+        """
         for step in self._in_flight:
             step.rows.pop(sequence.id, None)
         if self._drafts:

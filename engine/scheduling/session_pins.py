@@ -1,8 +1,9 @@
 """Session pins: soft pins on the prefix of each live session's last call, and on prompts pinned by request.
 
-Pins take no memory from a running sequence. Pinned pages count as available and are evicted last. A tenant's ordinary
-pages are evicted before the pages of its sessions; prompts pinned by request are evicted after the pages of all tenants
-(``radix.tenant_eviction``). So a sequence that fits the pool alone is always admitted.
+Pins take no memory from running sequences, because pinned pages count as available; they are only evicted last. A
+tenant's ordinary pages are evicted before the pages of its sessions. Prompts pinned by request are evicted after the
+pages of all tenants (``radix.tenant_eviction``). So a sequence that fits the pool when it runs alone is always
+admitted.
 
 Both kinds of pins are limited, so that one tenant cannot evict everything that others have in the cache::
 
@@ -38,7 +39,7 @@ PINS_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class _TimedPin:
-    """A soft pin, and when it ends."""
+    """A soft pin, and the monotonic time in seconds at which it ends."""
 
     pin: SoftPin
     until: float
@@ -46,17 +47,17 @@ class _TimedPin:
 
 @dataclass(slots=True, eq=False)
 class _HeldSession(_TimedPin):
-    """A session between two calls, and the namespaces of its last one."""
+    """The pin of a session between two calls, and the namespaces of the session's last call."""
 
     path: Path
 
 
 class SessionPins:
-    """Soft pins of sessions and prompts. Written by ``Scheduler``.
+    """Manages the soft pins of sessions and prompts. Only ``Scheduler`` changes it.
 
     Args:
         cache: prefix cache in which sessions and prompts are pinned.
-        clock: seconds, monotonic.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(self, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,23 +65,28 @@ class SessionPins:
         self._clock = clock
         self._sessions: OrderedDict[tuple[str, str], _HeldSession] = (
             OrderedDict()
-        )  # by tenant and name, in order of use
+        )  # By tenant and session name; the most recently used session is the last one.
         self._num_sessions: Counter[str] = Counter()
-        self._retained: dict[str, dict[str, SoftPin]] = {}  # by tenant and name, of sessions kept for longer
-        self._prompts: dict[str, list[_TimedPin]] = {}  # by tenant
-        # When the next pin of a prompt ends.
+        # Pins of the sessions that are kept for longer than ``SESSION_SECONDS``, by tenant and session name.
+        self._retained: dict[str, dict[str, SoftPin]] = {}
+        self._prompts: dict[str, list[_TimedPin]] = {}  # Pins of prompts by tenant.
+        # Time at which the next pin of a prompt ends.
         self._next_end = float("inf")
         self._next_session_end = float("inf")
 
     def add(self, sequence: Sequence) -> int:
-        """Pin what a finished sequence asks for; its pages have just been released. Returns prompt tokens pinned."""
+        """Pin the pages that a finished sequence's request wants pinned; they were just released.
+
+        Returns the pinned prompt tokens.
+        """
         if sequence.spec.session and sequence.spec.session_seconds:
             name = sequence.spec.tenant, sequence.spec.session
             self.hold(*name, sequence.path, sequence.tokens, sequence.spec.session_seconds)
         elif sequence.spec.session:
             self.release(sequence.spec.tenant, sequence.spec.session)
             self._cache.demote(sequence.path, sequence.tokens)
-        ends: dict[int, float] = {}  # by whole pages: pins that end on the same page count as one
+        # Ends of the pins, by number of full pages. Pins that end on the same page count as one.
+        ends: dict[int, float] = {}
         for num_tokens, seconds in sequence.spec.pins:
             num_pages = num_tokens // self._cache.page_size
             ends[num_pages] = max(seconds, ends.get(num_pages, 0.0))
@@ -88,7 +94,7 @@ class SessionPins:
         return max(pinned, default=0) * self._cache.page_size
 
     def expire(self) -> None:
-        """End the pins whose time is up. O(1) if there are none."""
+        """End the pins whose time is up. Takes O(1) time if there are none."""
         now = self._clock()
         if self._next_session_end <= now:
             for name in [name for name, each in self._sessions.items() if each.until <= now]:
@@ -99,7 +105,10 @@ class SessionPins:
                 self._end_prompts(tenant, [each for each in self._prompts[tenant] if each.until <= now])
 
     def release(self, tenant: str, session: str) -> bool:
-        """End a session: what only it has used is evicted first among its tenant's pages. False if it is not held."""
+        """End a session. The KV that only this session has used is evicted first among its tenant's pages.
+
+        Returns False if the session is not held.
+        """
         held = self._sessions.get((tenant, session))
         if held is None:
             return False
@@ -110,7 +119,7 @@ class SessionPins:
         return True
 
     def find(self, tenant: str, session: str) -> tuple[Path, array[int]] | None:
-        """Return namespaces and tokens of the pages that a session holds; None if it holds none."""
+        """Return the namespaces and tokens of the pages that a session holds; None if it holds none."""
         held = self._sessions.get((tenant, session))
         if held is None or held.pin.node is None:
             return None
@@ -118,11 +127,11 @@ class SessionPins:
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Tenant and name of each session that is held, the least recently used first."""
+        """Tenant and name of each held session, the least recently used session first."""
         return list(self._sessions)
 
     def stats(self) -> dict[str, float]:
-        """Return gauges for metrics, as of now."""
+        """Return the current gauges for metrics."""
         self.expire()
         return {
             "sessions": len(self._sessions),
@@ -132,11 +141,11 @@ class SessionPins:
         }
 
     def hold(self, tenant: str, session: str, path: Path, tokens: array[int], seconds: float = SESSION_SECONDS) -> None:
-        """Pin the cached pages of a session's last call, in place of the pages of the call before.
+        """Pin the cached pages of a session's last call. The pin replaces the pin of the previous call.
 
         Args:
-            seconds: requested duration of the pin; shortened to ``SESSION_SECONDS`` if the tenant's share of longer
-                pins is used up.
+            seconds: requested duration of the pin. It is shortened to ``SESSION_SECONDS`` if the tenant's share of
+                longer pins is used up.
         """
         name = tenant, session
         if name in self._sessions:
@@ -159,7 +168,10 @@ class SessionPins:
             self._end_session(next(name for name in self._sessions if name[0] == largest))
 
     def _retain(self, tenant: str, session: str, pin: SoftPin) -> bool:
-        """Record a session to keep for longer than ``SESSION_SECONDS``; False if the tenant's share is used up."""
+        """Record a session that is kept for longer than ``SESSION_SECONDS``.
+
+        Returns False if the tenant's share is used up.
+        """
         own = self._retained.setdefault(tenant, {})
         num_pages = sum(self._cache.pinned_nodes([*own.values(), pin]).values())
         fits = len(own) < MAX_PINS and num_pages <= TENANT_SHARE * self._cache.num_pages
@@ -180,9 +192,9 @@ class SessionPins:
             del self._num_sessions[name[0]]
 
     def _pin_prompt(self, sequence: Sequence, num_pages: int, seconds: float) -> int:
-        """Pin the first pages of a prompt within its tenant's share. Returns how many are pinned.
+        """Pin the first pages of a prompt, within its tenant's share. Returns the number of pinned pages.
 
-        The pin replaces the tenant's pins on the same path that end sooner.
+        The pin replaces those pins of the tenant on the same path that end sooner.
         """
         tenant, cache = sequence.spec.tenant, self._cache
         pin = cache.pin(sequence.path, sequence.tokens, num_pages * cache.page_size, PinKind.PIN)
@@ -210,7 +222,10 @@ class SessionPins:
         return num_pages
 
     def _excess(self, own: list[SoftPin], new: SoftPin) -> int:
-        """Pages of a new pin, the last ones of its path, beyond its tenant's share or that of all tenants."""
+        """Return the number of pages by which a new pin exceeds its tenant's share, or the share of all tenants.
+
+        These are the last pages of the pin's path.
+        """
         total = self._cache.num_pages
         of_tenant = sum(self._cache.pinned_nodes([*own, new]).values()) - int(TENANT_SHARE * total)
         of_all = self._cache.num_pinned(PinKind.PIN) - int(PINS_SHARE * total)

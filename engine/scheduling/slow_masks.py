@@ -1,4 +1,4 @@
-"""Slow masks of structured output, filled on a thread of their own before the step that needs them."""
+"""Slow masks: fills token masks that take long on a separate thread, before the step that needs them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from ..sequence.sequence import Sequence
 from .step_plan import StepPlan
 
-# Added to the niceness of the step loop, so that slow masks leave the cores to the step loop and its kernels. A replay
-# has a higher priority: its client has already had tokens and waits for the next one.
+# Values added to the niceness (lower scheduling priority) of these threads, so that slow masks leave the cores to the
+# step loop and its kernels. Replays get a higher priority than masks, because the client of a replayed sequence has
+# already received tokens and waits for the next one.
 NICENESS, REPLAY_NICENESS = 15, 5
 
 
 class SlowMasks:
-    """Fills masks that take long on a thread of its own, so that steps do not wait for them.
+    """Fills token masks that take long on a separate thread, so that steps do not wait for them.
 
     An ordinary mask is filled during the forward pass of its step, and the step waits for it. If a sequence's last mask
     took long, filling its next mask begins as soon as the tokens before it are known, and the sequence skips steps
@@ -27,15 +28,15 @@ class SlowMasks:
         self._thread = ThreadPoolExecutor(1, "grammar-slow-masks", _lower_priority, (NICENESS,))
         self._replays = ThreadPoolExecutor(1, "grammar-replays", _lower_priority, (REPLAY_NICENESS,))
         for pool in (self._thread, self._replays):
-            # Start the thread now: later there may be no memory for it.
+            # The thread is started now, because later there may be no memory for it.
             pool.submit(int)
 
     def begin(self, sequence: Sequence, ahead: Iterable[StepPlan] = ()) -> None:
-        """Begin to fill the next mask of a sequence if that is likely to take long.
+        """Start to fill the next mask of a sequence if filling it is likely to take long.
 
         Args:
             sequence: a waiting or running sequence.
-            ahead: steps in flight. A step with a row of the sequence requests the mask itself.
+            ahead: steps in flight. If one of them has a row of the sequence, that step requests the mask itself.
         """
         matcher, remaining = sequence.matcher, sequence.remaining
         if matcher and matcher.is_slow(remaining) and not any(sequence.id in step.rows for step in ahead):
@@ -44,8 +45,8 @@ class SlowMasks:
     def replay(self, sequence: Sequence) -> None:
         """Start to advance the grammar of a waiting sequence by the tokens that another engine generated for it.
 
-        This runs on a thread of its own: a token may need a search for a completion that fits in the tokens left, and
-        such a search may take as long as a slow mask.
+        This runs on a separate thread, because a token may need a search for a completion that fits into the remaining
+        tokens, and such a search may take as long as a slow mask.
         """
         if sequence.matcher:
             generated = sequence.tokens[sequence.num_prompt :]
@@ -57,6 +58,6 @@ class SlowMasks:
 
 
 def _lower_priority(by: int) -> None:
-    # Outside Linux niceness belongs to the whole process.
+    # Only on Linux does each thread have its own niceness; elsewhere it belongs to the whole process.
     if sys.platform == "linux":
         os.nice(by)

@@ -1,11 +1,12 @@
-"""Step cost model: predicts the seconds of a step from its rows and contexts, and learns from finished steps.
+"""Step cost model: predicts the seconds of a step from its rows and contexts, and learns from finished steps::
 
     seconds = base + a * decode tokens + b * context that they read + c * prefill tokens + d * prefill pairs
 
-An extended Kalman filter learns the logarithms of the coefficients, so that coefficients stay positive and errors are
-relative. The filter allows for two kinds of change: of the machine's speed, a factor common to all coefficients; and of
-single coefficients, as far as steps spend time on them. So the first step corrects the common factor, and a few chunks
-suffice to tell the coefficients apart. A thousand decode steps do not make the known cost of prefill less certain.
+An extended Kalman filter estimates the logarithms of the coefficients, so that coefficients stay positive and errors
+are relative. The filter models two kinds of change: changes of the machine's speed, which are a factor common to all
+coefficients, and changes of single coefficients, in proportion to the time that steps spend on them. So the first step
+corrects the common factor, and a few chunks suffice to distinguish the coefficients. A thousand decode steps do not
+make the known cost of prefill less certain.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from typing import NamedTuple
 
 from ..batch import Batch
 
-# Coefficients before the first step, in seconds: those of a slow machine.
+# Coefficients before the first step, in seconds. They are those of a slow machine.
 _PRIOR = (16e-3, 2e-3, 1e-6, 1e-3, 0.5e-6)
-# Variances of logarithms. The first two are those of the common factor and of each coefficient before the first step,
-# the next two the amounts by which these variances grow in each step, the last one that of the measured time of a step.
+# Variances of logarithms. The first two are the variances of the common factor and of each coefficient before the first
+# step. The next two are the amounts by which these variances grow in each step. The last one is the variance of the
+# measured time of a step.
 _COMMON, _OWN = 25.0, 1.0
 _COMMON_DRIFT, _OWN_DRIFT = 0.03**2, 0.03**2
 _NOISE = 0.1**2
-_SHORTEST = 1e-6  # seconds of a step
-# Bounds of a coefficient, in seconds: far beyond any machine.
+_SHORTEST = 1e-6  # Shortest time of a step in seconds.
+# Bounds of a coefficient, in seconds. They lie far beyond the values of any machine.
 _LEAST_COST, _MOST_COST = 1e-15, 1e3
-_SLOWEST = log(2.0)  # a step this much slower than predicted counts as that slow: something else ran
+# Limit on the logarithm of a step's slowdown against its prediction. A step that exceeds it counts as this slow,
+# because other work ran on the machine.
+_SLOWEST = log(2.0)
 
 
 class StepWork(NamedTuple):
     """The quantities on which the time of a step depends.
 
     Attributes:
-        decode_tokens: tokens of rows with one known token, drafts included.
-        decode_context: tokens of KV that those rows read.
+        decode_tokens: tokens of rows with one known token, including draft tokens.
+        decode_context: tokens whose KV these rows read.
         prefill_tokens: tokens of all other rows.
-        prefill_pairs: query-key pairs of their causal attention.
+        prefill_pairs: query-key pairs in the causal attention of the prefill tokens.
     """
 
     decode_tokens: int = 0
@@ -46,7 +50,10 @@ class StepWork(NamedTuple):
 
 
 class StepCostModel:
-    """Predicts the seconds of a step as a linear function of its ``StepWork``. Deterministic given the steps."""
+    """Predicts the seconds of a step as a linear function of its ``StepWork``.
+
+    The same steps always give the same estimates.
+    """
 
     def __init__(self) -> None:
         self._costs = list(_PRIOR)
@@ -58,12 +65,15 @@ class StepCostModel:
         return sum(self._parts(work))
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn from a step that took ``seconds``; a step in which the clock did not advance is ignored."""
+        """Update the estimates with a step that took ``seconds``.
+
+        A step in which the clock did not advance is ignored.
+        """
         if seconds <= 0:
             return
         parts = self._parts(work)
         predicted = sum(parts)
-        shares = [part / predicted for part in parts]  # the gradient of the prediction's logarithm
+        shares = [part / predicted for part in parts]  # Gradient of the logarithm of the prediction.
         spread = [sum(map(mul, row, shares)) for row in self._covariance]
         variance = sum(map(mul, spread, shares)) + _NOISE
         error = min(log(max(seconds, _SHORTEST) / predicted), max(_SLOWEST, 2 * sqrt(variance)))
@@ -76,12 +86,12 @@ class StepCostModel:
             row[i] += _OWN_DRIFT * shares[i]
 
     def prefill_seconds(self, start: int, end: int) -> float:
-        """Return what computing prompt positions ``start`` to ``end`` adds to a step."""
+        """Return the predicted seconds by which prompt positions ``start`` to ``end`` lengthen a step."""
         _, _, _, per_token, per_pair = self._costs
         return per_token * (end - start) + per_pair * num_pairs(start, end)
 
     def prefill_tokens(self, start: int, seconds: float) -> int:
-        """Return how many prompt tokens from position ``start`` on add at most ``seconds`` to a step."""
+        """Return the number of prompt tokens from position ``start`` on that lengthen a step by at most ``seconds``."""
         _, _, _, per_token, per_pair = self._costs
         linear = per_token + per_pair * (start + 0.5)
         return int(2 * seconds / (linear + sqrt(linear * linear + 2 * per_pair * seconds)))
@@ -89,11 +99,11 @@ class StepCostModel:
     def prefill_rates(self, chunk: int) -> tuple[float, float]:
         """Return upper bounds of the prompt tokens and of the query-key pairs that are computed in a second.
 
-        The bounds lie two standard deviations above the estimates, so that before the first step they exclude hardly
-        anything. Each bound assumes steps of prompts alone, and that the other quantity takes no time.
+        The bounds lie two standard deviations above the estimates, so that before the first step they exclude almost
+        nothing. Each bound assumes that steps compute only prompts, and that the other quantity takes no time.
 
         Args:
-            chunk: prompt tokens of a step, which share the step's fixed cost.
+            chunk: number of prompt tokens of a step, which share the step's fixed cost.
         """
         per_step, _, _, per_token, per_pair = self._costs
         shares = (per_step / chunk / (per_step / chunk + per_token), 0.0, 0.0)
@@ -104,11 +114,11 @@ class StepCostModel:
         return tokens, exp(2 * sqrt(max(0.0, self._covariance[4][4]))) / per_pair
 
     def overhead_tokens(self) -> float:
-        """Return how many prompt tokens take as long as what a step costs beyond its rows."""
+        """Return the number of prompt tokens that take as long as the fixed cost of a step."""
         return self._costs[0] / self._costs[3]
 
     def draft_tokens(self, seconds: float) -> int:
-        """Return how many drafts add at most ``seconds`` to a step."""
+        """Return the number of draft tokens that lengthen a step by at most ``seconds``."""
         return int(seconds / self._costs[1])
 
     def _parts(self, work: StepWork) -> list[float]:
@@ -130,5 +140,5 @@ def work_of(batch: Batch) -> StepWork:
 
 
 def num_pairs(start: int, end: int) -> int:
-    """Return the query-key pairs of causal attention at positions ``start`` to ``end``."""
+    """Return the number of query-key pairs of causal attention at positions ``start`` to ``end``."""
     return (end * (end + 1) - start * (start + 1)) // 2

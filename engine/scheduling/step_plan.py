@@ -1,4 +1,4 @@
-"""Step plan: the rows, page tables and copies of a step, from its planning to its commit."""
+"""Step plan: the rows, page tables and page copies of a step, from its planning to its commit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .chunk_budget import PrefillAllowance, usual_chunk
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. It is planned first, and then in flight until its result is committed.
+    """The plan of one step. A step is first planned, and is then in flight until its result is committed.
 
-    The step before may still be in flight. Each row of that step that draws is assumed to draw one token, so its
-    sequence has one token more than is known.
+    The previous step may still be in flight. Each of its rows that samples is assumed to sample one token. So the row's
+    sequence has one token more than the known ones.
 
     Where the tokens of a step go::
 
@@ -27,27 +27,28 @@ class StepPlan:
         |                  |<--- usual chunk --->|      |
         | single tokens    | prompts             | rest |
 
-    A prompt that ends within the budget is computed to its end, even beyond the usual chunk: cut there it would wait a
-    whole step for a few tokens. A longer prompt is cut at the usual chunk, so that sequences which draw in this step do
-    not wait longer for it; if no sequence draws, it is cut at the budget. No prompt begins beyond the usual chunk.
+    A prompt that ends within the budget is computed to its end, even beyond the usual chunk. If it were cut there, it
+    would need another step for a few tokens. A longer prompt is cut at the usual chunk, so that the sequences that
+    sample in this step do not wait longer for it. If no sequence samples, the prompt is cut at the budget. No prompt
+    begins beyond the usual chunk.
 
     Attributes:
-        budget: tokens left to give.
-        began: when planning began.
-        before: the rows of the step in flight by sequence id, none if all tokens are known.
+        budget: number of tokens that are not yet distributed.
+        began: monotonic time in seconds at which the planning began.
+        before: rows of the step in flight by sequence id; empty if all tokens are known.
         rows: planned rows by sequence id. While the step is in flight, a row is removed if its sequence ends or is
-            preempted; its result is then ignored.
-        starts: for each sequence admitted in this step, the assignment of its row and all that the row starts from.
-        copies: copies of pages, and pages that are filled from outside the pool, in the order of admission.
-        allowance: seconds for prompts; None if nothing limits them but tokens.
-        num_prompt_tokens: tokens given to prompts.
-        num_drawing: planned rows that draw.
-        draft_gain: number of tokens that the step's drafts are expected to gain.
-        draft_seconds: seconds for which a draft model computed these drafts.
-        missed_gain: number of tokens that drafts would have gained in a step that has none because it was planned
-            ahead.
-        usual: tokens of a usual chunk, which the prompts of the step share.
-        batch: work of the device, once the step is planned.
+            preempted; the row's result is then ignored.
+        starts: for each sequence admitted in this step, the assignment of its row and the row's initial state.
+        copies: copies of pages, and loads of pages from outside the pool, in the order of admission.
+        allowance: time for prompts; None if only the number of tokens limits prompts.
+        num_prompt_tokens: number of tokens given to prompts.
+        num_drawing: number of planned rows that sample a token.
+        draft_gain: expected number of tokens gained by the step's draft tokens.
+        draft_seconds: seconds for which a draft model computed these draft tokens.
+        missed_gain: expected number of tokens that draft tokens would have gained, if the step has none because it was
+            planned ahead.
+        usual: number of tokens of a usual chunk, which the prompts of the step share.
+        batch: the device's work in this step; set by ``finish``.
     """
 
     budget: int
@@ -69,20 +70,20 @@ class StepPlan:
         self.usual = usual_chunk(self.budget)
 
     def finish(self) -> Batch:
-        """End the planning. Returns the batch, which is empty if nothing can be computed."""
+        """Finish the planning. Returns the batch, which is empty if nothing can be computed."""
         self.batch = Batch(tuple(self.rows.values()), tuple(self.starts), tuple(self.copies))
         return self.batch
 
     @property
     def num_drawing_now(self) -> int:
-        """Rows that draw, without those that their sequences have left since the planning."""
+        """Number of rows that sample a token, without the rows whose sequences have left since the planning."""
         return sum(row.draws for row in self.rows.values())
 
     def can_go_on(self, sequence: Sequence) -> bool:
         """Return whether a sequence can be planned now.
 
-        It cannot if the token that the step in flight draws is certainly its last one, or if filling the mask of its
-        next token takes long and has not ended (``SlowMasks``).
+        It cannot be planned if the token that it samples in the step in flight is certainly its last one, or if filling
+        the mask of its next token takes long and has not finished (``SlowMasks``).
         """
         row = self.before.get(sequence.id)
         if row is None or not row.draws:
@@ -91,12 +92,12 @@ class StepPlan:
         return left > 0 and not (sequence.matcher and sequence.matcher.is_slow(left))
 
     def in_order(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int, int]]:
-        """Return the sequences that can go on and the span they want: single tokens, then prompts, batches last."""
+        """Return the sequences that can be planned, each with its ``span``: single tokens first, batch class last."""
         ready = [(each, *self.span(each)) for each in running if self.can_go_on(each)]
         return sorted(ready, key=_turn)
 
     def span(self, sequence: Sequence) -> tuple[int, int]:
-        """Return the positions, start and end, that a sequence wants computed: all without KV when the step begins."""
+        """Return the start and end of the positions that a sequence needs computed in a step that begins now."""
         row = self.before.get(sequence.id)
         if row is None:
             return sequence.num_computed, sequence.num_tokens
@@ -104,13 +105,13 @@ class StepPlan:
 
     @property
     def room(self) -> int:
-        """Tokens that a new prompt may compute, if it is longer than that."""
+        """Number of tokens that a new prompt may compute, if the prompt is longer than that."""
         return max(0, min(self._most(0), self.usual - self.num_prompt_tokens))
 
     def share(self, start: int, wanted: int) -> int:
-        """Return how many of the tokens from position ``start`` to ``wanted`` a sequence may compute.
+        """Return the number of tokens from position ``start`` to ``wanted`` that a sequence may compute.
 
-        Only the budget limits a single token, which is not a chunk.
+        A single token is not a chunk, so only the budget limits it.
         """
         rest = wanted - start
         if rest == 1:
@@ -121,7 +122,7 @@ class StepPlan:
         return rest if usual > 0 else 0
 
     def room_without(self, sequences: Iterable[Sequence]) -> int:
-        """Return ``room`` if sequences gave back what they have."""
+        """Return the value that ``room`` would have if the given sequences returned their tokens."""
         rows = {each.id: self.rows[each.id] for each in sequences if each.id in self.rows}
         most = self.budget + sum(len(row.tokens) for row in rows.values())
         if self.allowance is not None:
@@ -130,18 +131,18 @@ class StepPlan:
         return max(0, min(most, self.usual - others))
 
     def _most(self, start: int) -> int:
-        """Return how many tokens of a prompt from position ``start`` on fit in the step."""
+        """Return the largest number of tokens of a prompt from position ``start`` on that fit in the step."""
         return self.budget if self.allowance is None else min(self.budget, self.allowance.room(start))
 
     def give(self, sequence: Sequence, start: int, end: int, *, draws: bool) -> None:
         """Let a sequence compute positions ``start`` to ``end``, for which its lease has pages.
 
         Args:
-            draws: whether these are the sequence's last tokens, so that the next token is drawn.
+            draws: whether these are the sequence's last tokens, so that the step samples its next token.
         """
         lease = lease_of(sequence)
         first, pages = lease.take_changes()
-        is_drawing = end > sequence.num_tokens  # in the step in flight
+        is_drawing = end > sequence.num_tokens  # The previous step, still in flight, samples the sequence's token.
         self.rows[sequence.id] = Row(
             row=sequence.row,
             start=start,
@@ -163,12 +164,12 @@ class StepPlan:
                 self.allowance.take(sequence.id, start, end, is_cut=not draws)
 
     def num_given(self, sequence: Sequence) -> int:
-        """Return how many tokens a sequence computes in the step."""
+        """Return the number of a sequence's tokens that the step computes."""
         row = self.rows.get(sequence.id)
         return len(row.tokens) if row else 0
 
     def num_lacking(self, sequence: Sequence) -> int:
-        """Return how many tokens a running sequence wants beyond those given; none while it awaits a mask."""
+        """Return the number of tokens that a running sequence needs beyond those given; 0 while it waits for a mask."""
         start, wanted = self.span(sequence)
         return 0 if sequence.awaits_mask else wanted - start - self.num_given(sequence)
 
@@ -183,7 +184,7 @@ class StepPlan:
                 self.allowance.give_back(sequence.id)
 
     def begin(self, sequence: Sequence) -> None:
-        """Start the row of an admitted sequence, and copy or fill the pages that its lease needs copied or filled."""
+        """Assign the row of an admitted sequence. Record the page copies and page loads that its lease needs."""
         lease = lease_of(sequence)
         if copy := lease.take_copy():
             self.copies.append(copy)
@@ -194,7 +195,7 @@ class StepPlan:
                 sequence.params,
                 sequence.tokens[:],
                 sequence.num_prompt,
-                # Under a grammar the mask excludes an early end, and makes exceptions where only the end is allowed.
+                # With a grammar, the mask excludes an early end, and makes exceptions where only the end is allowed.
                 () if sequence.matcher else tuple(sequence.spec.stop_ids),
                 sequence.spec.seed,
                 sequence.slot,
@@ -206,7 +207,7 @@ class StepPlan:
         )
 
     def add_drafts(self, sequence: Sequence, drafts: Seq[int]) -> None:
-        """Append drafts to the row of a sequence that draws; its lease has pages for them."""
+        """Append draft tokens to the row of a sequence that samples. The sequence's lease must have pages for them."""
         row = self.rows[sequence.id]
         tokens = array("i", row.tokens)
         tokens.extend(drafts)
@@ -222,7 +223,7 @@ class StepPlan:
 
 
 def _turn(want: tuple[Sequence, int, int]) -> int:
-    """Return a sequence's turn in the distribution of a step's tokens: 0 is first."""
+    """Return the rank of a sequence in the distribution of a step's tokens; 0 is first."""
     sequence, start, end = want
     if end - start <= 1:
         return 0
@@ -230,12 +231,12 @@ def _turn(want: tuple[Sequence, int, int]) -> int:
 
 
 def _is_chunk(row: Row) -> bool:
-    """Whether a row without drafts computes a part of a prompt, and not a stream's next token."""
+    """Return whether a row without drafts computes a part of a prompt, and not the next token of a stream."""
     return len(row.tokens) > 1 or not row.draws
 
 
 def _prompt_targets(sequence: Sequence, start: int, end: int) -> Seq[int]:
-    """``Row.prompt_targets`` of a step that computes positions ``start`` to ``end``."""
+    """Return ``Row.prompt_targets`` for a step that computes positions ``start`` to ``end``."""
     if sequence.counts.num_scored >= sequence.num_prompt:
         return ()
     return sequence.tokens[max(start + 1, sequence.counts.num_scored) : min(end + 1, sequence.num_prompt)]

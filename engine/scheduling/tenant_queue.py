@@ -1,12 +1,12 @@
-"""Queue of one tenant in one priority class: by arrival and prefix hit, or by the deadline of the first token.
+"""Queue of one tenant in one priority class: orders sequences by arrival and prefix hit, or by deadline.
 
-Without a target for the time to first token, the next sequence is the one with the longest prefix hit among the first
-few of the queue. A sequence that ``MAX_OVERTAKEN`` others have overtaken is not overtaken again.
+Without a target time to first token, the next sequence is the one with the longest prefix hit among the first few of
+the queue. A sequence that ``MAX_OVERTAKEN`` others have overtaken is not overtaken again.
 
-With a target, the next sequence is the one that must begin first: the time of its prompt is subtracted from its
-deadline, and the earliest result counts. A sequence that can no longer meet its target is late. It would only make
-others late too, so sequences on time go before it. To prevent starvation, each ``LATE_TURN``-th admission goes to a
-late sequence, and so do all admissions while no sequence is on time.
+With a target, the next sequence is the one that must start first: the estimated time of its prompt is subtracted from
+its deadline, and the earliest result wins. A sequence that can no longer meet its target is late. Serving it first
+would only make other sequences late too, so sequences on time are served before it. To prevent starvation, each
+``LATE_TURN``-th admission goes to a late sequence, and so do all admissions while no sequence is on time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..sequence.sequence import Sequence
 from ..types import Priority
 
 WINDOW = 8
-"""Number of a tenant's first sequences, among which the one with the longest prefix hit is admitted next."""
+"""Number of sequences at the head of a tenant's queue among which the one with the longest prefix hit is admitted."""
 
 MAX_OVERTAKEN = 16
 LATE_TURN = 4
@@ -32,14 +32,14 @@ Cached = Callable[[Sequence], int] | None
 
 @dataclass(slots=True)
 class WaitingEntry:
-    """A sequence in the queue. Between its admission and its end, the entry keeps how long the sequence waited.
+    """Entry of a sequence in the queue. Between the sequence's admission and its end, the entry keeps its waiting time.
 
     Attributes:
-        priority: the priority class in which it waits.
-        since: time at which it began to wait, less the seconds of its earlier waits.
-        waited: seconds of all its waits up to its last admission.
-        num_overtaken: sequences of its tenant and class that came later and were admitted before it.
-        latest_start: latest time at which it can begin and meet its target; -inf without a target.
+        priority: the priority class in which the sequence waits.
+        since: time at which the sequence began to wait, minus the seconds of its earlier waits.
+        waited: seconds of all waits of the sequence up to its last admission.
+        num_overtaken: number of sequences of the same tenant and class that arrived later and were admitted before it.
+        latest_start: latest time at which the sequence can start and still meet its target; -inf without a target.
     """
 
     sequence: Sequence
@@ -51,14 +51,15 @@ class WaitingEntry:
 
 
 class TenantQueue:
-    """Waiting sequences of a tenant and class in order of arrival; those on time by their deadlines."""
+    """Waiting sequences of one tenant and class, in order of arrival; those on time are also sorted by deadline."""
 
     def __init__(self) -> None:
         self._arrived: OrderedDict[int, WaitingEntry] = OrderedDict()
-        self._on_time: list[tuple[float, int]] = []  # latest start and number of sequences with a target, sorted
-        # Sequences that are late, and those without a target.
+        # Latest start and id of the sequences that can meet their target, sorted.
+        self._on_time: list[tuple[float, int]] = []
+        # Sequences that are late, and sequences without a target.
         self._late: OrderedDict[int, WaitingEntry] = OrderedDict()
-        self._num_before_late = 0  # admissions since the last one of a late sequence
+        self._num_before_late = 0  # Number of admissions since the last admission of a late sequence.
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -68,7 +69,7 @@ class TenantQueue:
         yield from self._arrived.values()
 
     def push(self, entry: WaitingEntry) -> None:
-        """Add an entry, on time if it has a latest start."""
+        """Add an entry. It is on time if it has a latest start."""
         number = entry.sequence.id
         self._arrived[number] = entry
         if entry.latest_start > -inf:
@@ -77,14 +78,14 @@ class TenantQueue:
             self._late[number] = entry
 
     def remove(self, entry: WaitingEntry) -> None:
-        """Take an entry out. KeyError if it is not here."""
+        """Remove an entry. Raises KeyError if it is not in the queue."""
         number = entry.sequence.id
         del self._arrived[number]
         if self._late.pop(number, None) is None:
             del self._on_time[bisect_left(self._on_time, (entry.latest_start, number))]
 
     def count_admission(self, admitted: WaitingEntry) -> None:
-        """Count the admission of an entry that is still here for those that wait."""
+        """Update the counts of waiting entries for an admission. Must be called before ``admitted`` is removed."""
         if admitted.sequence.id not in self._late:
             self._num_before_late += 1
             return
@@ -105,7 +106,7 @@ class TenantQueue:
 
 
 class Reader:
-    """Goes through the entries of a ``TenantQueue`` once; each may leave the queue once it was returned."""
+    """Iterator over the entries of a ``TenantQueue``. An entry may leave the queue after it was returned."""
 
     def __init__(self, on_time: list[WaitingEntry], late: OrderedDict[int, WaitingEntry], num_before_late: int) -> None:
         self._on_time = iter(on_time)
@@ -123,20 +124,20 @@ class Reader:
 
 
 class _ReadAhead:
-    """Iterates over the entries of a FIFO in order; entries that were yielded may leave the FIFO meanwhile.
+    """Iterates over the entries of a FIFO in order. Entries that were returned may leave the FIFO during the iteration.
 
-    A step looks only at the first few of thousands of entries, so the FIFO is read only as far as necessary: each
-    further read returns twice as many entries as the one before.
+    A step looks only at the first few of thousands of entries. So the FIFO is read only as far as necessary: each
+    further read returns twice as many entries as the previous one.
     """
 
     def __init__(self, fifo: OrderedDict[int, WaitingEntry]) -> None:
         self._fifo = fifo
-        self._read: set[int] = set()  # ids of all that were read
+        self._read: set[int] = set()  # Ids of all entries that were read.
         self._entries: list[WaitingEntry] = []
         self._is_whole = False
 
     def first(self) -> list[WaitingEntry]:
-        """Return the first ``WINDOW`` entries, fewer where no more are left."""
+        """Return the first ``WINDOW`` entries, or fewer if fewer are left."""
         if len(self._entries) < WINDOW and not self._is_whole:
             found = islice(self._fifo.items(), 2 * len(self._read) + WINDOW)
             new = {number: entry for number, entry in found if number not in self._read}

@@ -4,8 +4,9 @@
     |- tenant          the tenant with the lowest token counter (``fairness.TokenCounters``)
        |- sequence       by prefix hit, or by the deadline of its first token (``tenant_queue.TenantQueue``)
 
-A priority class is served before all later ones, which could starve. So a sequence that has waited for ``PATIENCE``
-seconds, earlier waits included, moves to the first class. Among tenants, the token counters prevent starvation.
+Each priority class is served before all later classes, so later classes could starve. Therefore a sequence that has
+waited for ``PATIENCE`` seconds, including earlier waits, moves to the first class. Among tenants, the token counters
+prevent starvation.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from .fairness import TokenCounters
 from .tenant_queue import Cached, TenantQueue, WaitingEntry
 
 PATIENCE = {Priority.INTERACTIVE: 60.0, Priority.BATCH: 600.0}
-"""Longest time in seconds that a sequence waits in its priority class, all of its waits together."""
+"""Longest time in seconds that a sequence waits in its priority class, summed over all its waits."""
 AIM = 0.9
-"""Part of the target time to first token for which a sequence is planned, because the times of steps vary."""
+"""Fraction of the target time to first token for which a sequence is planned.
+
+It is less than 1, because step times vary.
+"""
 
 
 class WaitingQueue:
-    """All waiting sequences by priority class and tenant. Reads sequences and writes none.
+    """All waiting sequences by priority class and tenant. The queue reads sequences and does not change them.
 
-    ``push``, ``requeue`` and ``remove`` are O(1) in the number of sequences.
+    ``push``, ``requeue`` and ``remove`` take O(1) time in the number of sequences.
 
     Args:
-        cached: returns how many tokens of a sequence are in the prefix cache now; None without a cache.
-        clock: seconds, monotonic.
+        cached: returns the number of a sequence's tokens that are in the prefix cache now; None without a cache.
+        clock: returns monotonic time in seconds.
         target_ttft: target time to first token in seconds by priority class; a class without an entry has no deadlines.
-        prefill_seconds: returns a lower bound of the seconds that the prefill of a number of tokens takes.
+        prefill_seconds: returns a lower bound of the seconds that the prefill of the given number of tokens takes.
     """
 
     def __init__(
@@ -61,18 +65,18 @@ class WaitingQueue:
         self._push(entry)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Add a preempted sequence at the head of its priority class; its earlier waits count."""
+        """Add a preempted sequence at the head of its priority class. Its earlier waits count."""
         entry = self._waiting[sequence.id] = self._admitted.pop(sequence.id)
         entry.since = self._clock() - entry.waited
         self._classes[entry.priority].resume(entry)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended, waiting or admitted. KeyError if it is unknown."""
+        """Remove a sequence that has ended, whether it waits or was admitted. Raises KeyError if it is unknown."""
         if not self._admitted.pop(sequence.id, None):
             self._leave(sequence)
 
     def admit(self, sequence: Sequence) -> None:
-        """Take a sequence out because it starts."""
+        """Remove a sequence from the queue because it starts."""
         entry = self._waiting[sequence.id]
         entry.waited = self._clock() - entry.since
         self._classes[entry.priority].count_admission(entry)
@@ -95,7 +99,7 @@ class WaitingQueue:
         return promoted
 
     def charge_prompt(self, sequence: Sequence) -> None:
-        """Charge the prompt of a sequence to its tenant, once ``num_cached`` is known."""
+        """Charge the prompt of a sequence to its tenant. Call it once the sequence's ``num_cached`` is known."""
         counters = self._classes[sequence.priority].counters
         counters.charge_prompt(sequence.spec.tenant, sequence.num_prompt, sequence.counts.num_cached)
 
@@ -103,20 +107,20 @@ class WaitingQueue:
         self._classes[sequence.priority].counters.charge_tokens(sequence.spec.tenant, count)
 
     def has_before(self, priority: Priority) -> bool:
-        """Return whether a sequence of an earlier priority class waits."""
+        """Return whether a sequence of a class before ``priority`` waits."""
         return any(not self._classes[each].is_empty for each in Priority if each < priority)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yield the sequences in order of admission, each at most once.
+        """Yield the sequences in the order of admission, each at most once.
 
-        Between two steps of the iteration the sequence yielded last may be admitted, others may be added to later
-        priority classes, and nothing else may change.
+        Between two items, the sequence that was yielded last may be admitted, and others may be added to later priority
+        classes. Nothing else may change.
         """
         for each in self._classes.values():
             yield from each.in_order(self._cached, self._clock)
 
     def head(self, count: int) -> tuple[Sequence, ...]:
-        """Return about the next ``count`` sequences: the order of iteration, but without prefix lookups."""
+        """Return about the next ``count`` sequences, in the order of iteration but without prefix lookups."""
         orders = (each.in_order(None, self._clock) for each in self._classes.values())
         return tuple(islice(chain.from_iterable(orders), count))
 
@@ -124,7 +128,7 @@ class WaitingQueue:
         return len(self._waiting)
 
     def _push(self, entry: WaitingEntry) -> None:
-        """Add an entry to its class. One that was promoted has the deadline of a new one."""
+        """Add an entry to its class. The deadline of a promoted entry counts from now, as for a new entry."""
         if (target := self._target_ttft.get(entry.priority)) is not None:
             entry.latest_start = self._clock() + AIM * target - self._prefill_seconds(entry.sequence.num_tokens)
         self._classes[entry.priority].push(entry)
@@ -136,7 +140,7 @@ class WaitingQueue:
 
 
 class _PriorityClass:
-    """Waiting sequences of one priority class: preempted ones, and one queue for each tenant."""
+    """Waiting sequences of one priority class: the preempted sequences, and one queue for each tenant."""
 
     def __init__(self) -> None:
         self.counters = TokenCounters()
@@ -169,12 +173,12 @@ class _PriorityClass:
             self.counters.leave(sequence.spec.tenant)
 
     def count_admission(self, admitted: WaitingEntry) -> None:
-        """Count the admission of an entry for the others of its tenant."""
+        """Update the counts of a tenant's other entries for an admission."""
         if admitted.sequence.id not in self._preempted:
             self._tenants[admitted.sequence.spec.tenant].count_admission(admitted)
 
     def waiting_since(self, latest: float) -> list[WaitingEntry]:
-        """Return the entries that have waited since ``latest`` or longer."""
+        """Return the entries whose waiting time began at ``latest`` or earlier."""
         found = [entry for entry in self._preempted.values() if entry.since <= latest]
         for queue in self._tenants.values():
             for entry in queue:
