@@ -1,1 +1,1 @@
-"""The engine core: the only place where the control plane (ints) and the device (tensors) meet."""
+"""Engine core: the step loop. Only here do the control plane (integers) and the device (tensors) meet."""

@@ -1,4 +1,4 @@
-"""Adapter checks: an adapter's vocabulary against its tokenizer, and a sequence's tokens against both."""
+"""Adapter checks: checks an adapter's vocabulary against its tokenizer, and a sequence's tokens against both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCheck:
-    """Checks an adapter that was read, before its name can be requested. Runs on the thread that reads adapters.
+    """Checks the vocabulary of an adapter that was read, before requests can name it.
+
+    Runs on the thread that reads adapters.
 
     Attributes:
-        config: names the folders of adapters and of downloads.
+        config: the engine's options, which name the folders of adapters and of downloads.
         path: path of the adapter's folder.
         base_size: number of tokens of the base model's vocabulary.
         num_tokens: number of tokens of the tokenizer in the adapter's folder; 0 without a tokenizer.
@@ -39,8 +41,8 @@ class VocabularyCheck:
         """Return the identity of the tokenizer in the adapter's folder.
 
         Raises:
-            AdapterError: the adapter's embedding does not fit the tokenizer that would serve it, or the tokenizer's
-                files cannot be read.
+            AdapterError: the adapter's embedding does not fit the tokenizer that its requests would use, or the
+                tokenizer's files cannot be read.
         """
         rows = (adapter.own.vocab_size if adapter.own else None) or 0
         root = None if self.config.lora_dir is None else Path(self.config.lora_dir)
@@ -60,7 +62,7 @@ def check_tokens(submit: Submit, version: AdapterVersion, base_size: int) -> Non
     """Check that a sequence was tokenized with the tokenizer of its adapter.
 
     Args:
-        version: the adapter's version that the sequence would pin.
+        version: the version of the adapter that the sequence would use.
         base_size: number of tokens of the base model.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Adapter manager: loads, unloads and pins LoRA adapters for sequences, and replies to calls about them.
+"""Adapter manager: loads, unloads and pins LoRA adapters for sequences, and replies to calls about adapters.
 
     Submit --> begin --> sequence runs, its version pinned --> Done or Failed --> settle: version unpinned
                  |
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
     from ...lora.adapter_pool import AdapterPool, LoadResult
     from ...lora.registry import AdapterVersion
 
-_PAUSE = 0.001  # seconds between two polls of the loads at the start
+_PAUSE = 0.001  # Seconds between two polls of the loads at the start of the engine.
 _NO_CALL = -1
-_MOST_NAMES = 64  # Limit of the names of adapters in use that a heartbeat lists.
+_MOST_NAMES = 64  # Limit on the number of adapter names in use that a heartbeat lists.
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """The adapter of a sequence.
+    """The adapter of a sequence, as the scheduler and the prefix cache need it.
 
     Attributes:
-        path: the namespaces of the sequence in the prefix cache.
+        path: namespaces of the sequence's KV in the prefix cache.
         adapter: load id of the adapter's version, -1 for the base model alone.
         adapted_from: position of the first token to which the adapter applies.
         vocab_size: number of tokens of the adapter's own vocabulary, 0 for the base model's.
-        num_classes: rows of its classification head, 0 without one.
+        num_classes: number of rows of the adapter's classification head, 0 without one.
     """
 
     path: PrefixPath
@@ -72,7 +72,7 @@ class Adaptation:
 
     @classmethod
     def of_base(cls, base_digest: str, submit: Submit) -> Adaptation:
-        """Return the adaptation of a sequence of the base model."""
+        """Return the ``Adaptation`` of a sequence that uses the base model."""
         return cls(PrefixPath(Namespace(base_digest, None, submit.salt, submit.cache_tenant)))
 
     def rotated(self, num_tokens: int, switch: int) -> tuple[PrefixPath, int]:
@@ -86,7 +86,7 @@ class Adaptation:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A sequence that waited for its adapter, which now is loaded, or has failed with ``error``."""
+    """A sequence that waited for its adapter. The adapter is loaded now, or its load has failed with ``error``."""
 
     submit: Submit
     error: EngineError | None
@@ -102,12 +102,12 @@ class Loss:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A load in progress, and the sequences that begin when it is done."""
+    """A load in progress, and the sequences that start when it is done."""
 
     name: str
     path: str
     call: int | None  # Id of the call to reply to; None if a sequence requested the load.
-    wanted: bool = True  # False if its name was unloaded meanwhile.
+    wanted: bool = True  # False if the name was unloaded while the load was in progress.
     waiting: list[Submit] = field(default_factory=list)
 
 
@@ -115,10 +115,10 @@ class AdapterManager:
     """Manages the adapters of an engine core, on the core's thread.
 
     Args:
-        pool: names, versions, slots and memory.
-        base_digest: digest of the base model, a part of every namespace.
-        vocab_size: tokens of the base model's vocabulary.
-        config: has the folder whose adapters are loaded when a sequence names them.
+        pool: adapter pool, with the names, versions, slots and memory of adapters.
+        base_digest: digest of the base model, which is part of every namespace.
+        vocab_size: number of tokens of the base model's vocabulary.
+        config: the engine's options, with the folder from which adapters are loaded when a sequence names them.
     """
 
     def __init__(self, pool: AdapterPool, base_digest: str, vocab_size: int, config: EngineConfig) -> None:
@@ -127,8 +127,9 @@ class AdapterManager:
         self._base_digest = base_digest
         self._config = config
         self._folder = None if config.lora_dir is None else Path(config.lora_dir)
-        self._loads: list[_Load] = []  # Loads of the same name are in the order in which the pool reports them.
-        self._pins: dict[int, AdapterVersion] = {}  # By sequence.
+        # Loads of the same name are in the order in which the pool reports their results.
+        self._loads: list[_Load] = []
+        self._pins: dict[int, AdapterVersion] = {}  # Pinned version by sequence id.
         self._requests: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
         self._outbox: list[Message] = []
@@ -139,11 +140,11 @@ class AdapterManager:
 
     @property
     def waiting_tokens(self) -> list[int]:
-        """For each sequence that waits for a load, the number of tokens of its prompt."""
+        """Number of prompt tokens of each sequence that waits for a load."""
         return [len(submit.tokens) for load in self._loads for submit in load.waiting]
 
     def load_named(self, folders: Mapping[str, str]) -> tuple[AdapterInfo, ...]:
-        """Load adapters by name, and wait for them. Raises ConfigError for the first one that cannot be loaded."""
+        """Load adapters by name, and wait for them. Raises ConfigError for the first adapter that cannot be loaded."""
         try:
             for name, folder in folders.items():
                 self._await(name, folder)
@@ -153,7 +154,7 @@ class AdapterManager:
         return tuple(map(self.describe, self._pool.registry))
 
     def load(self, message: LoadAdapter) -> None:
-        """Start a load. The reply is sent when it has ended."""
+        """Start a load. The reply is sent when the load has ended."""
         try:
             if not message.replace and self._is_known(message.name):
                 raise RequestError(
@@ -164,7 +165,7 @@ class AdapterManager:
             self._reply(message.id, error)
 
     def unload(self, message: UnloadAdapter) -> None:
-        """Unload a name, and reply. Running sequences keep the adapter."""
+        """Unload the adapter of a name, and reply. Running sequences keep its weights."""
         loaded = self._pool.registry.get(message.name) is not None
         try:
             self._pool.unload(message.name)
@@ -182,21 +183,22 @@ class AdapterManager:
         return any(version.digest == digest for version in self._pool.registry)
 
     def tell(self, message: ListAdapters) -> None:
-        """Reply with a list of all adapters: ready, draining and loading."""
+        """Reply with a list of all adapters: those that are ready, draining (unloaded but in use), or loading."""
         registry = self._pool.registry
         loading = (AdapterInfo(load.name, load.path, "loading", "disk") for load in self._loads if load.wanted)
         self._outbox.append(Adapters(message.id, (*map(self.describe, (*registry, *registry.draining)), *loading)))
 
     def begin(self, submit: Submit) -> Adaptation | None:
-        """Pin the current version of a sequence's adapter, until ``settle`` gets the sequence's end.
+        """Pin the current version of a sequence's adapter, until ``settle`` receives the end of the sequence.
 
         Returns:
-            None if the sequence waits for the adapter to be loaded; ``poll`` returns it after the load.
+            The sequence's adaptation; None if the adapter must be loaded first. ``poll`` then returns the sequence
+            after the load.
 
         Raises:
             UnknownModel: there is no such adapter.
             RequestError: the adapter cannot be loaded.
-            AdapterUnavailable: there is no room for the adapter now, or the sequence was tokenized with another
+            AdapterUnavailable: there is no memory for the adapter now, or the sequence was tokenized with another
                 tokenizer.
         """
         name, base = submit.adapter, Namespace(self._base_digest, None, submit.salt, submit.cache_tenant)
@@ -221,7 +223,7 @@ class AdapterManager:
         return Adaptation(path, version.load_id, start, version.own.vocab_size or 0, version.own.num_classes)
 
     def poll(self) -> list[Arrival]:
-        """Finish loads; called once a step. Returns the sequences that waited for them."""
+        """Finish loads. Must be called once a step. Returns the sequences that waited for the loads."""
         arrivals: list[Arrival] = []
         for result in self._pool.poll():
             load = next(each for each in self._loads if each.name == result.name)
@@ -230,7 +232,7 @@ class AdapterManager:
         return arrivals
 
     def take_lost(self) -> list[Loss]:
-        """Return the sequences whose adapter failed since the last call."""
+        """Return the sequences whose adapter has failed since the last call."""
         losses = []
         for broken in self._pool.take_broken():
             if self._pool.registry.get(broken.version.name) is None:
@@ -240,7 +242,7 @@ class AdapterManager:
         return losses
 
     def take_waiting(self, ids: Container[int] | None = None) -> list[Submit]:
-        """Remove and return waiting sequences: those with these ids, or all."""
+        """Remove waiting sequences, either those with the given ids or all of them. Returns them."""
         taken = []
         for load in self._loads:
             taken += [submit for submit in load.waiting if ids is None or submit.id in ids]
@@ -248,15 +250,18 @@ class AdapterManager:
         return taken
 
     def take_messages(self) -> list[Message]:
-        """Return replies and changes since the last call. A change comes before the reply to the call that made it."""
+        """Return the replies and changes since the last call.
+
+        A change precedes the reply to the call that caused it.
+        """
         messages, self._outbox = self._outbox, []
         return messages
 
     def settle(self, messages: Iterable[Message]) -> list[str]:
-        """Unpin the versions of all sequences that these messages end.
+        """Unpin the adapter versions of all sequences that these messages end.
 
         Returns:
-            Digests of adapters that are unloaded and unused: their KV can be dropped.
+            Digests of the adapters that are unloaded and not in use, so that their KV can be dropped.
         """
         if self._pins:
             for message in messages:
@@ -287,18 +292,21 @@ class AdapterManager:
         )
 
     def names(self) -> dict[str, str]:
-        """Return a name for each digest. If several have equal content, it is the one in use, or used most."""
+        """Return one name for each digest.
+
+        If several adapters have equal content, the one in use or most used is named.
+        """
         registry = self._pool.registry
         versions = sorted((*registry.draining, *registry), key=lambda each: (each.pins, self._requests[each.name]))
         return {version.digest: version.name for version in versions}
 
     def name(self, load_id: int) -> str | None:
-        """Return the name of a version; None if the version has ended, and for the base model's -1."""
+        """Return the name of a version; None if the version has ended, or for -1, the base model."""
         version = self._pool.registry.version(load_id)
         return None if version is None else version.name
 
     def busiest(self, most: int) -> tuple[AdapterInfo, ...]:
-        """Return up to ``most`` adapters: those in use, then those in slots, then others."""
+        """Return up to ``most`` adapters: first those in use, then those in slots, then others."""
         slots, registry = self._pool.slots, self._pool.registry
         versions = nlargest(most, (*registry, *registry.draining), lambda v: (v.pins, slots.is_ready(v.load_id)))
         return tuple(map(self.describe, versions))
@@ -308,7 +316,7 @@ class AdapterManager:
         return tuple(SlotView(self.name(slot.adapter), slot.ready, slot.pins, slot.closing) for slot in states)
 
     def in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of adapters with running and with waiting sequences, each in order, at most 64."""
+        """Return the names of the adapters with running and with waiting sequences, each sorted and at most 64."""
         versions = {version.load_id: version for version in self._pins.values()}.values()
         running = {version.name for version in versions if self._pool.slots.pins(version.load_id)}
         waiting = {version.name for version in versions if version.pins > self._pool.slots.pins(version.load_id)}
@@ -337,9 +345,9 @@ class AdapterManager:
             assert version is not None and version.pins == count, f"{count} sequences use {version}"
 
     def start_anew(self) -> None:
-        """Empty all slots and forget waiting sequences, after a step that raised. Names and pins stay.
+        """Empty all slots and drop waiting sequences, after a step that raised an exception. Names and pins are kept.
 
-        Loads continue. A load whose result was lost in that step gets an error as its reply.
+        Loads continue. If the failed step lost the result of a load, the load's call gets an error as its reply.
         """
         self._pool.slots.clear()
         for load in self._loads:
@@ -355,7 +363,7 @@ class AdapterManager:
                 self._reply(load.call, EngineError(f"The load of the adapter {load.name!r} failed: try it again."))
 
     def close(self) -> None:
-        """End the background threads, and reply to pending calls."""
+        """End the background threads, and reply to pending calls with an error."""
         for load in self._loads:
             if load.call is not None:
                 self._outbox.append(Reply(load.call, Failed(load.call, "EngineDead", "The engine is shutting down.")))
@@ -363,7 +371,7 @@ class AdapterManager:
         self._pool.close()
 
     def _await(self, name: str, folder: str) -> None:
-        """Load one adapter before the engine is ready, without other loads in progress."""
+        """Load one adapter before the engine is ready, while no other load is in progress."""
         try:
             self._pool.load(name, folder, self._check_of(folder), trusted=True)
             while not (results := self._pool.poll()):
@@ -384,7 +392,7 @@ class AdapterManager:
         return VocabularyCheck(self._config, path, self._vocab_size, num_tokens)
 
     def _start(self, call: LoadAdapter) -> _Load:
-        """Start a load. If the call's id is negative, no reply is sent."""
+        """Start a load. If the call's id is negative, no reply is sent. Raises RequestError or AdapterUnavailable."""
         try:
             check = self._check_of(call.path, call.num_tokens)
             self._pool.load(call.name, call.path, check, trusted=call.trusted, public=call.of, tenant=call.tenant)
@@ -394,7 +402,7 @@ class AdapterManager:
         return self._loads[-1]
 
     def _wait(self, name: str, submit: Submit) -> None:
-        """Keep a sequence until its adapter is loaded; start the load if it is not under way."""
+        """Keep a sequence until its adapter is loaded. Starts the load if it is not in progress."""
         load = self._loading(name)
         if load is None and (parts := parts_of(name)):
             load = self._start_sum(name, parts, submit.tenant)
@@ -431,12 +439,12 @@ class AdapterManager:
 
     def _finish(self, load: _Load, result: LoadResult) -> list[Arrival]:
         error = None if result.error is None else _refusal(result.error)
-        # Clients name combinations by their parts, so changes of combinations are not sent to them.
+        # Clients name a combination by its parts, so changes of combinations are not sent to them.
         if result.version is not None and not result.version.parts:
             self._outbox.append(AdapterChanged(load.name, self.describe(result.version)))
         if load.call is not None:
             self._reply(load.call, error)
-            # For a sequence, any error of its adapter means that the model in ``model`` is not available.
+            # For a sequence, any error of its adapter means that the model named in ``model`` is not available.
         if isinstance(error, RequestError):
             error = RequestError(str(error), param="model")
         return [Arrival(submit, error) for submit in load.waiting]

@@ -1,4 +1,7 @@
-"""Debug snapshot of cache, sequences and adapters between two steps. Its size is limited; it takes a millisecond."""
+"""Debug snapshot: the state of cache, sequences and adapters between two steps.
+
+Its size is limited; it takes a millisecond.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ _ROOT, _HIDDEN = -1, -2
 def take_snapshot(
     cache: PrefixCache, scheduler: Scheduler, adapter_manager: AdapterManager | None, stats: dict[str, float]
 ) -> EngineSnapshot:
-    """Return a snapshot of the engine, without changing it. ``stats`` are its gauges and counters."""
+    """Take a snapshot of the engine without changing the engine. ``stats`` are the engine's gauges and counters."""
     nodes = cache.tree_view(MOST_NODES)
     indices = {node: index for index, node in enumerate(nodes)}
     digests = adapter_manager.names() if adapter_manager else {}
-    namespaces: dict[NamespaceView, int] = {}  # Their indices in the snapshot.
+    namespaces: dict[NamespaceView, int] = {}  # Index of each namespace in the snapshot.
     views = [_node(node, indices, _namespace_index(node, digests, namespaces), cache.num_uses) for node in nodes]
     shown = islice(scheduler.running, MOST_SEQUENCES)
     return EngineSnapshot(
@@ -44,14 +47,14 @@ def take_snapshot(
 
 
 def _namespace_index(node: Node, digests: Mapping[str, str], namespaces: dict[NamespaceView, int]) -> int:
-    """Return the index of a node's namespace, added if it is new."""
+    """Return the index of a node's namespace. A new namespace is added."""
     namespace = node.namespace
-    assert namespace is not None  # the root is not shown
+    assert namespace is not None  # The root is not part of a snapshot.
     return namespaces.setdefault(_namespace(namespace, digests), len(namespaces))
 
 
 def _namespace(namespace: Namespace, digests: Mapping[str, str]) -> NamespaceView:
-    """Return the view of a namespace with its adapter's name; one unloaded a moment ago has only its digest."""
+    """Return the view of a namespace, with its adapter's name, or its digest's beginning if it was just unloaded."""
     digest = namespace.adapter
     name = None if digest is None else digests.get(digest, digest[:8])
     return NamespaceView(name, namespace.tenant, bool(namespace.salt))
@@ -74,7 +77,7 @@ def _sequence(
     sequence: Sequence, indices: Mapping[Node, int], page_size: int, adapter_manager: AdapterManager | None
 ) -> SequenceView:
     lease = sequence.lease
-    # A running sequence has a lease.
+    # Every running sequence has a lease.
     assert lease is not None
     return SequenceView(
         id=sequence.id,

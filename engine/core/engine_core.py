@@ -1,4 +1,7 @@
-"""Engine core: the body of the step loop. It joins scheduler (ints) and worker (tensors), and handles messages."""
+"""Engine core: the body of the step loop.
+
+It connects scheduler (integers) and worker (tensors), and handles messages.
+"""
 
 from __future__ import annotations
 
@@ -58,19 +61,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rootgraft.engine")
 
-_MOST_LOGGED = 300  # Number of characters of an error message.
-_PAUSE = 0.001  # seconds between two polls of compiles and loads in an idle engine
+_MOST_LOGGED = 300  # Largest number of characters of an error message in the log.
+_PAUSE = 0.001  # Seconds between two polls of compiles and loads while the engine is idle.
 
 
 class EngineCore:
-    """Runs all sequences of one model. Called by one thread, which waits only for the device.
+    """Runs all sequences of one model. Only one thread may call it. This thread waits only for the device.
 
     Args:
-        config: all options.
+        config: all options of the engine.
         worker: runs the model.
 
     Attributes:
-        ready: limits and summary for the client.
+        ready: the engine's limits and a summary, for the client.
 
     Raises:
         ConfigError: an adapter that the options name cannot be loaded.
@@ -86,11 +89,11 @@ class EngineCore:
         self._kept = KeptKv(config, worker)
         self._cache = self._kept.new_cache()
         self._scheduler = self._make_scheduler()
-        self._open: set[int] = set()  # Ids of sequences whose end was not returned yet.
-        # The modulus makes the seed non-negative, as Random treats -1 and 1 alike.
+        self._open: set[int] = set()  # Ids of the sequences whose end was not returned yet.
+        # The modulus makes the seed non-negative, because Random treats -1 and 1 alike.
         self._seeds = random.Random(config.seed % (1 << 64))
         self._outbox: list[Message] = []
-        self._ahead: StepHandle | None = None  # The step launched while the one before it was in flight.
+        self._ahead: StepHandle | None = None  # The step that was launched while the previous one was in flight.
         self._compiling: dict[int, tuple[Sequence, Compilation]] = {}
         base = worker.base_digest, worker.vocab_size
         self._adapters = AdapterManager(worker.adapters, *base, config) if worker.adapters else None
@@ -113,7 +116,7 @@ class EngineCore:
         weights: Weights | None = None,
         lost: Callable[[str], None] | None = None,
     ) -> EngineCore:
-        """Load a model, unless ``weights`` are given, and make its engine core.
+        """Create the engine core of a model. The model is loaded, unless ``weights`` are given.
 
         Args:
             lost: see ``load_worker``.
@@ -132,7 +135,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence is alive or a message waits to be returned by ``step``."""
+        """Whether any sequence is alive, or a message is waiting to be returned by ``step``."""
         alive = self._scheduler.num_running or self._scheduler.num_waiting or self._compiling
         return bool(alive or self._outbox or self._kept.has_work or (self._adapters and self._adapters.has_work))
 
@@ -141,7 +144,10 @@ class EngineCore:
         return self._worker.overlaps
 
     def handle(self, messages: Iterable[Message]) -> None:
-        """Handle messages from the client; the next step returns replies. After an error, start anew like `step`."""
+        """Handle messages of the client.
+
+        The next step returns the replies. An exception has the same effect as in ``step``.
+        """
         with self._starting_anew():
             for message in messages:
                 if isinstance(message, Submit):
@@ -176,18 +182,18 @@ class EngineCore:
     def step(self) -> list[Message]:
         """Compute a step. Returns the messages for the client.
 
-        If anything in it raises, all sequences end with an error, which the next step returns, and the core starts anew
-        with an empty prefix cache. Adapters and compiled grammars stay.
+        If any part of the step raises an exception, all sequences end with an error, which the next step returns, and
+        the core starts anew with an empty prefix cache. Adapters and compiled grammars are kept.
         """
         with self._starting_anew():
             return self.finish(self.launch())
 
     def launch(self) -> Launched | None:
-        """Plan and launch a step; None if nothing can be computed now. The caller calls ``finish`` next.
+        """Plan and launch a step. Returns None if nothing can be computed now. The caller calls ``finish`` next.
 
-        If the last ``finish`` has already launched the step (overlap scheduling), this only starts to fill its masks.
-        A GPU computes the step while the caller does other work before it calls ``finish``. If the device has not
-        enough memory for the step, see ``_drop_steps``.
+        If the last ``finish`` has already launched the step (overlap scheduling), this method only starts to fill its
+        token masks. A GPU computes the step while the caller does other work before it calls ``finish``. If the device
+        has too little memory for the step, see ``_drop_steps``.
         """
         try:
             return self._launch()
@@ -210,7 +216,7 @@ class EngineCore:
         return Launched(step, masks, step_timer)
 
     def finish(self, launched: Launched | None) -> list[Message]:
-        """Launch the next step if it can be planned now (overlap scheduling); then read and commit this step.
+        """Launch the next step if it can be planned now (overlap scheduling), then read and commit the launched step.
 
         Returns the messages for the client.
         """
@@ -219,7 +225,7 @@ class EngineCore:
                 self._finish(launched)
             except DeviceMemoryError as error:
                 if launched.masks is not None:
-                    # The mask thread uses the matchers until it is done, and the next step needs them.
+                    # The mask thread uses the matchers until it is done. The next step needs them.
                     launched.masks()
                 self._drop_steps(error)
         elif self.has_work and not self._outbox:
@@ -227,26 +233,26 @@ class EngineCore:
         return self._take_outbox()
 
     def _finish(self, launched: Launched) -> None:
-        """Draw and commit a step, and launch the next one ahead. Raises DeviceMemoryError."""
+        """Sample and commit a step, and launch the next step ahead. Raises DeviceMemoryError."""
         step, masks, step_timer = launched
         if masks is not None:
             on_device(step.draw, masks)
         step_timer.skip()
         lacking = None
-        # With such checks the sampler may reject a drawn token, after which the answer would not fit in the token
-        # budget, and draw another one. So the next step's input is not known yet.
+        # If there are such checks, the sampler may reject a sampled token after which the answer would not fit in the
+        # token budget, and sample another one. So the next step's input is not known yet.
         if self._worker.overlaps and not (masks is not None and masks().checks):
             try:
                 self._ahead = self._start(self._scheduler.schedule_ahead(), step_timer)
             except DeviceMemoryError as error:
-                # The error concerns only the step launched ahead, not the one in flight.
+                # The error concerns only the step that was launched ahead, not the step in flight.
                 lacking = error
         self._commit(step.batch, on_device(step.result), step_timer)
         if lacking is not None:
             raise lacking
 
     def _drop_steps(self, error: DeviceMemoryError) -> None:
-        """Continue after a step for which the device had not enough memory: free the caches and make steps smaller.
+        """Continue after a step for which the device had too little memory: free cached memory and make steps smaller.
 
         Sequences are only delayed. If steps cannot become smaller, the largest sequence fails.
         """
@@ -263,7 +269,7 @@ class EngineCore:
         )
 
     def close(self) -> list[Message]:
-        """Fail every live sequence. Returns messages to the client."""
+        """End every live sequence with an error. Returns messages to the client."""
         error = EngineDead("The engine is shutting down.")
         self._grammars.close()
         self._outbox += [failure_of(number, error) for number in self._compiling]
@@ -283,20 +289,20 @@ class EngineCore:
 
     @property
     def sessions(self) -> SessionTransfer:
-        """The object that releases, exports and imports sessions, between two steps."""
+        """The object that releases, exports and imports sessions. To be used between two steps."""
         has_adapter = self._adapters.has_content if self._adapters else lambda _: False
         return self._kept.sessions(self._cache, self._scheduler.session_pins, has_adapter)
 
     def prefix_transfer(self) -> PrefixTransfer:
-        """Return the object that saves and loads KV of prompts, between two steps. Raises ConfigError."""
+        """Return the object that saves and loads the KV of prompts, for use between two steps. Raises ConfigError."""
         return self._kept.transfer(self._cache)
 
     def find(self, number: int) -> Sequence | None:
-        """Return the waiting or running sequence with a number. It must not be changed."""
+        """Return the waiting or running sequence with this id, None if there is none. The caller must not change it."""
         return self._scheduler.find(number)
 
     def adaptation_of(self, submit: Submit) -> Adaptation:
-        """Return the adapter and the namespaces of a prompt. Raises UnknownModel, RequestError."""
+        """Return the adapter and the namespaces for a prompt. Raises UnknownModel, RequestError."""
         adaptation = self._adapt(submit)
         if adaptation is None:
             raise UnknownModel(str(submit.adapter))
@@ -305,7 +311,7 @@ class EngineCore:
         return adaptation
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters by name, as in ``Heartbeat``."""
+        """Return the gauges and counters of ``Heartbeat`` by name."""
         cache = self._cache
         loading = self._adapters.waiting_tokens if self._adapters else []
         compiling = [sequence.num_tokens for sequence, _ in self._compiling.values()]
@@ -330,16 +336,19 @@ class EngineCore:
         }
 
     def adapters_in_use(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of adapters that have running and that have waiting sequences, as in ``Heartbeat``."""
+        """Return the names of the adapters with running and with waiting sequences, as in ``Heartbeat``."""
         return self._adapters.in_use() if self._adapters else ((), ())
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Sequences that no step computes: in the queue, or while their grammar is being compiled."""
+        """Ids of the sequences that no step computes: those in the queue, and those whose grammar is being compiled."""
         return (*self._compiling, *self._scheduler.waiting)
 
     def take_observations(self) -> dict[str, list[float]]:
-        """Return the observations since the last call, for a heartbeat. Publishes KV events that no step did."""
+        """Return the observations for histograms since the last call.
+
+        Also publishes KV events that no step has published.
+        """
         self._kept.publish()
         return self._stats.take_observations() | self._grammars.take_observations()
 
@@ -352,7 +361,7 @@ class EngineCore:
             self._adapters.check()
 
     def _make_scheduler(self) -> Scheduler:
-        """Return a scheduler over the prefix cache."""
+        """Create a scheduler over the prefix cache."""
         config, worker, cache = self._config, self._worker, self._cache
         has_room = worker.states is None or worker.states.num_drafts > 0
         fill = self._grammars.fill
@@ -370,11 +379,11 @@ class EngineCore:
 
     @contextmanager
     def _starting_anew(self) -> Iterator[None]:
-        """Start anew if the block raises: drop all state that may be incomplete, and fail all sequences.
+        """Context manager: if the block raises, drop all state that may be incomplete, and fail all sequences.
 
-        The rows, leases, adapter slots and prefix tree so far are dropped, because the failed step may not have made
-        all of its copies, so that a page of the tree may lack its content. Their pages can be given out again even
-        if the device still computes a step: that step writes them before any later step does.
+        The rows, leases, adapter slots and the prefix tree are dropped. The failed step may not have made all of its
+        copies, so a page of the tree may lack its content. The pages can be allocated again even if the device still
+        computes a step, because that step writes them before any later step does.
         """
         try:
             yield
@@ -395,33 +404,37 @@ class EngineCore:
             raise
 
     def _commit(self, batch: Batch, result: StepResult, step_timer: StepTimer) -> None:
-        """Commit a result, and record the seconds of its parts. Launching ahead counts for the step in flight."""
+        """Commit a result, and record the seconds of its parts.
+
+        The time of launching ahead counts for the step in flight.
+        """
         step_timer.skip()
         self._outbox += self._scheduler.commit(batch, result)
         step_timer.end("commit")
         self._stats.add_seconds({**step_timer.seconds, **result.seconds, "step": step_timer.whole()})
 
     def _start(self, batch: Batch, step_timer: StepTimer) -> StepHandle | None:
-        """Launch a step that was just planned; None if it has no rows."""
+        """Launch a step that was just planned. Returns None if the step has no rows."""
         step_timer.end("schedule")
         step = on_device(self._worker.launch, batch) if batch.rows else None
         step_timer.skip()
         return step
 
     def _take_ahead(self) -> StepHandle | None:
-        """Return the step that was launched ahead, unless all its sequences have ended meanwhile."""
+        """Return the step that was launched ahead, unless all its sequences have ended since its launch."""
         ahead, self._ahead = self._ahead, None
         return None if ahead is None or self._scheduler.forget(ahead.batch) else ahead
 
     def _take_outbox(self) -> list[Message]:
-        """Return the messages to the client, and unpin the adapters of sequences that they end."""
+        """Return the messages to the client, and unpin the adapters of the sequences that end with them."""
         messages, self._outbox = self._outbox, []
         if self._adapters:
             if ended := self._adapters.settle(messages):
                 self._cache.drop_adapters(frozenset(ended))
             messages += self._adapters.take_messages()
         self._grammars.settle(messages)
-        # Requests for KV come before the messages that end them: the first token of a prompt, or a sequence's end.
+        # Requests for another replica's KV precede the messages after which that KV is useless: a prompt's first token,
+        # or a sequence's end.
         messages = [*self._kept.take_messages(self._cache, self._scheduler.find, self._open.__contains__), *messages]
         ended_ids = [each.id for each in messages if isinstance(each, (Done, Failed))]
         self._open.difference_update(ended_ids)
@@ -445,7 +458,7 @@ class EngineCore:
             self._outbox.append(failure_of(submit.id, error))
 
     def _adapt(self, submit: Submit) -> Adaptation | None:
-        """Return the adapter of a sequence; None while it is being loaded."""
+        """Return the adaptation of a sequence; None while its adapter is being loaded."""
         if submit.adapter is None:
             return Adaptation.of_base(self._worker.base_digest, submit)
         if self._adapters is None:
@@ -464,7 +477,7 @@ class EngineCore:
             self._adapters.tell(message)
 
     def _poll_adapters(self) -> None:
-        """Start the sequences whose adapter is loaded, and fail those whose adapter failed."""
+        """Start the sequences whose adapter was loaded, and fail those whose adapter failed."""
         if self._adapters is None:
             return
         for arrival in self._adapters.poll():
@@ -478,7 +491,7 @@ class EngineCore:
             self._outbox += [failure_of(number, loss.error) for number in compiling]
 
     def _poll_compiling(self) -> None:
-        """Queue the sequences whose grammar is compiled. Other sequences do not wait for them."""
+        """Queue the sequences whose grammar is compiled. Other sequences do not wait for these."""
         for number, (sequence, compilation) in tuple(self._compiling.items()):
             outcome = compilation.poll()
             if outcome is None:
@@ -490,7 +503,7 @@ class EngineCore:
                 self._scheduler.add(sequence, outcome)
 
     def _abort(self, ids: tuple[int, ...]) -> None:
-        """End sequences in any state."""
+        """Abort sequences in any state."""
         self._outbox += self._scheduler.abort(ids)
         for number in ids:
             if entry := self._compiling.pop(number, None):
@@ -501,20 +514,20 @@ class EngineCore:
             self._outbox += [Done(number, FinishReason.ABORT, usage) for number, usage in usages]
 
     def _masks(self, batch: Batch) -> Callable[[], Masks] | None:
-        """Start filling the token masks of a step on another thread; None if no row needs one."""
+        """Start to fill the token masks of a step on another thread. Returns None if no row needs one."""
         jobs = self._scheduler.mask_jobs(batch)
         return self._grammars.fill(jobs) if jobs else None
 
 
 def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, seeds: random.Random) -> Sequence:
-    """Make the sequence of a ``Submit``.
+    """Create the sequence of a ``Submit``.
 
     Args:
-        adaptation: its adapter.
-        seeds: generator of seeds for sequences that have none.
+        adaptation: the sequence's adapter.
+        seeds: generator of seeds, for sequences without a seed.
 
     Raises:
-        RequestError: the sequence already has as many generated tokens as allowed, or may draw no token, or the model
+        RequestError: the sequence already has as many generated tokens as allowed, or no token is allowed, or the model
             has no head for the request.
     """
     _check_kind(submit, worker.pooler, adaptation.num_classes or len(worker.pooler.labels))
@@ -563,10 +576,10 @@ def _new_sequence(submit: Submit, adaptation: Adaptation, worker: StepWorker, se
 
 
 def _check_kind(submit: Submit, pooler: Pooler, num_classes: int) -> None:
-    """Check that the model can give the kind of answer that a request needs. Raises RequestError.
+    """Check that the model has the head that a request needs. Raises RequestError.
 
     Args:
-        num_classes: number of classes of the model's classification head, or of its adapter's.
+        num_classes: number of classes of the classification head of the model or of the adapter.
     """
     pooling = submit.params.pooling
     if not pooling and not pooler.generates:

@@ -1,14 +1,15 @@
-"""The engine process: receives messages, runs steps, sends messages. ``EngineClient`` starts one for each model.
+"""Engine process: receives messages, runs steps and sends messages. ``EngineClient`` starts one for each model::
 
     python -P -m rootgraft.engine.core.engine_process PARENT [FD LIVENESS PATH OPTIONS]
 
-PARENT: id of the process that starts it. FD: its end of a socketpair. LIVENESS: its end of a pipe for signs of life.
-PATH: folder or file of the model. OPTIONS: an `EngineConfig` as JSON. Without the optional arguments it imports the
-engine, and then receives them from the socket that is its standard input (`EnginePreload`).
+PARENT: id of the process that starts the engine process. FD: descriptor of the process's end of a socketpair. LIVENESS:
+descriptor of its end of a pipe for signs of life. PATH: folder or file of the model. OPTIONS: an `EngineConfig` as
+JSON. Without the optional arguments, the process imports the engine, and then receives the arguments from the socket
+that is its standard input (`EnginePreload`).
 
-The process exits when the channel closes, and is killed when the thread that started it ends, so it never outlives its
-parent process. It ignores SIGINT, SIGTERM and SIGHUP, which the parent handles. Exit codes: 0 after Shutdown or when
-the client is gone, 70 after an error.
+The process exits when the channel closes, and it is killed when the thread that started it ends. So it never outlives
+its parent process. It ignores SIGINT, SIGTERM and SIGHUP, which the parent handles. Exit codes: 0 after Shutdown or
+when the client is gone, 70 after an error.
 """
 
 from __future__ import annotations
@@ -44,28 +45,30 @@ if TYPE_CHECKING:
     from ..executor.load_weights import Weights
 
 HEARTBEAT_SECONDS = 0.25
-GOODBYE_SECONDS = 5.0  # Seconds for the client to read the last frame.
-ORPHAN_SECONDS = 4.0  # Seconds for a process whose server is gone to end by itself.
-CLOSE_SECONDS = 8.0  # Seconds for threads to end; less than the client waits before it kills the process.
-START_FAILED = -1  # Id of the Failed message that is sent in place of Ready.
+GOODBYE_SECONDS = 5.0  # Seconds that the client has to read the last frame.
+ORPHAN_SECONDS = 4.0  # Seconds that the process has to end by itself after its server has gone.
+CLOSE_SECONDS = 8.0  # Seconds that threads have to end. The client waits longer than this before it kills the process.
+START_FAILED = -1  # Id of the Failed message that is sent instead of Ready.
 EXIT_SOFTWARE = 70
-# Bytes of address space that importing torch takes. A lack of them could break the import at any point.
+# Bytes of address space that importing torch needs. With less, the import could fail at any point and leave broken
+# modules.
 _TORCH_BYTES = 640 << 20
-MOST_BYTES = 1 << 18  # Largest size in bytes of arguments from a socket; more than the system passes in one message.
-# Environment variables for torch's allocator on a GPU, with its new and its old name.
+MOST_BYTES = 1 << 18  # Largest size in bytes of the arguments from a socket. The system passes less in one message.
+# Environment variables for torch's CUDA allocator: the new name and the old name.
 _ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-SWITCH_SECONDS = 0.0005  # Longest time in seconds for which the mask thread keeps the GIL from the step loop.
+# Longest time in seconds for which the mask thread may hold the GIL before the step loop gets it.
+SWITCH_SECONDS = 0.0005
 
 
 def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
     """Run steps until Shutdown, which fails all open sequences. Raises ConnectionError if the client ends.
 
-    On a device that computes while the host continues (a GPU), a step's messages are sent after the launch of the next
-    step. On a CPU they are sent at once: the client then reads them while only one thread plans the next step, before
-    the kernels of that step occupy all cores.
+    On a device that computes while the host continues (a GPU), the messages of a step are sent after the launch of the
+    next step. On a CPU they are sent at once. The client can then read them while only one thread plans the next step,
+    before the kernels of that step occupy all cores.
     """
     due = 0.0
-    told: frozenset[int] = frozenset()  # The sequences that the last heartbeat reported as waiting.
+    told: frozenset[int] = frozenset()  # Ids of the sequences that the last heartbeat reported as waiting.
     out: list[Message] = []
     trim = process_memory.IdleTrim(_trim_heap)
     while True:
@@ -96,14 +99,14 @@ def serve(core: EngineCore, channel: Channel, liveness: LivenessThread) -> None:
 
 
 def _trim_heap() -> None:
-    # This imports torch, which the core has imported by now.
+    # This imports torch, which the engine core has already imported.
     importlib.import_module("...kernels.memory", __package__).trim_heap()
 
 
 def start(
     config: EngineConfig, model_path: Path, channel: Channel, weights: Weights | None = None
 ) -> EngineCore | None:
-    """Load the engine, except weights that are given, and send Ready, or the error that prevents it."""
+    """Load the engine, without weights that are given, and send Ready, or else Failed with the error."""
     try:
         core = _load(config, model_path, weights)
     except EngineError as error:
@@ -115,13 +118,13 @@ def start(
 
 
 def _tell_failure(channel: Channel, error: EngineError) -> None:
-    """Send the error that prevents the start."""
+    """Send the error that prevented the start."""
     channel.send(encode([Failed(START_FAILED, type(error).__name__, str(error))]))
     channel.drain(GOODBYE_SECONDS)
 
 
 def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
-    """Start the thread that gives signs of life. If the system refuses a thread, send the error and return None."""
+    """Start the liveness thread. If the system refuses a thread, send the error and return None."""
     try:
         return LivenessThread(fd, end_orphan)
     except (MemoryError, RuntimeError, OSError) as error:
@@ -133,7 +136,7 @@ def start_liveness(fd: int, channel: Channel) -> LivenessThread | None:
 
 def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None) -> EngineCore:
     """Load the engine. Raises EngineError, also if torch cannot be imported or memory is exhausted."""
-    # The text is made before the start, because there may be no memory for it after a failure.
+    # The text is built before the start, because there may be no memory for it after a failure.
     advice = _advice(config)
     try:
         _import_torch()
@@ -142,12 +145,12 @@ def _load(config: EngineConfig, model_path: Path, weights: Weights | None = None
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-    # Raised outside of the handler, so that the memory held by the error's frames is free.
+    # The error is raised outside of the handler, so that the memory that the original error's frames hold is freed.
     raise ConfigError(f"The model does not fit the memory ({reason}): {advice}")
 
 
 def _end_engine(reason: str) -> None:
-    """End the process, because its model has lost a rank. The client notices the end of the channel."""
+    """End the process, because a rank of its model was lost. The client notices that the channel has closed."""
     write_last_line(f"The engine ends: {reason}")
     os._exit(EXIT_SOFTWARE)
 
@@ -174,7 +177,7 @@ def _import_torch() -> None:
 
 
 def _advice(config: EngineConfig) -> str:
-    """Return advice for the user on a model that does not fit on the device of the options."""
+    """Return advice for the user if a model does not fit into the memory of the configured device."""
     if takes_gpu(config.device):
         return (
             "end what else uses the GPU, or take a smaller model or shorter steps. "
@@ -189,10 +192,10 @@ def parse_config(options: str) -> EngineConfig:
 
 
 def set_up_process() -> None:
-    """Make the settings that an engine process needs before it starts a thread or imports torch."""
+    """Configure the process. Must be called before a thread is started or torch is imported."""
     if not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
-        # Adapters of many sizes are loaded and unloaded. In segments of fixed size this leaves holes that are too small
-        # for later adapters; segments that can grow leave no such holes.
+        # Adapters of many sizes are loaded and unloaded. With segments of fixed size this fragments the memory, so that
+        # later adapters find no room. Segments that can grow are not fragmented in this way.
         os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -202,7 +205,7 @@ def set_up_process() -> None:
 
 
 def end_orphan() -> None:
-    """End the process, whose server is gone, after ``ORPHAN_SECONDS`` at the latest, whatever its threads do."""
+    """End the process within ``ORPHAN_SECONDS`` because its server is gone, whatever its threads do."""
     EndLimit(ORPHAN_SECONDS, EXIT_SOFTWARE, "An engine whose server is gone")
 
 
@@ -210,7 +213,7 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
     """Run an engine until its client shuts it down. Returns the exit code of its process.
 
     Args:
-        fd, liveness_fd: the process's ends of the channel and of the pipe for signs of life.
+        fd, liveness_fd: descriptors of the process's ends of the message channel and of the liveness pipe.
         weights: weights that are already loaded.
     """
     channel = Channel(socket.socket(fileno=fd))
@@ -222,12 +225,13 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
             core = start(config, path, channel, weights)
             if core is None:
                 return EXIT_SOFTWARE
-            # The core is closed even if the client is gone, because its waiting threads would keep the process alive.
+            # The core is closed even if the client is gone, because the core's waiting threads would keep the process
+            # alive.
             with closing(core):
                 try:
                     serve(core, channel, liveness)
                 finally:
-                    # The limit is never cancelled, so it also covers what the interpreter does at exit.
+                    # The time limit is never cancelled, so it also covers the interpreter's work at exit.
                     EndLimit(CLOSE_SECONDS, EXIT_SOFTWARE, "What the engine closes")
     except ConnectionError:
         return 0
@@ -238,8 +242,8 @@ def run(fd: int, liveness_fd: int, config: EngineConfig, path: Path, weights: We
 
 
 def preload() -> list[str]:
-    """Import the engine and wait for the process's arguments. Returns none if the client disconnects."""
-    # Errors of imports are ignored here, as the start reports them.
+    """Import the engine, and wait for the process's arguments. Returns an empty list if the client disconnects."""
+    # Import errors are ignored here, because the start reports them.
     with suppress(Exception), process_memory.uncollected():
         importlib.import_module("torch")
         importlib.import_module("..executor.worker", __package__)
@@ -247,7 +251,7 @@ def preload() -> list[str]:
         with socket.socket(fileno=os.dup(0)) as client:
             message, fds, _, _ = socket.recv_fds(client, MOST_BYTES, 2)
     except MemoryError:
-        # The client starts another process, which reports that memory is exhausted.
+        # If this fails, the client starts another process, which reports that memory is exhausted.
         return []
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -1,10 +1,10 @@
-"""The engine template: a process with the engine imported and the weights loaded, which forks engine processes.
+"""Engine template: a process that has imported the engine and loaded the weights, and forks engine processes::
 
     python -P -m rootgraft.engine.core.engine_template FD PARENT PATH OPTIONS
 
-FD: its end of a ``ForkServer``. PARENT, PATH, OPTIONS: as in ``engine_process``. Engine processes share the memory of
-the weights, which no process writes. If the template cannot load the model, it exits without a message: an engine
-process that is then started without a template reports the error.
+FD: descriptor of its end of a ``ForkServer``'s socket. PARENT, PATH, OPTIONS: as in ``engine_process``. The forked
+engine processes share the memory of the weights, because no process writes to it. If the template cannot load the
+model, it exits without a message. An engine process is then started without a template, and reports the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .engine_process import parse_config, run, set_up_process
 
 
 def main(arguments: list[str]) -> int:
-    """Run the template. Returns its exit code."""
+    """Run the template process. Returns its exit code."""
     fd, parent, path, options = arguments
     end_with_parent(int(parent))
     set_up_process()

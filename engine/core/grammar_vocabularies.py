@@ -1,4 +1,4 @@
-"""Structured output in several vocabularies: the model's, and those of adapters with their own tokenizers."""
+"""Grammar vocabularies: structured output over the model's vocabulary and those of adapters with own tokenizers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ OWN = ""
 
 
 class GrammarVocabularies:
-    """Keeps a ``StructuredOutputManager`` for each vocabulary; closes idle managers beyond a limit.
+    """Keeps a ``StructuredOutputManager`` for each vocabulary, and closes idle managers beyond a limit.
 
     Args:
         eos_ids: the model's end tokens.
         vocab_size: width of the model's logits.
         max_lines: largest number of sampling positions of a batch.
-        overlaps: as in ``StructuredOutputManager``.
+        overlaps: whether the device computes while the host continues, as in ``StructuredOutputManager``.
     """
 
     def __init__(self, eos_ids: tuple[int, ...], vocab_size: int, max_lines: int, *, overlaps: bool = False) -> None:
@@ -42,34 +42,38 @@ class GrammarVocabularies:
         self._max_lines = max_lines
         self._overlaps = overlaps
         self._texts: dict[str, TokenTexts] = {}
-        self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()  # least recently used first
-        # Closing a vocabulary may wait for a thread or a child process, and must not block the step loop.
+        # The least recently used manager is the first one.
+        self._managers: OrderedDict[str, StructuredOutputManager] = OrderedDict()
+        # Closing a manager may wait for a thread or a child process, so another thread does it instead of the step
+        # loop.
         self._closer = ThreadPoolExecutor(1, "grammar-ends")
-        # The thread is started now, as there may be no memory for it later.
+        # The thread is started now, because later there may be no memory for it.
         self._closer.submit(int)
-        # Vocabularies of running and waiting sequences that do not use the model's own.
+        # Vocabulary of each running or waiting sequence that does not use the model's own, by sequence id.
         self._users: dict[int, str] = {}
 
     def learn(self, texts: TokenTexts) -> None:
-        """Store the bytes of a vocabulary's tokens. The model's own vocabulary is built at once."""
+        """Store the bytes of a vocabulary's tokens. For the model's own vocabulary, the manager is built at once."""
         self._texts[texts.vocabulary] = texts
         if texts.vocabulary == OWN and self._ends(texts):
             self._manager(OWN)
 
     def forget(self, vocabulary: str) -> None:
-        """Drop the bytes of a vocabulary, and its grammars when no sequence uses them any more."""
+        """Drop the bytes of a vocabulary. Its grammars are dropped when no sequence uses them any more."""
         self._texts.pop(vocabulary, None)
         self._close_idle()
 
     def compile(self, submit: Submit, vocab_size: int) -> Compilation:
-        """Start compiling the grammar of a sequence. The vocabulary is kept until ``settle`` gets the sequence's end.
+        """Start to compile the grammar of a sequence.
+
+        The vocabulary is kept until ``settle`` receives the sequence's end.
 
         Args:
             vocab_size: size of the adapter's own vocabulary, 0 for the model's.
 
         Raises:
-            RequestError: the vocabulary has no end token, so no answer can be completed; or it is not the adapter's
-                vocabulary.
+            RequestError: the vocabulary has no end token, so no answer can be completed; or the vocabulary is not that
+                of the adapter.
         """
         texts = self._texts.get(submit.vocabulary)
         is_own = submit.vocabulary == OWN and not vocab_size
@@ -87,7 +91,7 @@ class GrammarVocabularies:
         return compilation
 
     def settle(self, messages: Iterable[Message]) -> None:
-        """Forget the sequences that these messages end."""
+        """Remove the sequences that these messages end, and close managers that are not used any more."""
         if self._users:
             for message in messages:
                 if isinstance(message, (Done, Failed)):
@@ -96,12 +100,12 @@ class GrammarVocabularies:
                         self._close_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
-        """Compile a grammar in advance if its vocabulary is in use."""
+        """Compile a grammar in advance if the manager of its vocabulary exists."""
         if (manager := self._managers.get(message.vocabulary)) is not None:
             manager.prepare(message.kind, message.content, message.tenant)
 
     def fill(self, jobs: Seq[MaskJob]) -> Callable[[], Masks]:
-        """Start filling masks. Returns a function that waits for them."""
+        """Start to fill token masks. Returns a function that waits for them and returns them."""
         of_vocabulary: dict[str, list[MaskJob]] = {}
         for job in jobs:
             of_vocabulary.setdefault(job.vocabulary, []).append(job)
@@ -156,7 +160,7 @@ class GrammarVocabularies:
 
 
 def _joined(parts: Seq[Masks]) -> Masks:
-    """Join masks of several widths; a narrower one allows no token beyond its vocabulary."""
+    """Join masks of different widths. A narrower mask allows no token beyond its vocabulary."""
     width = max(part.words.shape[1] for part in parts)
     words = np.concatenate([np.pad(part.words, ((0, 0), (0, width - part.words.shape[1]))) for part in parts])
     positions = tuple(position for part in parts for position in part.positions)

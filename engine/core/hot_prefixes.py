@@ -1,4 +1,7 @@
-"""Hot prefixes: the cached KV that is most useful to another replica. Called on the core's thread; reads no page."""
+"""Hot prefixes: the cached prefixes that are most useful to another replica.
+
+Called on the core's thread; reads no KV.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from ..scheduling.session_pins import SessionPins
 from ..types import KvPrefix
 
 MOST_PREFIXES = 64
-"""Limit of the prefixes in one list."""
-_MOST_NODES = 192  # Limit of the tree's nodes that are ranked: leased ones, and the most recently used.
+"""Largest number of prefixes in one list."""
+_MOST_NODES = 192  # Largest number of tree nodes that are ranked: leased nodes, and the most recently used ones.
 
 
 def hot_prefixes(cache: PrefixCache) -> Iterator[tuple[Path, array[int]]]:
-    """Yield namespaces and tokens of the prefixes that were hit, the most often hit one first.
+    """Yield the namespaces and tokens of the prefixes that requests have hit, the most often hit prefix first.
 
     Prefixes in which an adapter begins in the middle (activated LoRA) are left out.
     """
@@ -30,7 +33,7 @@ def hot_prefixes(cache: PrefixCache) -> Iterator[tuple[Path, array[int]]]:
 
 
 def session_prefixes(pins: SessionPins) -> Iterator[tuple[Path, array[int]]]:
-    """Yield namespaces and tokens of the prefixes that sessions hold, the most recently used session first."""
+    """Yield the namespaces and tokens of the prefixes that sessions hold, the most recently used session first."""
     held = (pins.find(*name) for name in reversed(pins.names))
     return (each for each in held if each is not None)
 
@@ -38,14 +41,14 @@ def session_prefixes(pins: SessionPins) -> Iterator[tuple[Path, array[int]]]:
 def within(
     found: Iterable[tuple[Path, array[int]]], scheme: BlockScheme, names: Mapping[str, str], most_pages: int
 ) -> tuple[KvPrefix, ...]:
-    """Return at most ``MOST_PREFIXES`` prefixes that together have at most ``most_pages`` pages, the first ones first.
+    """Select prefixes in the given order: at most ``MOST_PREFIXES``, with at most ``most_pages`` pages in total.
 
     A prefix that does not fit is skipped. A page that several prefixes share counts once.
 
     Args:
         found: namespaces and tokens of prefixes, the most useful prefix first.
-        scheme: gives pages their names.
-        names: names of the adapters that are loaded, by digest; prefixes of others are left out.
+        scheme: block scheme that gives pages their keys.
+        names: names of the loaded adapters by digest. Prefixes of other adapters are left out.
     """
     prefixes: list[KvPrefix] = []
     seen: set[bytes] = set()
@@ -67,6 +70,6 @@ def within(
 
 
 def _namespaces(node: Node) -> set[Namespace]:
-    """Return the namespaces of the path that ends at a node."""
+    """Return the namespaces on the path from the root to a node."""
     origins = [each.origin for each in upwards(node) if each.origin is not None]
     return {space for each in origins for space in (each.namespace, each.before) if space is not None}

@@ -1,4 +1,4 @@
-"""Kept KV: prefix caches with the tiers of the options, and transfers of KV. Called on the core's thread."""
+"""Kept KV: creates prefix caches with the KV tiers of the options, and transfers KV. Called on the core's thread."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["KeptKv", "PrefixTransfer", "SessionTransfer"]
 
 
 class KeptKv:
-    """Makes the prefix caches of an engine core. The tiers below them outlive each cache.
+    """Creates the prefix caches of an engine core. The KV tiers outlive each cache.
 
     Attributes:
-        tiers: the stores of KV outside of the device that the options name; None without a store.
+        tiers: the stores of KV outside of the device that the options configure; None without a store.
 
     Raises:
         ConfigError: the model or the device does not support the tiers, or the folder or the key cannot be used.
@@ -44,7 +44,7 @@ class KeptKv:
 
     def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self._config, self._worker = config, worker
-        self._ended: list[Message] = []  # Replies to reads of a cache that was reset.
+        self._ended: list[Message] = []  # Replies to reads that ended because their cache was reset.
         of_tiers = TierEventLog() if config.kv_events.is_on else None
         self.tiers = make_tiers(config, worker.kv_pages, worker.num_pages, of_tiers)
         self._events, self._publisher = _events(config, worker, self.tiers, of_tiers)
@@ -68,7 +68,7 @@ class KeptKv:
         )
 
     def clear(self, cache: PrefixCache) -> None:
-        """Remove all KV that no running sequence uses, from the pool and from all tiers."""
+        """Remove all cached KV that no running sequence uses, from the pool and from all tiers."""
         cache.clear()
         if self.tiers:
             self.tiers.clear()
@@ -77,17 +77,17 @@ class KeptKv:
         self.publish()
 
     def publish(self) -> None:
-        """Send the KV events since the last call. Events of the tiers also occur while no step is computed."""
+        """Publish the KV events since the last call. Events of the tiers also occur while no step is computed."""
         if self._events and self._publisher:
             self._publisher.publish(self._events.take())
 
     @property
     def has_work(self) -> bool:
-        """Whether pages are to be read for other replicas."""
+        """Whether another replica's read of pages is not finished."""
         return self._exports.has_work or bool(self._ended)
 
     def take(self, message: ReadKv | KvBlocks) -> None:
-        """Start reading pages for another replica, or store pages of another one."""
+        """Start to read pages for another replica, or store pages that another replica has sent."""
         if isinstance(message, ReadKv):
             self._exports.add(message)
         elif self.tiers and self.tiers.peers:
@@ -99,30 +99,32 @@ class KeptKv:
         """Return the prefixes that are most useful to another replica.
 
         Together they fill at most half of the other replica's tier ``peer`` (its store for KV of other replicas), if
-        that is as large as this replica's.
+        that tier is as large as this replica's.
 
         Args:
-            names: names of the adapters that are loaded, by digest.
+            names: names of the loaded adapters by digest.
         """
         if not (self.tiers and self.tiers.peers):
             return CachedPrefixes(message.id, ())
         scheme = self.tiers.scheme
-        # Half of the bytes are left for the copies that waiting requests cause meanwhile.
+        # The other half is left for the copies that waiting requests cause at the same time.
         most_pages = self.tiers.peers.store.capacity // 2 // scheme.page_bytes
         found = session_prefixes(pins) if message.of_sessions else hot_prefixes(cache)
         return CachedPrefixes(message.id, within(found, scheme, names, most_pages))
 
     def expect(self, submit: Submit) -> None:
-        """Record that another replica may have a part of a prompt."""
+        """Record that another replica may have the KV of a part of a prompt."""
         if submit.peer_tokens and self.tiers and self.tiers.peers:
             self.tiers.peers.expect(submit.id, submit.peer_tokens)
 
     def take_messages(
         self, cache: PrefixCache, sequence_of: Callable[[int], Sequence | None], is_open: Callable[[int], bool]
     ) -> list[Message]:
-        """Return pages for other replicas, and requests for pages of theirs. For the arguments see ``KvExports.poll``.
+        """Return pages for other replicas, and requests for pages of other replicas.
 
-        Publishes the events of the step.
+        Also publishes the events of the step.
+
+        See ``KvExports.poll`` for the arguments.
         """
         self.publish()
         ended, self._ended = self._ended, []
@@ -131,7 +133,7 @@ class KeptKv:
         return [*ended, *pages, *asked]
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget sequences that have ended."""
+        """Drop what is stored about sequences that have ended."""
         if self.tiers and self.tiers.peers:
             self.tiers.peers.forget(numbers)
 
@@ -141,19 +143,19 @@ class KeptKv:
             self.tiers.rest()
 
     def transfer(self, cache: PrefixCache, *, sealed: bool = False) -> PrefixTransfer:
-        """Return the object that saves and loads KV of prompts, between two steps.
+        """Return the object that saves and loads the KV of prompts, for use between two steps.
 
         Args:
-            sealed: encrypt with the key of ``--kv-disk-key-file``, if the option is set.
+            sealed: whether to encrypt with the key of ``--kv-disk-key-file``, if the option is set.
 
         Raises:
-            ConfigError: the KV of this model cannot be kept elsewhere.
+            ConfigError: the KV of this model cannot be stored outside of the pool.
         """
         key_of = self._config if sealed else None
         return PrefixTransfer(cache, self._worker.kv_pages, self._worker.base_digest, key_of)
 
     def sessions(self, cache: PrefixCache, pins: SessionPins, has_adapter: Callable[[str], bool]) -> SessionTransfer:
-        """Return the object that releases, exports and imports sessions, between two steps."""
+        """Return the object that releases, exports and imports sessions, for use between two steps."""
         open_transfer = partial(self.transfer, cache, sealed=True)
         return SessionTransfer(pins, open_transfer, self._worker.base_digest, has_adapter)
 
@@ -162,7 +164,7 @@ class KeptKv:
         return self.tiers.stats() if self.tiers else {}
 
     def close(self) -> None:
-        """End the threads of the tiers, once they have written all they were given, and the thread of the events."""
+        """End the tiers' threads after they have written all blocks that they were given, and the events' thread."""
         if self.tiers:
             self.tiers.close()
         if self._publisher:
@@ -172,7 +174,10 @@ class KeptKv:
 def _events(
     config: EngineConfig, worker: StepWorker, tiers: KvTiers | None, of_tiers: TierEventLog | None
 ) -> tuple[KvEventLog | None, KvEventPublisher | None]:
-    """Return the objects that collect and send KV events; None if the options request none. Raises ConfigError."""
+    """Return the objects that collect and publish KV events; None if the options request no events.
+
+    Raises ConfigError.
+    """
     if not config.kv_events.is_on:
         return None, None
     pages, size = worker.kv_pages, config.block_size

@@ -1,4 +1,4 @@
-"""KV exports: reads pages of the prefix cache for other replicas, a limited number of them after each step.
+"""KV exports: reads pages of the prefix cache for other replicas, a limited number of bytes after each step.
 
 In a model with recurrent states, the state after the last page is sent after that page.
 """
@@ -17,18 +17,18 @@ from ..messages import KvBlocks, ReadKv
 from ..sequence.sequence import Sequence
 
 STEP_BYTES = 4 << 20
-"""Limit of the bytes of pages that are read after one step."""
+"""Largest number of bytes of pages that are read after one step."""
 
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """One read of pages: the request and its progress.
+    """One read of pages for another replica: the request and its progress.
 
     Attributes:
         request: the request as received.
-        path, tokens: namespaces and tokens of the prefix. If the request follows a sequence that is given by its
-            number only, the path is None until the scheduler has that sequence.
-        first: index of the next page.
+        path, tokens: namespaces and tokens of the prefix. If the request only gives the id of a sequence to follow, the
+            path is None until the scheduler has that sequence.
+        first: index of the next page to read.
         keys: keys of the prefix's pages, as far as they are known.
     """
 
@@ -40,10 +40,10 @@ class Export:
 
 
 class KvExports:
-    """Performs reads in the order of their arrival.
+    """Performs the reads in the order of their arrival.
 
     Args:
-        codec: codec of the blocks; None if pages cannot be read, so that no read finds a page.
+        codec: codec of the blocks; None if pages cannot be read. Then all reads return no pages.
         pages: pages of the pool.
     """
 
@@ -57,7 +57,7 @@ class KvExports:
         return bool(self._exports)
 
     def add(self, request: ReadKv) -> None:
-        """Start a read."""
+        """Queue a read."""
         self._exports.append(Export(request, request.path, request.tokens, request.first))
 
     def poll(
@@ -66,8 +66,9 @@ class KvExports:
         """Read pages that are in the cache now, up to ``STEP_BYTES``. Returns the replies.
 
         Args:
-            sequence_of: returns the waiting or running sequence with a number.
-            is_open: whether the sequence with a number has not ended; it may still wait for its adapter or grammar.
+            sequence_of: returns the waiting or running sequence with an id.
+            is_open: returns whether the sequence with an id has not ended; it may still wait for its adapter or
+                grammar.
         """
         answers: list[KvBlocks] = []
         room = STEP_BYTES
@@ -87,7 +88,7 @@ class KvExports:
         return answers
 
     def clear(self) -> list[KvBlocks]:
-        """Give up all reads. Returns the replies."""
+        """End all reads without further pages. Returns the replies."""
         exports, self._exports = self._exports, []
         return [KvBlocks(export.request.id, (), True) for export in exports]
 
@@ -106,7 +107,7 @@ class KvExports:
         return sequence.num_generated == 0
 
     def _read(self, export: Export, cache: PrefixCache, room: int) -> tuple[list[bytes], bool]:
-        """Return the next blocks of a read, and whether the cache has no further ones."""
+        """Return the next blocks of a read, and whether the cache has no further blocks for it."""
         if self._codec is None or self._pages is None or export.path is None:
             return [], True
         most = max(1, room // self._codec.scheme.page_bytes)
@@ -119,7 +120,7 @@ class KvExports:
         return found, len(blocks) < most
 
     def _read_state(self, export: Export, cache: PrefixCache) -> list[bytes]:
-        """Return the block of the prefix's last state; empty if the model has no states, or the state is not cached."""
+        """Return the block of the prefix's last recurrent state; empty if there are no states, or it is not cached."""
         if self._codec is None or self._pages is None or export.path is None:
             return []
         state = cache.export_state(self._codec.scheme, export.path, export.tokens, export.keys)

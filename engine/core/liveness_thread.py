@@ -1,4 +1,4 @@
-"""Liveness thread of the engine process: shows the client that the process runs, whatever the step loop does."""
+"""Liveness thread: shows the client that the engine process runs, whatever the step loop does."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..ipc import LIVENESS_SECONDS, pack_liveness
 
 
 class LivenessThread:
-    """Writes the number of passes that the step loop has begun to a pipe, several times a second, as a sign of life.
+    """Writes the number of passes of the step loop to a pipe several times a second, as a sign of life.
 
-    If the reader is gone, the process is not needed any more, and is ended ``ORPHAN_SECONDS`` later even if other
-    threads still run.
+    If the reader of the pipe is gone, the process is not needed any more. It is then ended after ``ORPHAN_SECONDS``,
+    even if other threads still run.
 
-    The thread needs the interpreter's lock. It gets the lock unless native code keeps it, so a long step alone does not
-    stop the signs of life.
+    The thread needs the interpreter's lock (GIL). It gets the GIL unless native code holds it, so a long step alone
+    does not stop the signs of life.
 
     Args:
-        fd: the end of the pipe; the thread closes it when it ends.
+        fd: descriptor of the pipe's writing end; the thread closes it when it ends.
 
     Attributes:
-        num_passes: number of passes of the step loop, which alone writes it.
+        num_passes: number of passes that the step loop has begun. Only the step loop writes it.
     """
 
     def __init__(self, fd: int, orphaned: Callable[[], object] = lambda: None) -> None:
@@ -43,7 +43,7 @@ class LivenessThread:
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
-                with suppress(BlockingIOError):  # The pipe is full, so the reader has enough signs of life.
+                with suppress(BlockingIOError):  # The pipe is full, so the reader has enough signs of life to read.
                     os.write(self._fd, pack_liveness(self.num_passes))
                 self._ending.wait(LIVENESS_SECONDS)
         except OSError:

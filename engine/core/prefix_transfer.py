@@ -1,4 +1,4 @@
-"""Prefix transfer: saves the KV of prompts to files, and loads it. Called on the core's thread."""
+"""Prefix transfer: saves the KV of prompts to files, and loads it from files. Called on the core's thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..kv_cache.prefix_files import StoredPrefix, read_blocks, read_prefix, writ
 
 
 class PrefixTransfer:
-    """Saves and loads prefixes of one prefix cache and its pool.
+    """Saves prefixes of one prefix cache and its pool, and loads prefixes into them.
 
     Args:
         base: digest of the base model.
-        key_of: options whose key encrypts the saved data; None for no encryption.
+        key_of: options that name the key for encrypting the saved data; None for no encryption.
 
     Raises:
         ConfigError: the pages of this model cannot be stored outside of the pool, or the key file contains no key.
@@ -42,19 +42,19 @@ class PrefixTransfer:
         self._codec = BlockCodec(*(plain if key_of is None else make_scheme(key_of, pages)))
 
     def save(self, path: Path, tokens: array[int], file: FilePath, head: bytes = b"") -> int:
-        """Write the whole pages of a prompt that are cached to a file. Returns the number of tokens. Raises OSError."""
+        """Write the cached full pages of a prompt to a file. Returns the number of tokens. Raises OSError."""
         blocks, payload_of = self._cached(path, tokens)
         write_prefix(file, self._codec, blocks, payload_of, head)
         return self._num_tokens(blocks)
 
     def write(self, path: Path, tokens: array[int], out: BinaryIO, head: bytes) -> int:
-        """Write the cached whole pages of a prompt to an open file. Returns the number of tokens. Raises OSError."""
+        """Write the cached full pages of a prompt to an open file. Returns the number of tokens. Raises OSError."""
         blocks, payload_of = self._cached(path, tokens)
         write_blocks(out, self._codec, blocks, payload_of, head)
         return self._num_tokens(blocks)
 
     def size(self, num_tokens: int) -> int:
-        """Return the approximate number of bytes of the KV of ``num_tokens`` tokens in a file."""
+        """Return the approximate size in bytes of a file with the KV of ``num_tokens`` tokens."""
         scheme = self._codec.scheme
         return num_tokens // scheme.page_size * scheme.page_bytes + scheme.state_bytes
 
@@ -62,7 +62,7 @@ class PrefixTransfer:
         return sum(not block.is_state for block in blocks) * self._cache.page_size
 
     def _cached(self, path: Path, tokens: array[int]) -> tuple[list[BlockId], Callable[[int], Buffer]]:
-        """Return the cached whole pages of a prompt, then its state, and a function that reads them by index."""
+        """Return the cached full pages of a prompt, then its recurrent state, and a function that reads each by index."""
         size, scheme = self._cache.page_size, self._codec.scheme
         state = self._cache.export_state(scheme, path, tokens)
         most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
@@ -74,19 +74,19 @@ class PrefixTransfer:
         return blocks, lambda index: reads[index]()
 
     def load(self, file: FilePath, offset: int = 0) -> int:
-        """Insert the pages of a file, from an offset on, into the prefix cache. Raises OSError.
+        """Load the pages of a file, from a byte offset on, into the prefix cache. Raises OSError.
 
         Returns:
-            Number of tokens whose KV is now cached, limited by the room in the pool. 0 if the file has another base
-            model, form of KV or page size, or no whole page.
+            Number of tokens whose KV is now cached, limited by the room in the pool. 0 if the file has no full page, or
+            is for another base model, KV format or page size.
         """
         stored = read_prefix(file, self._codec, self._base, "", offset=offset)
         return 0 if stored is None else self._enter(stored)
 
     def read(self, source: BinaryIO, tenant: str) -> tuple[Path | None, array[int]]:
-        """Insert a tenant's pages from an open file into the prefix cache. Returns namespaces and cached tokens.
+        """Load a tenant's pages from an open file into the prefix cache. Returns namespaces and cached tokens.
 
-        If ``load`` would return 0, the result is None and an empty array.
+        If ``load`` would return 0, this method returns None and an empty array.
         """
         stored = read_blocks(source, self._codec, self._base, tenant)
         num_tokens = 0 if stored is None else self._enter(stored)

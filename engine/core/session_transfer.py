@@ -1,8 +1,8 @@
-"""Session transfer: stores a session's KV between two calls as a file, and loads it. Called on the core's thread.
+"""Session transfer: exports a session's KV between two calls as a file, and imports it. Called on the core's thread.
 
 A file has these parts: magic, length and checksum of the head, the head as JSON, and the blocks of ``prefix_files``.
-The head names the file's tenant and session, and the weights that computed its KV. The blocks repeat these names. With
-encryption, only the key of the right tenant decrypts them.
+The head names the tenant, the session, and the weights that computed the KV. The blocks repeat these names. With
+encryption, only the key of the same tenant decrypts the blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..types import MAX_SESSION_NAME
 from .prefix_transfer import PrefixTransfer
 
 _VERSION = 1
-# Clients choose the names of sessions, which may be any text.
+# Clients choose session names, so a name may be any text.
 _NAME = re.compile(rf"[^\ud800-\udfff]{{0,{MAX_SESSION_NAME}}}")
 
 
@@ -32,10 +32,10 @@ class SessionTransfer:
 
     Args:
         pins: pins of the sessions that are held.
-        open_transfer: returns the object that saves and loads KV; raises ConfigError if KV cannot be stored outside the
-            pool.
+        open_transfer: returns the object that saves and loads KV; raises ConfigError if KV cannot be stored outside of
+            the pool.
         base: digest of the base model.
-        has_adapter: whether an adapter with a digest is loaded.
+        has_adapter: returns whether an adapter with the given digest is loaded.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SessionTransfer:
         self._has_adapter = has_adapter
 
     def reply(self, call: ReleaseSession | ExportSession | ImportSession) -> SessionReply | Reply:
-        """Return the reply to a call, or its error."""
+        """Return the reply to a call; an error is returned as a ``Reply``."""
         try:
             return self.answer(call)
         except (RequestError, ConfigError) as error:
@@ -67,20 +67,20 @@ class SessionTransfer:
         return SessionReply(call.id, self.load(call.data))
 
     def release(self, tenant: str, session: str) -> bool:
-        """End a tenant's session, so that its KV is evicted first. Returns whether it existed."""
+        """End a tenant's session, so that its KV is evicted first. Returns whether the session existed."""
         return self._pins.release(tenant, session)
 
     def size(self, tenant: str, session: str) -> int:
-        """Return the approximate number of bytes of KV that a session holds; 0 if it does not exist."""
+        """Return the approximate size in bytes of the KV that a session holds; 0 if the session does not exist."""
         held = self._pins.find(tenant, session)
         return 0 if held is None else self._open_transfer().size(len(held[1]))
 
     def export(self, tenant: str, session: str) -> tuple[int, bytes]:
-        """Return the number of tokens whose KV a session holds, and a file with it; 0 and no file if it holds none.
+        """Return the number of tokens whose KV a session holds, and the KV as a file. Returns (0, b"") without KV.
 
         Raises:
             RequestError: the file would be too large.
-            ConfigError: the KV of this model cannot be stored elsewhere.
+            ConfigError: the KV of this model cannot be stored outside of the pool.
         """
         transfer, held = self._open_transfer(), self._pins.find(tenant, session)
         if held is None:
@@ -109,14 +109,14 @@ class SessionTransfer:
         return json.dumps(fields).encode()
 
     def load(self, data: bytes) -> int:
-        """Insert the KV of a session's file into the prefix cache, and hold it for the session.
+        """Load the KV of a session's file into the prefix cache, and pin it for the session.
 
         Returns:
-            Number of tokens whose KV is now cached. 0 if the file is damaged, has another base model, form of KV or
+            Number of tokens whose KV is now cached. 0 if the file is damaged, is for another base model, KV format or
             key, or needs an adapter that is not loaded with the same content.
 
         Raises:
-            ConfigError: the KV of this model cannot be stored elsewhere.
+            ConfigError: the KV of this model cannot be stored outside of the pool.
         """
         transfer, source = self._open_transfer(), io.BytesIO(data)
         fields = _fields_of(read_head_of(source, KEPT_MAGIC))
@@ -132,7 +132,7 @@ class SessionTransfer:
 
 
 def _fields_of(head: bytes | None) -> dict[str, str] | None:
-    """Return the fields of a head; None if it is missing, has another version, or has names that are not valid."""
+    """Return the fields of a head; None if the head is missing, has another version, or contains invalid names."""
     try:
         fields: Any = json.loads(head or b"null")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Step worker: the device operations that the engine core uses, and a launched step on its way through the core."""
+"""Step worker: interface of the device operations that the engine core uses, and the record of a launched step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class StepWorker(Protocol):
-    """The device's side of the core: ``executor.worker.Worker``, or a fake in tests.
+    """Interface of the worker, which runs the model on the device: ``executor.worker.Worker``, or a fake in tests.
 
     Attributes:
-        overlaps: whether the device computes while the host continues, so that launching a step before the last one is
-            read saves time.
+        overlaps: whether the device computes while the host continues, so that launching a step before the previous one
+            is read saves time.
         states: slots of recurrent states; None for a model without recurrent states.
         rope_switch: length in tokens beyond which a sequence's KV is computed differently; ``ENDLESS`` if it never is.
         draft: the draft model; None without one.
         pooler: the pooled values, such as embeddings, that the model offers.
-        kv_pages: access to the pages of the KV pool, to store them elsewhere; None if that is not supported.
+        kv_pages: access to the pages of the KV pool, for storing KV outside of it; None if that is not supported.
         base_digest: digest of the base model, see ``engine.checkpoint.base_digest``.
     """
 
@@ -49,26 +49,27 @@ class StepWorker(Protocol):
     def kv_pages(self) -> KvPages | None: ...
 
     def launch(self, batch: Batch) -> StepHandle:
-        """Start the forward pass of a step.
+        """Launch the forward pass of a step.
 
-        Steps are launched, drawn and read in the same order, and each step is drawn before the next is launched. A step
-        whose rows have all ended is neither drawn nor read; nor is a step for which there was not enough memory.
+        Steps are launched, sampled and read in the same order, and each step is sampled before the next one is
+        launched. A step whose rows have all ended is neither sampled nor read. The same holds for a step for which
+        there was too little memory.
         """
 
     def free_memory(self) -> None:
-        """Free memory of the device that is only cached."""
+        """Free device memory that is only cached."""
 
     def close(self) -> None:
         """End the threads and processes that compute for this worker."""
 
 
 class Launched(NamedTuple):
-    """A launched step on its way to ``EngineCore.finish``.
+    """A launched step, which ``EngineCore.finish`` completes.
 
     Attributes:
-        masks: waits for the token masks of its rows and returns them; None for a step without masks, whose tokens are
-            being drawn already.
-        step_timer: seconds on the host for each part of the step.
+        masks: waits for the token masks of the step's rows and returns them; None for a step without masks, whose
+            tokens are already being sampled.
+        step_timer: measures the seconds of each part of the step on the host.
     """
 
     step: StepHandle

@@ -1,4 +1,4 @@
-"""Structured output: compiles grammars in child processes, fills token masks on a thread. Needs ``llguidance``."""
+"""Structured output: compiles grammars in child processes, and fills token masks on a thread. Needs ``llguidance``."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ from ..messages import TokenTexts
 from ..sequence.mask_jobs import MaskJob
 
 MOST_WAITED = 120.0
-"""Longest time in seconds that a request waits for its grammar: until a worker is free, and while it compiles beside
-other work. The work of the compile itself has another limit, of processor time."""
-MOST_TESTED = 64  # Number of tokens tested for an end that fits, if the end of an answer is postponed.
-_BUILD_BYTES = 2048  # Bytes for each token of a vocabulary: more than building the vocabulary needs at any moment.
+"""Longest time in seconds that a request waits for its grammar: for a free worker, and while the grammar is compiled
+beside other work. A separate limit applies to the processor time of the compile itself.
+"""
+MOST_TESTED = 64  # If the end of an answer is postponed, up to this many tokens are tested for an end that fits.
+_BUILD_BYTES = 2048  # Bytes for each token of a vocabulary; more than building the vocabulary ever needs.
 MOST_THREADS = 8
-"""Number of threads that fill masks if a device computes meanwhile."""
+"""Largest number of threads that fill masks while a device computes."""
 MOST_AHEAD = 8
-"""With more compiles waiting, none is started in advance: those for which a request waits come first."""
+"""If more compiles wait, no grammar is compiled in advance, because compiles for waiting requests come first."""
 
 logger = logging.getLogger("rootgraft.grammar")
 
 
 class StructuredOutputManager:
-    """Compiles grammars, and fills the masks of a step while its forward pass runs.
+    """Compiles grammars, and fills the token masks of a step while the step's forward pass runs.
 
-    Building the library's vocabulary takes a second, so it is done on the mask thread: only the first request with a
+    Building the library's vocabulary takes a second. The mask thread builds it, so that only the first request with a
     grammar waits for it.
 
     Args:
@@ -55,7 +56,7 @@ class StructuredOutputManager:
         eos_ids: the model's end tokens, at least one.
         vocab_size: width of the logits, which may be padded beyond the vocabulary.
         max_lines: largest number of sampling positions of a batch.
-        overlaps: whether the forward pass leaves the cores free, so that several threads fill masks.
+        overlaps: whether the forward pass leaves the CPU cores free, so that several threads can fill masks.
     """
 
     def __init__(
@@ -77,30 +78,30 @@ class StructuredOutputManager:
     def compile(
         self, grammar: tuple[str, bytes] | None, reasoning: ThoughtRules | None, tenant: str = ""
     ) -> Compilation:
-        """Start compiling a grammar, or take it from the cache; get the result with ``Compilation.poll``.
+        """Start to compile a grammar, or take it from the cache. ``Compilation.poll`` returns the result.
 
         Args:
-            grammar: kind and content of the answer's grammar; None for free text after the thought.
-            reasoning: the thought before the answer; None for none.
-            tenant: tenant whose share of the compile workers and of their queue is used.
+            grammar: kind and content of the answer's grammar; None for free text after the reasoning.
+            reasoning: rules of the reasoning before the answer; None for none.
+            tenant: tenant whose share of the compile workers and of their queue the compile uses.
         """
         spec = None if grammar is None else GrammarSpec(GrammarKind(grammar[0]), grammar[1])
         return Compilation(self._vocabulary(), spec, reasoning, tenant)
 
     def prepare(self, kind: str, content: bytes, tenant: str = "") -> None:
-        """Compile a grammar in advance, unless ``MOST_AHEAD`` others wait. If it is refused, that is remembered."""
+        """Compile a grammar in advance, unless ``MOST_AHEAD`` other compiles wait. A refusal is cached too."""
         spec = GrammarSpec(GrammarKind(kind), content)
         self._vocabulary().add_done_callback(partial(_compile_ahead, spec, tenant))
 
     def _vocabulary(self) -> Future[tuple[CompileService, MaskBuffer, Vocabulary]]:
-        """Return the library's vocabulary. It is built again if there was not enough memory for it before."""
+        """Return the library's vocabulary. If memory was exhausted before, it is built again."""
         built = self._built
         if built.done() and not built.cancelled() and _lacks_memory(built.exception()):
             self._built = call_on(self._thread, self._build)
         return self._built
 
     def fill(self, jobs: Sequence[MaskJob]) -> Callable[[], Masks]:
-        """Start filling masks. Returns a function that waits for them."""
+        """Start to fill token masks. Returns a function that waits for them and returns them."""
         filling = self._thread.submit(self._fill, jobs)
         for job in jobs:
             job.matcher.lend(filling)
@@ -135,12 +136,12 @@ class StructuredOutputManager:
 
     @property
     def _service(self) -> CompileService | None:
-        """The compile service; None while it is being built, and if building it failed."""
+        """The compile service; None while it is being built, or if building it has failed."""
         is_built = self._built.done() and self._built.exception() is None
         return self._built.result()[0] if is_built else None
 
     def _fill(self, jobs: Sequence[MaskJob]) -> Masks:
-        """Fill masks on the mask thread. The row of a matcher that fails allows no token; only that row fails."""
+        """Fill masks on the mask thread. If a matcher fails, only its row fails: its mask allows no token."""
         start = perf_counter()
         _, buffer, _ = self._built.result()
         lines: list[int] = []
@@ -168,7 +169,7 @@ class StructuredOutputManager:
 
     @staticmethod
     def _fills(jobs: Sequence[MaskJob]) -> list[MaskFill]:
-        """Return the masks to fill for the matchers that have not failed, in the rows in which `_fill` expects them."""
+        """Return the masks to fill for the matchers that have not failed, in the buffer rows that ``_fill`` expects."""
         rows = accumulate((len(job.drafts) + 1 for job in jobs), initial=0)
         return [
             MaskFill(row, job.matcher.lent, job.remaining, job.drafts)
@@ -177,7 +178,7 @@ class StructuredOutputManager:
         ]
 
     def _fill_job(self, buffer: MaskBuffer, at: int, job: MaskJob) -> None:
-        """Fill the rows of a job from row ``at`` on."""
+        """Fill the buffer rows of a job, from row ``at`` on."""
         if job.matcher.has_failed:
             return
         for error in buffer.fill([MaskFill(at, job.matcher.lent, job.remaining, job.drafts)]).values():
@@ -200,7 +201,7 @@ def _compile_ahead(
 
 
 def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: TokenCheck | None) -> None:
-    """Forbid the end tokens in a mask that allows another token, after which an end is known to fit."""
+    """Forbid the end tokens in a mask if it allows another token after which the answer can still end in time."""
     kept = words.view(np.uint32).copy()
     for token in eos_ids:
         kept[token // 32] &= ~np.uint32(1 << token % 32)
@@ -209,7 +210,7 @@ def _postpone_end(words: NDArray[np.int32], eos_ids: tuple[int, ...], check: Tok
 
 
 def _may_go_on(words: NDArray[np.uint32], check: TokenCheck) -> bool:
-    """Return whether an end fits after one of these tokens: one known to fit, or one of some that are tested."""
+    """Return whether the answer can still end in time after one of these tokens, as far as this is known or tested."""
     if (words & check.known().view(np.uint32)).any():
         return True
     left = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
@@ -241,7 +242,7 @@ class Compilation:
         self._since = monotonic()
 
     def poll(self) -> AnswerMatcher | EngineError | None:
-        """Return a matcher at the start of an output, the error, or None while the compile runs."""
+        """Return a matcher in the state before the first output token, or the error, or None while the compile runs."""
         if not self._built.done():
             return None
         try:
@@ -251,7 +252,8 @@ class Compilation:
                 self._compiled = self._built.result()[0].compile(self._spec, self._tenant)
             if not self._compiled.done():
                 return self._late()
-            # The exception is not raised: it would refer to this frame, and so to the future that refers to it.
+            # The exception is not raised here. Raised, it would refer to this frame, and so to the future that refers
+            # to it.
             error = self._compiled.exception()
             if isinstance(error, GrammarError):
                 return GrammarRefused(error.keyword, error.pointer, error.reason)
@@ -268,13 +270,16 @@ class Compilation:
             return ModelError(f"The grammar of this request could not be loaded: {type(error).__name__}.")
 
     def _late(self) -> CapacityError | None:
-        """Return the error of a request that has waited too long. Its compile continues, for a later request."""
+        """Return the error for a request that has waited too long, else None.
+
+        The compile continues, for a later request.
+        """
         if monotonic() - self._since < MOST_WAITED:
             return None
         return CapacityError(f"The grammar is not compiled within {MOST_WAITED:g} s, as the server is busy.")
 
     def _after_thought(self, matcher: Matcher | None) -> AnswerMatcher:
-        """Return the matcher of an answer, or of the thought and the answer after it."""
+        """Return the matcher of an answer, or of the reasoning and the answer after it."""
         if self._reasoning is None:
             assert matcher is not None
             return matcher
