@@ -62,7 +62,7 @@ class PrefixTransfer:
         return sum(not block.is_state for block in blocks) * self._cache.page_size
 
     def _cached(self, path: Path, tokens: array[int]) -> tuple[list[BlockId], Callable[[int], Buffer]]:
-        """Return the cached full pages of a prompt, then its recurrent state, and a function that reads each by index."""
+        """Return the cached full pages of a prompt, then its recurrent state, and a function that reads one of them."""
         size, scheme = self._cache.page_size, self._codec.scheme
         state = self._cache.export_state(scheme, path, tokens)
         most = ENDLESS if self._cache.states is None else state[0].position // size + 1 if state else 0
