@@ -1,1 +1,1 @@
-"""The HTTP server: application, middleware, connection limits, and the life of the process."""
+"""HTTP server: the application, its middleware, connection limits, and the start and end of the server process."""

@@ -1,7 +1,9 @@
-"""Allowed hosts: without keys, a request must be for a name that no web page can point at this server (DNS rebinding).
+"""Allowed hosts: without API keys, a request must name a host that no web page can point at this server (DNS
+rebinding).
 
-A page of ``evil.example`` whose name is made to resolve to this machine has the same origin as the server for a
-browser, and may do everything that a client on this port may do. The ``Host`` header reveals such a request.
+If the name ``evil.example`` is made to resolve to this machine, a browser treats a page of ``evil.example`` and this
+server as the same origin. The page may then do everything that a client on this port may do. The ``Host`` header
+reveals such a request.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ from ..errors import ErrorReply
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::[0-9]{1,5})?")
 _LOCAL_ZONES = (".localhost", ".local", ".internal", ".home.arpa")
-"""Zones that are not in the public DNS: a page's owner has no name there."""
+"""Zones that are not in the public DNS, so the owner of a web page has no name in them."""
 PROBES = frozenset(
     {"/health", "/health/live", "/health/ready", "/ready", "/ping", "/v2/health/live", "/v2/health/ready"}
 )
 
 
 def name_of(host: str) -> str | None:
-    """Return the name of a ``Host`` header in lower case, without port, brackets and final dot; None if malformed."""
+    """Return the name in a ``Host`` header in lower case, without port, brackets and final dot; None if malformed."""
     found = _HOST.fullmatch(host)
     return None if found is None else found["name"].strip("[]").lower().removesuffix(".")
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name or an address means this machine, whoever resolves it."""
+    """Return whether a name or an address means this machine, whatever DNS server resolves it."""
     address = _address(name)
     return name == "localhost" or name.endswith(".localhost") if address is None else address.is_loopback
 
 
 def is_private_name(name: str) -> bool:
-    """Return whether nobody can have a name in the public DNS: an address, a single label, a zone of local networks."""
+    """Return whether a name cannot exist in the public DNS: an address, a single label, or a name in a local zone."""
     return _address(name) is not None or "." not in name or name.endswith(_LOCAL_ZONES)
 
 
@@ -52,14 +54,15 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class AllowedHosts:
-    """Middleware that refuses foreign names in ``Host`` and ``Origin`` with 403, before any other check.
+    """Middleware that refuses requests with foreign names in ``Host`` and ``Origin`` with 403, before any other check.
 
-    On a connection to a loopback address, only loopback's own names are served; on another address, names that the
-    public DNS cannot have. Probes are open to all, and so is a Unix domain socket, which no browser reaches.
+    On a connection to a loopback address, only names of loopback are accepted. On a connection to another address,
+    names that cannot exist in the public DNS are accepted. Health probes are always accepted, and so are requests on a
+    Unix domain socket, which no browser can reach.
 
     Args:
-        names: further names that are served, in lower case; ``*`` stands for all names. If names are given, hosts are
-            checked even if the server has keys.
+        names: further names that are accepted, in lower case; ``*`` stands for all names. If names are given, hosts are
+            checked even if the server has API keys.
         origins: origins whose pages may send requests to this server (CORS).
     """
 
@@ -77,7 +80,7 @@ class AllowedHosts:
             await self._app(scope, receive, send)
 
     def fault(self, scope: Scope) -> ErrorReply | None:
-        """Return the refusal of a request by its headers; None if it may be served."""
+        """Return the error response for a request, judged by its headers; None if the request may be served."""
         server = scope.get("server")
         is_open = (self._keys.in_use and not self._names) or "*" in self._names or scope["path"] in PROBES
         if is_open or server is None or server[1] is None:
@@ -98,7 +101,10 @@ class AllowedHosts:
         return is_loopback(name) or (not local and is_private_name(name))
 
     def _serves_page(self, origin: str, *, local: bool) -> bool:
-        """Return whether a page may ask. Schemes other than the web's are programs' own, such as an editor's."""
+        """Return whether a page of this origin may send requests.
+
+        Schemes other than http and https belong to programs, such as an editor.
+        """
         if self._origins & {origin, "*"}:
             return True
         try:

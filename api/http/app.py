@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, middleware and error handlers on a server state."""
+"""The FastAPI application: connects routes, middleware and error handlers with a server state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ErrorBody(BaseModel):
 
 
 class StripRootPath:
-    """Middleware of ``--root-path``: takes a proxy's path off the paths that begin with it, if the proxy has not."""
+    """Middleware for ``--root-path``: removes a proxy's path prefix from request paths, if the proxy has not done so."""
 
     def __init__(self, app: ASGIApp, *, root_path: str) -> None:
         self._app = app
@@ -53,12 +53,12 @@ class StripRootPath:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    # The client has left: only the log sees this status.
+    # The client has left, so only the log sees this status.
     return Response(status_code=499)
 
 
 def create_app(served: ServerState | ModelRouter) -> FastAPI:
-    """Build the application of one model or of several, and set ``internal_client`` of the main state."""
+    """Build the application for one model or several. Also sets ``internal_client`` of the main state."""
     router = served if isinstance(served, ModelRouter) else ModelRouter([served])
     state = router.main
     app = FastAPI(
@@ -79,15 +79,15 @@ def create_app(served: ServerState | ModelRouter) -> FastAPI:
         app.add_exception_handler(left, _client_gone)
     state.stores.internal_client = InternalClient(
         app.build_middleware_stack(), app
-    )  # without the middleware added below
-    # The middleware added last is outermost.
+    )  # The application without the middleware that is added below.
+    # The middleware that is added last is the outermost one.
     app.add_middleware(DirectRoutes, routes=[route for routes in DIRECT for route in routes.routes])
     app.add_middleware(SocketRoutes, state=state)
     app.add_middleware(ModelFallback, router=router)
     app.add_middleware(Guard, state=state)
     origins = state.options.allowed_origins
     if origins:
-        # Outside of the guard, as a browser's preflight has no key.
+        # CORS is outside of the guard, because a browser's preflight request has no API key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on a request's head and on what comes of it after its answer; its options."""
+"""HTTP connections: uvicorn's HTTP protocol with limits on request heads and on unread bodies; uvicorn's options."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from .socket_connection import SocketConnection, may_be_socket
 HEAD_TIMEOUT = 10.0
 MAX_MESSAGE_BYTES = 4 << 20
 PING_SECONDS = 20.0
-"""Between pings of a WebSocket, and for its client to answer one."""
+"""Seconds between two pings of a WebSocket, and seconds that its client has to answer a ping."""
 DRAIN_SECONDS = 30.0
 DRAIN_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
-_PROBE_SECONDS = (0.05, 1.0)  # seconds between the first two probes of a silent client, and between later ones
+# Seconds between the first two probes of a silent client, and seconds between later probes.
+_PROBE_SECONDS = (0.05, 1.0)
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
-_MOST_WAITING = 4  # pipelined requests that wait before reading pauses
+_MOST_WAITING = 4  # Number of pipelined requests that may wait before reading is paused.
 
 
 class _UnreadCoding(ValueError):
-    """A body in a transfer coding that is not read, which the parser takes for its content."""
+    """Raised for a body in a transfer coding that is not decoded, and that the parser would treat as plain content."""
 
 
 class _LastingTransport:
-    """A transport whose ``close`` calls the connection's, which may first drain data that the client still sends.
+    """Transport whose ``close`` calls the connection's ``close``, which may first drain data that the client still
+    sends.
 
-    Writes after ``close`` are dropped: uvloop would raise until it has reported the end of the connection.
+    Writes after ``close`` are dropped. Without this, uvloop would raise an exception until it has reported the end of
+    the connection.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
@@ -55,12 +58,15 @@ class _LastingTransport:
 
 
 class _UnframedCycle(RequestResponseCycle):
-    """The answer to a request of HTTP/1.0, which knows no chunks: where its length is not known, its end closes it."""
+    """Response to an HTTP/1.0 request.
+
+    HTTP/1.0 has no chunked encoding, so closing the connection ends a response of unknown length.
+    """
 
     _has_length = True
 
     async def send(self, message: Any) -> None:
-        """Send a part of the answer; uvicorn makes no chunks where it is told the length of each part."""
+        """Send a part of the response. uvicorn does not use chunked encoding if ``chunked_encoding`` is False."""
         if message["type"] == "http.response.start":
             self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if not self._has_length:
@@ -71,28 +77,29 @@ class _UnframedCycle(RequestResponseCycle):
 
 
 class Connection(HttpToolsProtocol):
-    """Closes a connection whose request head is too slow or too large, and drains data that is not read.
+    """HTTP protocol that refuses request heads that are too slow or too large, and drains bodies that are not read.
 
-    ``Guard`` refuses a complete head that is too large; the limit here protects memory while the head and trailers
-    arrive. Trailers are dropped, as code that reads headers must not find them there.
+    ``Guard`` refuses a complete head that is too large. The limit in this class protects memory while a head or
+    trailers arrive. Trailers are dropped, because code that reads headers must not find them there.
 
-    An answer never belongs to another request: if a malformed or slow request follows requests without an answer, the
-    connection ends after their answers.
+    A response never belongs to another request: if a malformed or slow request follows requests that are not answered
+    yet, the connection ends after their responses.
 
     A request may be answered before its body has arrived, for example if the body is too large or the key is wrong.
-    Ordinary clients send all of a body before they read the answer, and a socket that is closed with unread bytes
-    resets the connection, so that they would never see it. The rest of such a body is received and dropped, within
-    ``DRAIN_SECONDS`` and ``DRAIN_BYTES``, whether the connection is to be closed after it or not.
+    Ordinary clients send a whole body before they read the response. If a socket is closed with unread bytes, the
+    connection is reset, and such a client never sees the response. So the rest of the body is received and dropped,
+    within ``DRAIN_SECONDS`` and ``DRAIN_BYTES``, whether or not the connection is closed afterwards.
 
-    A client that has closed its sending side may still wait for its answer (RFC 9112, 9.6), and cannot be distinguished
-    from one that has left. So it is sent interim responses, which every client of HTTP/1.1 ignores. If the client has
-    left, the second interim response fails.
+    A client that has closed its sending side may still wait for its response (RFC 9112, 9.6), and cannot be
+    distinguished from a client that has left. So the server sends interim responses, which every client of HTTP/1.1
+    ignores. If the client has left, sending the second interim response fails.
 
-    If file descriptors run out, the connection that has been idle for the longest time is closed for a new one.
+    If file descriptors run out, the connection that has been idle for the longest time is closed to make room for a new
+    one.
 
     Attributes:
-        is_closing: whether it is to be closed once the request has been received.
-        idle_since: time of the last answer's end, or of the connection's begin.
+        is_closing: whether the connection will be closed after the request has been received.
+        idle_since: event loop time at which the last response ended, or at which the connection began.
     """
 
     idle_since = 0.0
@@ -100,16 +107,16 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _in_body = False
-    # Whether the data that are being parsed hold some of a body.
+    # Whether the data that is being parsed contains a part of a body.
     _found_body = False
-    _refused = False  # set once the connection was refused: nothing more is parsed
-    _running: RequestResponseCycle | None = None  # the request that was begun last
+    _refused = False  # True after the connection was refused. Then nothing more is parsed.
+    _running: RequestResponseCycle | None = None  # The request that was started last.
     _drain_timer: asyncio.TimerHandle | None = None
     _drain_bytes = 0
     is_closing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection and await its first request's head."""
+        """Store the transport of a new connection, and wait for the head of its first request."""
         super().connection_made(cast(asyncio.Transport, _LastingTransport(transport, self)))
         self._socket = transport
         self.idle_since = self.loop.time()
@@ -118,7 +125,10 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection of a client that sends no more, if it may wait for an answer that has not begun."""
+        """Handle the end of the client's sending side. Returns True to keep the connection open.
+
+        It is kept if the client may be waiting for a response that has not begun.
+        """
         last = self._last_unanswered()
         waits = last is not None and self._running is not None and not self._running.response_started
         if last is None or not waits or self._in_body or self.scheme == "https" or last.scope["http_version"] == "1.0":
@@ -129,17 +139,17 @@ class Connection(HttpToolsProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all timers with the connection."""
+        """Stop all timers, because the connection has ended."""
         self._stop_timer()
         self._stop_draining()
-        # Pipelined requests may wait behind the one that is being answered.
+        # Pipelined requests may wait behind the request that is being answered.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, and count the bytes of a head, of trailers and those that are drained."""
+        """Parse data. Counts the bytes of a head, of trailers and of drained data."""
         if self._drain_timer is not None:
             self._drain_bytes += len(data)
             if self._drain_bytes > DRAIN_BYTES:
@@ -158,7 +168,7 @@ class Connection(HttpToolsProtocol):
         return None
 
     def _parse(self, data: bytes) -> None:
-        """Parse data, and call the methods of what is found."""
+        """Parse data. The parser calls this object's methods for the parts that it finds."""
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -174,12 +184,12 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(str(error.__context__) if is_coded else "Invalid HTTP request received.")
 
     def _is_alone(self) -> bool:
-        """Whether no request before this one waits for its answer, and this one is a whole GET of HTTP/1.1."""
+        """Return whether the request is a complete GET of HTTP/1.1, and no earlier request waits for its response."""
         is_get = self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
         return is_get and self._last_unanswered() is None and not self.is_closing
 
     def _become_socket(self, data: bytes) -> None:
-        """Hand the connection over to the protocol of WebSockets, with what came behind the request's head."""
+        """Hand the connection over to the WebSocket protocol, with the request's head and the data after it."""
         self._stop_timer()
         self.connections.discard(self)
         head = [b"GET %b HTTP/1.1" % self.url, *(b"%b: %b" % each for each in self.headers)]
@@ -191,10 +201,11 @@ class Connection(HttpToolsProtocol):
             protocol.data_received(data)
 
     def _without_upgrade(self) -> bytes:
-        """Return the head of an upgrade request without its upgrade headers, for a new parser.
+        """Return the head of an upgrade request without its upgrade headers, to be parsed by a new parser.
 
-        Such a request is answered in HTTP/1.1, as the standard allows. But the parser takes all data after the head,
-        including the body, for the other protocol. Java's client asks for HTTP/2 in this way with its first request.
+        Such a request is answered in HTTP/1.1, as the standard allows. But the parser would leave all data after the
+        head, including the body, to the other protocol. Java's HTTP client requests HTTP/2 in this way with its first
+        request.
         """
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -210,14 +221,14 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, and drop a trailer."""
+        """Store a header of the head; drop a trailer."""
         if name.lower() == b"transfer-encoding" and value.lower() != b"chunked":
             raise _UnreadCoding("Compressed bodies are not read: Transfer-Encoding may be chunked alone.")
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """End the time limit of the head, and begin the request unless the connection is being closed."""
+        """Stop the timer of the head, and start the request unless the connection is being closed."""
         self._stop_timer()
         self._in_head = False
         if self.parser.should_upgrade() or self.transport.is_closing():
@@ -225,9 +236,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_body = True
         if self.expect_100_continue:
-            # If the request is answered before it is told to continue, nobody knows whether its body comes.
+            # If the request is answered before the client is told to continue, it is not known whether the body will
+            # come.
             self.cycle.keep_alive = False
-        # A paused socket does not report that its client has left, so reading goes on while few requests wait.
+        # A paused socket does not report that its client has left. So reading continues while only a few requests wait.
         if self.pipeline and len(self.pipeline) <= _MOST_WAITING:
             self.flow.resume_reading()
 
@@ -242,8 +254,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the draining of a body: its connection is closed now, or waits for the next request."""
-        # The upgrade itself has not been handled yet.
+        """End the draining of a body. The connection is then closed, or waits for the next request."""
+        # The upgrade request itself has not been handled yet.
         if self.parser.should_upgrade():
             return
         self._in_body = False
@@ -255,21 +267,21 @@ class Connection(HttpToolsProtocol):
             if self.is_closing:
                 self._socket.close()
             else:
-                # Begin uvicorn's wait for the next request anew: the arrival of the body has ended it.
+                # Restart uvicorn's timer for the next request, because the arrival of the body has stopped the timer.
                 self._unset_keepalive_if_required()
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
 
     def on_response_complete(self) -> None:
-        """Drain the body of a request that has been answered, unless the connection is being closed already."""
+        """Drain the rest of the body of an answered request, unless the connection is being closed already."""
         super().on_response_complete()
         self.idle_since = self.loop.time()
         if self._in_body and self.cycle.response_complete and not self.transport.is_closing():
             self._drain()
 
     def close(self) -> None:
-        """Close the connection; if it is in the middle of a request, after the rest of that has been drained."""
+        """Close the connection. If a request is still being received, first drain its rest."""
         if self._socket.is_closing() or self.is_closing:
             return
         if not self._refused and not (self._in_body and self.cycle.response_complete):
@@ -282,16 +294,16 @@ class Connection(HttpToolsProtocol):
         self._drain()
 
     def shutdown(self) -> None:
-        """Close the connection as uvicorn does, without waiting for a body that nobody reads."""
+        """Close the connection like uvicorn, without waiting for a body that is not read."""
         if self._drain_timer is not None:
             self._socket.close()
         else:
-            # The client may or may not send the body after this answer, so the connection ends with it.
+            # The client may or may not send the body after this response, so the connection ends with the response.
             self.expect_100_continue = False
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP in the shape of all other errors."""
+        """Answer malformed HTTP with a response in the format of all other errors."""
         self._refuse(ErrorReply(400, msg, code="invalid_http"))
 
     def _await_head(self) -> None:
@@ -306,11 +318,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being received or answered, but for a head."""
+        """Whether no request is being received or answered; a part of a head may have arrived."""
         return not self._in_body and self._last_unanswered() is None
 
     def _make_room(self) -> None:
-        """Close the connection that has been idle for the longest time, or refuse this one."""
+        """Close the connection that has been idle for the longest time. If there is none, refuse this connection."""
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         idle = [each for each in others if each.is_idle and not each.transport.is_closing()]
         if idle:
@@ -320,7 +332,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(ErrorReply(503, text, code="server_overloaded"))
 
     def _probe(self, seconds: float) -> None:
-        """Send interim responses until the answer begins."""
+        """Send interim responses until the response begins."""
         running = self._running
         if running is None or running.response_started or self._socket.is_closing():
             return
@@ -338,7 +350,8 @@ class Connection(HttpToolsProtocol):
             self._drain_timer = None
 
     def _refuse(self, reply: ErrorReply | None = None) -> None:
-        """Stop parsing, and close the connection after the open responses, or after ``reply`` if there are none.
+        """Stop parsing, and close the connection after the responses that are due, or after ``reply`` if there are
+        none.
 
         Args:
             reply: response to the request that is being received; None for no response.
@@ -361,13 +374,13 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _last_unanswered(self) -> RequestResponseCycle | None:
-        """Return the last request of those that wait for an answer, or get one; None without any."""
+        """Return the last request that waits for its response or is being answered; None if there is none."""
         if self.pipeline:
             return self.pipeline[0][0]
         return None if self._running is None or self._running.response_complete else self._running
 
     def _write(self, reply: ErrorReply) -> None:
-        """Write a whole response to the socket, as there is no request for it."""
+        """Write a complete response directly to the socket, because there is no request object for it."""
         body = reply.body()
         head = [
             b"HTTP/1.1 %d Refused" % reply.status,
@@ -380,7 +393,7 @@ class Connection(HttpToolsProtocol):
 
 
 def uvicorn_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
-    """Return uvicorn's options: this protocol, uvloop, and none of its own logs or headers."""
+    """Return uvicorn's options: these protocol classes, uvloop, and none of uvicorn's own logs or headers."""
     return {
         "http": Connection,
         "ws": SocketConnection,
@@ -395,5 +408,5 @@ def uvicorn_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
-        "timeout_keep_alive": 75,  # longer than load balancers keep idle connections by default
+        "timeout_keep_alive": 75,  # Longer than load balancers keep idle connections by default.
     }

@@ -1,4 +1,4 @@
-"""File descriptors: how many connections a process may have, so that some are left for files and child processes."""
+"""File descriptors: limits the number of connections, so that files and child processes get descriptors too."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import resource
 from functools import cache
 
-WANTED = 1 << 16  # descriptors of a process, where its hard limit allows them
+WANTED = 1 << 16  # Wanted number of descriptors of a process, if its hard limit allows them.
 _RESERVE = 64
-_aside = 0  # descriptors for connections of gRPC
+_aside = 0  # Number of descriptors set aside for gRPC connections.
 
 
 def raise_limit() -> None:
-    """Raise the process's soft limit of descriptors as far as it may and needs."""
+    """Raise the process's soft limit of file descriptors to ``WANTED``, or as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -20,12 +20,12 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return how many connections of HTTP may be open beside those of gRPC."""
+    """Return the largest number of HTTP connections that may be open in addition to those of gRPC."""
     return max(1, connection_room() - _aside)
 
 
 def set_aside(wanted: int) -> int:
-    """Set descriptors aside for connections of gRPC. Returns how many: those wanted, but a quarter of all at most."""
+    """Set descriptors aside for gRPC connections. Returns their number: ``wanted``, but at most a quarter of all."""
     global _aside
     _aside = min(wanted, max(1, connection_room() // 4))
     return _aside
@@ -33,7 +33,7 @@ def set_aside(wanted: int) -> int:
 
 @cache
 def connection_room() -> int:
-    """Return how many connections of both may be open beside the descriptors in use at first and a reserve."""
+    """Return the number of HTTP and gRPC connections that fit beside a reserve and the descriptors in use at first."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = WANTED if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/proc/self/fd")) - min(_RESERVE, soft // 4))

@@ -1,4 +1,4 @@
-"""ASGI middleware that answers the busiest routes past the framework's routing, by method and path alone."""
+"""Direct routes: ASGI middleware that dispatches the busiest routes itself, without the framework's routing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ..routes.dependencies import JsonRoute
 
 
 class DirectRoutes:
-    """Innermost middleware: passes a request to its route's direct handler, or to the application if there is none.
+    """Innermost middleware: passes a request to the direct handler of its route, or to the application if there is
+    none.
 
-    This saves time, because the framework tries routes one after another, each twice, and makes a dozen nested calls
-    and wrappers of ``send``, through which every piece of a stream passes.
+    This saves time. The framework tries routes one after another, each twice, and makes a dozen nested calls and
+    wrappers of ``send``, through which every chunk of a stream passes.
 
     Args:
-        app: application that answers requests without a direct handler, with the same errors.
+        app: application that handles the other requests, and answers them with the same errors.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
@@ -43,7 +44,7 @@ class DirectRoutes:
         try:
             response = await answer(request)
         except (ClientGone, ClientDisconnect):
-            # The client has left: only the log sees this status.
+            # The client has left, so only the log sees this status.
             response = Response(status_code=499)
         except HANDLED as error:
             response = await handle(request, error)

@@ -1,14 +1,16 @@
-"""The gateway process: answers HTTP on a port that it shares with other gateways, for the main process of a server.
+"""Gateway process: answers HTTP on a port that it shares with other gateways, on behalf of a server's main process::
 
     python -P -m rootgraft.api.http.gateway_process LISTENING LINK PARENT
     python -P -m rootgraft.api.http.gateway_process FORKS PARENT
 
-LISTENING: the socket to accept connections from. LINK: its end of a socketpair to the main process. FORKS: the end of a
-``ForkServer``. Such a process imports the modules and forks gateways for ``ForkedGateways``; it is not a gateway
-itself, and has no options, no model and no thread.
+LISTENING: descriptor of the socket from which connections are accepted. LINK: descriptor of the gateway's end of a
+socketpair to the main process. PARENT: id of the main process. FORKS: descriptor of the end of a ``ForkServer``. In the
+second form, the process imports the modules and forks gateways for ``ForkedGateways``. It is not a gateway itself, and
+has no options, no model and no threads.
 
 The process exits when the link closes, so it never outlives the main process. Only the main process handles signals.
-Exit codes: 0 when the main process has told it to end, 70 when that is gone, or a part of this one has failed.
+Exit codes: 0 if the main process has ended the gateway, 70 if the main process is gone or a part of the gateway has
+failed.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ from .http_server import HttpServer
 from .tls import refresh_certificates, tls_context
 
 TELL_SECONDS = 0.25
-"""Between two signs of life, which carry what was observed since the last one."""
+"""Seconds between two signs of life. Each of them carries the metrics observed since the previous one."""
 EXIT_FAILED = 70
 
 logger = logging.getLogger("rootgraft.gateways")
 
 
 def set_up_process() -> None:
-    """Set what a gateway needs before it starts a thread."""
-    # A terminal or a unit signals all processes; only the main one decides on the end.
+    """Configure a gateway process. Must be called before a thread is started."""
+    # A terminal or systemd sends signals to all processes of the server, but only the main process decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process_memory.share_heap()
@@ -79,7 +81,7 @@ async def _run(listening: socket.socket, link_socket: socket.socket) -> int:
 
 
 class _Gateway:
-    """One run of a gateway.
+    """One run of a gateway, from its settings to its exit code.
 
     Raises:
         ConfigError: a certificate or the key file can no longer be used.
@@ -111,7 +113,7 @@ class _Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _serve(self) -> None:
-        """Make requests for the model, once it is loaded."""
+        """Accept generation requests once the main process has loaded the model."""
         model = LoadedModel.unpack(await self._client.model)
         tokenizer = await asyncio.to_thread(self._state.engine.read_tokenizer, self._config, model.path)
         async_engine = AsyncEngine(self._client, tokenizer, model.ready, model.defaults)
@@ -122,12 +124,12 @@ class _Gateway:
         self._client.tell("serving")
 
     async def run(self, listening: socket.socket) -> int:
-        """Answer requests until the main process ends it. Returns the exit code."""
+        """Answer requests until the main process ends the gateway. Returns the exit code."""
         self._begin(self._tell_regularly())
         self._begin(self._drain())
         serving = self._begin(self._serve())
         ending = asyncio.create_task(self._client.ended.wait())
-        # Take no connection before this gateway can serve it: the others do.
+        # No connection is accepted before this gateway can serve it, because the other gateways accept it.
         if self._is_loaded:
             await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         http = asyncio.create_task(self._http.serve([listening]))
@@ -168,7 +170,7 @@ class _Gateway:
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """End the gateway with a task that has failed: another one is started in its place."""
+        """End the gateway if a task has failed. The main process then starts another gateway."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a gateway ends: %s", error, exc_info=error)

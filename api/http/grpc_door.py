@@ -1,4 +1,4 @@
-"""The gRPC server beside the HTTP server, where ``--grpc-port`` asks for it and grpcio is installed."""
+"""gRPC server: opens it in addition to the HTTP server if ``--grpc-port`` is given."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def open_rpc(app: ASGIApp, state: ServerState) -> RpcServer | None:
-    """Return the gRPC server of an application, which listens already; None without ``--grpc-port``.
+    """Create the gRPC server of an application. It already listens. Returns None without ``--grpc-port``.
 
     Raises:
-        ConfigError: grpcio is missing, or the port cannot be used.
+        ConfigError: grpcio is not installed, or the port cannot be used.
     """
     port = state.options.grpc_port
     if port is None:

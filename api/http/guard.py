@@ -1,6 +1,6 @@
-"""ASGI middleware before every route: request ids, access log, API keys, limits on headers and bodies, 500s.
+"""Guard: ASGI middleware before every route, for request ids, the access log, API keys, limits and uncaught errors.
 
-Both classes are called once a request; ``Identify`` and the rate limit headers wrap ``send``.
+Both classes are called once for each request. ``Identify`` and the rate limit headers wrap ``send``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _QUIET_PATHS = OPEN_PATHS | {"/metrics", "/ui/state"}
 _NOT_SHOWN = frozenset(
     ("/v1/models", "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 )
-"""Lists and counts of tokens, which the live page and clients request repeatedly, and for which nothing is generated.
+"""Paths that list models or count tokens. The live page and clients request them repeatedly, and they generate nothing.
 
-Their successful answers are no recent requests and no requests of a caller.
+Their successful responses do not appear among the recent requests or the requests of a caller.
 """
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -61,7 +61,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class Identify:
-    """Outermost middleware: gives each request an id, logs and counts its end, answers uncaught errors with a 500."""
+    """Outermost middleware: gives each request an id, logs and counts its end, answers uncaught exceptions with 500."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
@@ -116,12 +116,12 @@ class Identify:
 
 
 class _InShape:
-    """ASGI ``send`` that converts errors of the framework, which are plain text or empty, to the form of all others."""
+    """ASGI ``send`` that converts the framework's errors, which are plain text or empty, to the server's error format."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        # The head of an error that is not in our format is held back until its text has arrived.
+        # The head of an error in another format is held back until the error's text has arrived.
         self._head: Message | None = None
         self._text = b""
 
@@ -146,7 +146,10 @@ class _InShape:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Return whether a request needs no key, because it reads an open path. A ``POST /`` generates, so it needs one."""
+    """Return whether a request needs no key, because it is a GET or HEAD of an open path.
+
+    ``POST /`` generates, so it needs one.
+    """
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
@@ -157,7 +160,7 @@ def _is_of_framework(scope: Scope, head: Message) -> bool:
 
 
 def _method(scope: Scope) -> str:
-    # The handshake of a WebSocket is a GET request.
+    # The handshake of a WebSocket is a GET request without a method in the scope.
     method: str = scope.get("method", "GET")
     return method
 
@@ -170,7 +173,10 @@ def _log(entry: Mapping[str, Any]) -> None:
 
 
 class Guard:
-    """Middleware for keys, scopes and limits. It refuses requests before the route is called or the body is whole."""
+    """Middleware for keys, scopes and limits.
+
+    It refuses a request before its route is called or its body has arrived.
+    """
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app
@@ -203,7 +209,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Files are written to the disk, and count as uploads.
+        # Uploaded files are written to the disk, so they do not count against the memory for bodies.
         room = None if self._is_upload(scope) else self._bodies
         body = LimitedBody(receive, room, tenant, *self._limits(scope))
         try:
@@ -215,7 +221,7 @@ class Guard:
         return scope["path"] == FILES_PATH and self._state.options.batch_dir is not None
 
     def _limits(self, scope: Scope) -> tuple[int, float]:
-        """Return the limit of a body's bytes, and the seconds in which it must arrive."""
+        """Return the size limit of the body in bytes, and the seconds within which the body must arrive."""
         options = self._state.options
         if self._is_upload(scope):
             return options.max_file_bytes + FORM_BYTES, FILE_TIMEOUT
@@ -237,7 +243,10 @@ class Guard:
             raise too_large(most)
 
     def _key(self, scope: Scope) -> Key:
-        """Return the request's key. Raises HTTPError: 401 for an unknown key, 403 if it lacks the path's scope."""
+        """Return the request's API key.
+
+        Raises HTTPError: 401 for an unknown key, 403 if the key lacks the path's scope.
+        """
         scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
         key = self._state.limits.keys.find(token.strip() if scheme.lower() == b"bearer" else b"")
         if key is None and (own := header(scope, b"x-api-key")) is not None:
@@ -270,7 +279,10 @@ class Guard:
         )
 
     def _with_limit_headers(self, key: Key, send: Send) -> Send:
-        """Return ``send`` with the key's rate limit headers added to the response, if the key has limits."""
+        """Return a ``send`` that adds the key's rate limit headers to the response.
+
+        If the key has no limits, return ``send``.
+        """
         if key.requests_per_minute is None and key.tokens_per_minute is None:
             return send
         state = self._state

@@ -1,4 +1,4 @@
-"""HTTP server: uvicorn with our protocol class on an open socket, without signal handlers, with gRPC beside it."""
+"""HTTP server: uvicorn with this package's protocol classes on an open socket, without signal handlers; runs gRPC."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .tls import RenewableContext
 logger = logging.getLogger("rootgraft.server")
 
 FLUSH_SECONDS = 2
-"""Seconds for responses to be sent to their ends, once the server is told to end."""
+"""Seconds for the transmission of remaining response data after the server was told to end."""
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to its process.
+    """A uvicorn server that leaves the handling of signals to its process.
 
     Args:
         tls: TLS context; None for plain HTTP.
-        state: state of a server that may offer gRPC too; None for a server that does not.
+        state: state of a server that may also offer gRPC; None for a server that does not.
         max_message_bytes: largest size of a WebSocket message.
 
     Raises:
-        ConfigError: see ``open_rpc``.
+        ConfigError: raised by ``open_rpc``.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
         self._rpc = None if state is None else open_rpc(app, state)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve HTTP, and gRPC beside it, until ``should_exit`` is set."""
+        """Serve HTTP, and gRPC if it is configured, until ``should_exit`` is set."""
         if self._rpc is None:
             await super().serve(sockets)
             return

@@ -1,4 +1,4 @@
-"""Limited body: reads a request's body within limits of its size and time, and of what all bodies hold together."""
+"""Limited body: reads a request's body within limits on its size, its time and the memory of all bodies together."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from ...tenancy.tenant_shares import TenantShares
 from ..errors import HTTPError
 
 MOST_BODY_BYTES = 512 << 20
-"""Of the bodies of all requests that have not ended, of which tenants have shares."""
+"""Limit on the bytes of the bodies of all requests that have not ended. Each tenant may use a share of it."""
 CLOSE = {"connection": "close"}
 _RETRY = {**CLOSE, "retry-after": "5"}
 
 
 def body_room(longest: int) -> TenantShares:
-    """Return the bytes that bodies may hold together; at least those of four of the longest that are read."""
+    """Return the shares of the memory for bodies.
+
+    Its size is at least four times the size of the longest allowed body.
+    """
     return TenantShares(max(MOST_BODY_BYTES, 4 * longest))
 
 
 def too_large(limit: int) -> HTTPError:
-    """Return the error of a body that is longer than the limit."""
+    """Return the error response for a body that is longer than ``limit`` bytes."""
     return HTTPError(413, f"The body is too large: at most {limit} bytes are read.", headers=CLOSE)
 
 
@@ -29,7 +32,7 @@ class LimitedBody:
     """ASGI ``receive`` that refuses a body that is too large (413), too slow (408), or beyond its share (429, 503).
 
     Args:
-        room: shares of the memory for bodies, by tenant; None where this body is not kept in memory.
+        room: shares of the memory for bodies, by tenant; None if this body is not kept in memory.
         tenant: tenant of the request.
         max_body: largest size of the body in bytes.
         seconds: seconds within which the whole body must have arrived.
@@ -65,7 +68,7 @@ class LimitedBody:
         return message
 
     def give_back(self) -> None:
-        """Count the body no longer: the request has ended."""
+        """Release the body's share of the memory, because the request has ended."""
         if self._room is not None and self._held:
             self._room.give_back(self._tenant, self._held)
             self._held = 0

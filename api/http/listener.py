@@ -1,4 +1,4 @@
-"""Listening socket of the server: a TCP port, or a Unix domain socket with ``--uds``."""
+"""Listener: the listening socket of the server, which is a TCP port or, with ``--uds``, a Unix domain socket."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Listener:
 
     Attributes:
         url: address such as ``http://127.0.0.1:8000/prefix``, or ``unix:/run/rootgraft.sock``.
-        place: the same for a log line: host and port, or path.
-        file: descriptor of the Unix domain socket's file; None for a port.
+        place: the address in the form for log lines: host and port, or path.
+        file: descriptor of the Unix domain socket's file; None for a TCP port.
     """
 
     socket: socket.socket
@@ -36,9 +36,9 @@ class Listener:
 
 @contextmanager
 def listening(options: ServerConfig) -> Iterator[Listener]:
-    """Open the socket of the options. At the end of the block, remove the file of a Unix domain socket.
+    """Context manager: open the listening socket of the options. On exit, the file of a Unix domain socket is removed.
 
-    From then on the process may have as many descriptors as its hard limit allows.
+    Also raises the process's limit of file descriptors to its hard limit.
 
     Raises:
         ConfigError: the port or the path is in use, or cannot be used.
@@ -64,7 +64,9 @@ def listening(options: ServerConfig) -> Iterator[Listener]:
 
 @contextmanager
 def private_socket() -> Iterator[tuple[socket.socket, str]]:
-    """Open a Unix domain socket that only this user's processes can connect to. Yields it with its path.
+    """Context manager: open a Unix domain socket that only processes of this user can connect to.
+
+    Yields it and its path.
 
     Raises:
         ConfigError: no folder is suitable for the socket.
@@ -77,12 +79,12 @@ def private_socket() -> Iterator[tuple[socket.socket, str]]:
             raise ConfigError(
                 f"--gateways needs a socket in {folder}: {error}. Try: TMPDIR=/tmp rootgraft serve"
             ) from error
-        sock.listen(1)  # The server sets the backlog.
+        sock.listen(1)  # The server sets the actual backlog.
         yield sock, path
 
 
 def remove_socket(listener: Listener) -> None:
-    """Remove the file of our Unix domain socket, unless another server has replaced it meanwhile."""
+    """Remove the file of this server's Unix domain socket, unless another server has replaced the file since."""
     if listener.file is not None:
         with suppress(OSError):
             if os.path.samestat(os.fstat(listener.file), os.lstat(listener.place)):
@@ -90,7 +92,7 @@ def remove_socket(listener: Listener) -> None:
 
 
 def port_fault(options: ServerConfig) -> str:
-    """Return why the port cannot be opened now, with a command that solves it; an empty string if it can."""
+    """Return the reason for which the port cannot be opened now, with a command that helps; "" if it can be opened."""
     try:
         _bind_port(options).close()
     except ConfigError as error:
@@ -104,7 +106,7 @@ def _bind_port(options: ServerConfig) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((options.host, options.port))
-        # Fails if another process listens on the port. The server sets the backlog.
+        # This fails if another process listens on the port. The server sets the actual backlog.
         sock.listen(1)
     except OSError as error:
         sock.close()
@@ -127,7 +129,7 @@ def _fault_of_port(options: ServerConfig, family: socket.AddressFamily, error: O
 
 
 def _holder(port: int) -> str:
-    """Return ``by NAME (pid N)``; an empty string if the system does not report it."""
+    """Return ``by NAME (pid N)`` for the process that listens on a port; "" if the system does not report it."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -136,7 +138,7 @@ def _holder(port: int) -> str:
 
 
 def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
-    """Return the next free port; 0, which means any port, if there is none."""
+    """Return the next free port. Without one, return 0, which stands for any port."""
     for candidate in range(port + 1, min(port + 50, 65536)):
         with socket.socket(family) as sock, suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,12 +149,15 @@ def _free_port(host: str, port: int, family: socket.AddressFamily) -> int:
 
 
 def _bind_path(path: str) -> tuple[socket.socket, int]:
-    """Return a listening socket, and a descriptor of its file, which keeps its inode number from being reused."""
+    """Return a listening socket and a descriptor of its file.
+
+    The descriptor keeps the inode number from being reused.
+    """
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.bind(path)
-        # A socket file on which no process listens is left over from a killed server.
+        # A socket file on which no process listens is left over from a server that was killed.
         sock.listen(1)
         file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
@@ -165,7 +170,10 @@ def _bind_path(path: str) -> tuple[socket.socket, int]:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that was killed. Raises ConfigError for a socket in use, and for other files."""
+    """Remove the socket file of a server that was killed.
+
+    Raises ConfigError for a socket in use, and for other files.
+    """
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
@@ -180,7 +188,7 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            # The queue of clients is full, so a server listens.
+            # The queue of connections is full, so a server listens on this socket.
             pass
         except OSError as error:
             raise ConfigError(f"--uds: {path} cannot be used: {error.strerror}. Try: ls -l {path}") from error

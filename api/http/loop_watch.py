@@ -1,9 +1,9 @@
-"""Loop watch: ends the process whose event loop gives no sign of life, with the exit code that restarts the server.
+"""Loop watch: ends the process if its event loop gives no sign of life, with the exit code for which it is restarted.
 
-There are two watches. A thread counts only seconds in which it runs itself, so that a stopped process does not count as
-hung; it logs where the loop hangs. A kernel timer counts the processor time of the process: it ends native code that
-holds the interpreter's lock, during which no thread can run. systemd's watchdog gets each sign of life
-(``WatchdogSec``).
+There are two watches. The first one is a thread. It counts only seconds in which the thread itself runs, so that a
+stopped process does not count as hung. It logs where the loop hangs. The second one is a kernel timer that counts the
+processor time of the process. It also ends a process whose native code holds the interpreter's lock (GIL), so that no
+other thread can run. systemd's watchdog gets each sign of life (``WatchdogSec``).
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from ...engine.error_stream import write_last_line
 from .systemd_notify import notify_watchdog
 
 SILENT_SECONDS = 30.0
-"""Without a sign of life of the loop."""
+"""Seconds without a sign of life of the loop after which the thread ends the process."""
 PROCESSOR_SECONDS = 60.0
-"""Of processor time without one; on machines with more cores as many as these."""
+"""Seconds of processor time without a sign of life after which the timer ends the process.
+
+With more cores, their number.
+"""
 EXIT_HUNG = 70
 _ENDING_SECONDS = 5.0
 _BEAT_SECONDS = 1.0
 _TICK_SECONDS = 0.25
-# One look counts at most so many seconds: where more have passed, this process itself did not run.
+# Longest time in seconds that one observation adds. If more time has passed, this process itself was not running.
 _MOST_SECONDS = 2 * _TICK_SECONDS
 
 
 class Silence:
-    """Counts the seconds in which a counter does not change, and in which the observing thread runs itself.
+    """Counts the seconds in which a counter does not change while the observing thread runs.
 
     Args:
-        now: the monotonic clock's seconds.
+        now: monotonic time in seconds.
     """
 
     def __init__(self, now: float) -> None:
@@ -47,7 +50,7 @@ class Silence:
         self._seconds = 0.0
 
     def look(self, count: int, now: float) -> float:
-        """Return the seconds so far."""
+        """Return the seconds for which ``count`` has not changed, given the current time."""
         passed = min(now - self._before, _MOST_SECONDS)
         self._seconds = 0.0 if count != self._seen else self._seconds + passed
         self._seen, self._before = count, now
@@ -55,10 +58,10 @@ class Silence:
 
 
 class LoopWatch:
-    """Watches the running event loop from its start to ``close``.
+    """Watches the running event loop from its creation to ``close``.
 
     Args:
-        ending: called in the watch's thread before the process is ended; may take some seconds at most.
+        ending: called in the watch's thread before the process is ended; it may take a few seconds at most.
     """
 
     def __init__(self, ending: Callable[[], None] = lambda: None) -> None:
@@ -73,7 +76,7 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop-watch", daemon=True).start()
 
     def close(self) -> None:
-        """End the watch. Called on the loop."""
+        """End the watch. Must be called on the loop."""
         self._closed.set()
         self._timer.stop()
         if self._handle is not None:
@@ -97,7 +100,7 @@ class LoopWatch:
         write_last_line(
             f"The event loop gives no sign of life for {SILENT_SECONDS:g} s: the process ends. It is at:\n{where}"
         )
-        # What is called may write to a log whose lock the loop holds.
+        # The called function may write to a log whose lock the loop's thread holds, so the wait has a limit.
         EndLimit(_ENDING_SECONDS, EXIT_HUNG, "What the server ends")
         try:
             self._ending()
@@ -106,7 +109,7 @@ class LoopWatch:
 
 
 class _Event(ctypes.Structure):
-    """``struct sigevent`` with ``SIGEV_THREAD``: the C library calls a function on a thread of its own."""
+    """``struct sigevent`` with ``SIGEV_THREAD``, for which the C library calls a function on a new thread."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -127,7 +130,10 @@ class _Setting(ctypes.Structure):
 
 
 class _ProcessorTimer:
-    """Timer of the process's processor time, at whose end C's ``_exit`` is called. Linux only; elsewhere nothing."""
+    """Kernel timer of the process's processor time; on expiry C's ``_exit`` is called.
+
+    Only on Linux; elsewhere it does nothing.
+    """
 
     _CLOCK_PROCESS_CPUTIME_ID = 2
     _SIGEV_THREAD = 2
@@ -144,11 +150,11 @@ class _ProcessorTimer:
             self._timer = timer
 
     def restart(self) -> None:
-        """Begin to count again."""
+        """Restart the timer."""
         self._set(self._seconds)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop and delete the timer."""
         self._set(0)
         if self._timer is not None:
             self._library.timer_delete(self._timer)

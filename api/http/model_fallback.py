@@ -1,10 +1,10 @@
-"""ASGI middleware that lets another model answer: by a rule of the models file, or if the requested model fails.
+"""Model fallback: ASGI middleware that lets another model answer, by a rule of the models file or after a failure::
 
     request --> asked model --5xx before the first byte--> its fallbacks, in order --all failed--> the first error
             --> a rule's model, if one fits
 
-A header of the answer names the other model. A request that insists on its model, or whose content (such as token ids)
-is valid for one vocabulary only, is passed through.
+A header of the response names the other model. Two kinds of requests are passed through unchanged: a request that
+insists on its model, and a request whose content (such as token ids) is valid for one vocabulary only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_ONE_VOCABULARY = frozenset(
         *("logprob_token_ids", "return_token_ids"),
     )
 )
-# Before a provider tells the tokens of a prompt, a key's limits reserve one for so many characters.
+# Before a provider reports the number of a prompt's tokens, a key's limits reserve one token for this many characters.
 _CHARS_PER_TOKEN = 4
 
 
@@ -55,7 +55,7 @@ class _Asked:
     """A request that other models may answer.
 
     Attributes:
-        state: state of the model that the request asks for.
+        state: state of the model that the request names.
         name: name of that model.
     """
 
@@ -67,7 +67,9 @@ class _Asked:
 
 
 class ModelFallback:
-    """Middleware after the guard. Requests of models with a fallback plan follow the plan, all others pass through.
+    """Middleware inside of the guard.
+
+    Requests for models with a fallback plan follow the plan; all others pass through.
 
     Args:
         router: router of the server's models.
@@ -103,7 +105,7 @@ class ModelFallback:
         return is_asked and any(state.plan for state in self._router.states)
 
     def _asked(self, data: bytes) -> _Asked | None:
-        """Return what a body asks for; None if only the model itself can answer or refuse it."""
+        """Parse a body. Returns None if only the model itself can answer or refuse the request."""
         try:
             body = loads_exact(data.removeprefix(codecs.BOM_UTF8))
         except orjson.JSONDecodeError:
@@ -138,7 +140,7 @@ class ModelFallback:
         await first.release()
 
     async def _tried(self, name: str, reason: str, asked: _Asked, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Let another one answer; False if it cannot, and nothing was sent."""
+        """Let another model answer. Returns False if it cannot answer and nothing was sent."""
         facts = scope["state"]["facts"]
         facts.error = None
         caller = replace(scope["state"]["caller"], asked_model=asked.name)
@@ -148,7 +150,7 @@ class ModelFallback:
         if provider is not None:
             is_answered = await self._provided(provider, asked, scope, receive, send, headers)
         elif self._router.owner(name) is None:
-            # The model was removed.
+            # The model was removed, so another one is tried.
             is_answered = False
         else:
             held = _Held(send, headers, fails_from=400)
@@ -196,7 +198,7 @@ _MOST_TOKENS = ("max_completion_tokens", "max_tokens")
 
 
 async def _record(asked: _Asked, provider: Provider, caller: Caller, usage: Mapping[str, int]) -> None:
-    """Write what a provider has answered to log and ledger."""
+    """Record a provider's answer in the log and the usage ledger."""
     facts = caller.facts
     facts.model, facts.stream = caller.told_model(provider.name), bool(asked.body.get("stream"))
     facts.prompt_tokens = usage.get("prompt_tokens")
@@ -209,11 +211,11 @@ async def _record(asked: _Asked, provider: Provider, caller: Caller, usage: Mapp
 
 
 class _Held:
-    """ASGI ``send`` that holds back an answer which reports that a model cannot answer.
+    """ASGI ``send`` that holds back a response which reports that a model cannot answer.
 
     Args:
-        headers: headers to add to an answer that is not held back.
-        fails_from: least status that counts as a failure; 0 to count only the statuses of a failed server.
+        headers: headers to add to a response that is not held back.
+        fails_from: lowest status that counts as a failure; 0 if only the statuses of a failed server count.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str], fails_from: int = 0) -> None:
@@ -229,7 +231,7 @@ class _Held:
         return self._error is not None or bool(self._kept)
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
-        """Run an application. An exception before its answer counts as a failure."""
+        """Run an application. An exception before its response counts as a failure."""
         try:
             await app(scope, receive, self._take)
         except Exception as error:
@@ -238,7 +240,7 @@ class _Held:
             self._error = error
 
     async def release(self) -> None:
-        """Send what was kept back, or raise the exception."""
+        """Send the response that was held back, or raise the exception."""
         if self._error is not None and not self._kept:
             raise self._error
         for message in self._kept:
@@ -259,7 +261,7 @@ class _Held:
 
 
 class _Replay:
-    """ASGI ``receive`` of a body that was read already, then of what comes after it."""
+    """ASGI ``receive`` that returns a body that was read already, and then the messages after it."""
 
     def __init__(self, data: bytes, receive: Receive) -> None:
         self._data: bytes | None = data
@@ -296,7 +298,7 @@ def _priority(body: Mapping[str, Any], caller: Caller) -> Priority:
 
 
 def _num_chars(body: Mapping[str, Any]) -> int:
-    """Return the characters of all texts of a prompt."""
+    """Return the number of characters of all texts in a prompt."""
     return sum(len(text) for name in _TEXTS for text in _texts(body.get(name)))
 
 

@@ -1,4 +1,4 @@
-"""Model service: one base model of a server process, with its engine, adapters and catalogue, from start to end."""
+"""Model service: manages one base model of a server process, with its engine, adapters and catalogue."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher, FetchedAdapter
 
 _FETCHER_SECONDS = 10.0  # Seconds that the adapter fetcher may take to close.
-_IDLE_SECONDS = 0.1  # Seconds between two checks of whether a removed model is idle.
-# Seconds allowed for requests that have found the model before it was removed, and are not active yet.
+_IDLE_SECONDS = 0.1  # Seconds between two checks whether a removed model is idle.
+# Seconds in which requests may still become active that found the model before it was removed.
 _GRACE_SECONDS = 2.0
 
 logger = logging.getLogger("rootgraft.server")
 
 
 class ModelService:
-    """Loads one base model into a server state, and ends it.
+    """Loads one base model, lets a server state serve it, and ends it.
 
     Args:
         model: the model and its options.
         state: state of the model, which this service fills.
-        num_engines: largest number of engine processes of all models of the server together, as they share the machine.
-        spawn: starts the process, if there is one engine; None for ``spawn_engine``.
-        catalog: catalogue lent by the service that this one will replace; None to open the catalogue that the options
+        num_engines: largest number of engine processes of all models of the server together, because they share the
+            machine.
+        spawn: starts the engine process, if there is only one; None for ``spawn_engine``.
+        catalog: model catalogue lent by the service that this one replaces; None to open the catalogue that the options
             name.
 
     Attributes:
@@ -83,10 +84,10 @@ class ModelService:
         self._catalog = _open_catalog(self._config, self._options) if catalog is None else catalog
 
     async def load(self, found: Callable[[], None] = lambda: None) -> None:
-        """Load the model, and let its state serve it.
+        """Load the model. Its server state then serves it.
 
         Args:
-            found: called once the model's files are located.
+            found: called when the model's files are located.
 
         Raises:
             ConfigError: an option does not fit the model.
@@ -116,7 +117,8 @@ class ModelService:
             ready = await starting
         finally:
             starting.cancel()
-            # If the engine has failed too, the error of the defaults or the tokenizer is the one raised.
+            # If the engine's start has failed too, the error of the sampling defaults or the tokenizer is the one that
+            # is raised.
             await asyncio.gather(starting, return_exceptions=True)
         multiplexer = EngineMultiplexer(client) if self._options.gateways > 1 else None
         async_engine = AsyncEngine(
@@ -136,12 +138,18 @@ class ModelService:
             logger.warning("%s%s", which, line)
 
     def has_catalog(self, path: str | None) -> bool:
-        """Return whether a catalogue's file belongs to this service. Then no other service can open it meanwhile."""
+        """Return whether this service owns the catalogue of a path.
+
+        While it does, no other service can open the catalogue.
+        """
         return path is not None and self._owns_catalog and self._options.model_catalog == path
 
     @asynccontextmanager
     async def lending_catalog(self) -> AsyncIterator[ModelCatalog]:
-        """Lend the catalogue to a service that is being loaded. It does not change meanwhile."""
+        """Context manager: lend the catalogue to a service that is being loaded.
+
+        The catalogue does not change during the block.
+        """
         assert self._catalog is not None and self.state.models.versions is not None
         async with self._lending:
             await self.state.models.versions.keep()
@@ -152,11 +160,11 @@ class ModelService:
                     self.state.models.versions.free()
 
     def give_catalog(self, other: ModelService) -> None:
-        """Give the catalogue to the service to which it was lent. That service now changes it, and closes it."""
+        """Transfer the catalogue to the service to which it was lent. That service then changes and closes it."""
         self._owns_catalog, other._owns_catalog = False, True
 
     async def serves(self, model: ServedModel) -> bool:
-        """Return whether this service serves ``model`` as it is now: with the same options and file contents."""
+        """Return whether this service already serves ``model`` with the same options and the same file contents."""
         if model.engine != self._config or model.own_options != self._own_options:
             return False
         files = await asyncio.to_thread(resolve_served_model, model.engine)
@@ -165,7 +173,10 @@ class ModelService:
         return digest == self.state.engine.base_digest
 
     async def _make_client(self, path: Path) -> tuple[EngineLike, Mapping[str, FetchedAdapter]]:
-        """Return the client of an engine, and the adapters named at the start that were fetched from sources."""
+        """Create the client of an engine.
+
+        Returns it and those adapters named at the start that were fetched from sources.
+        """
         if self._fetcher is None:
             return engine_of(self._config, path, self._options, self._num_engines, self._spawn), {}
         from ...engine.adapter_sources.named_sources import fetch_named
@@ -174,17 +185,17 @@ class ModelService:
         return engine_of(config, path, self._options, self._num_engines, self._spawn), named
 
     def stop_downloads(self) -> None:
-        """End downloads of adapters, so that requests that wait for them are answered."""
+        """End downloads of adapters, so that the requests that wait for them are answered."""
         if self._fetcher is not None and self.state.models.remote is not None:
             self._fetcher.stop()
 
     def kill(self) -> None:
-        """Kill the engine, which may hang and would ignore a shutdown."""
+        """Kill the engine. A hung engine would ignore a shutdown message."""
         if self.state.engine.client is not None:
             self.state.engine.client.kill()
 
     async def finish(self) -> None:
-        """End a removed model once no request has been active for a while, at most after ``--shutdown-timeout``."""
+        """End a removed model after ``_GRACE_SECONDS`` without an active request, or after ``--shutdown-timeout``."""
         loop = asyncio.get_running_loop()
         until, idle = loop.time() + self._options.shutdown_timeout, 0.0
         while idle < _GRACE_SECONDS and loop.time() < until:
@@ -197,7 +208,7 @@ class ModelService:
         logger.info("%s: the engine that was replaced or removed has ended", self.state.models.names[0])
 
     async def close_engine(self, reason: str) -> None:
-        """Close the engine. Its streams end with an error with the text ``reason``."""
+        """Close the engine. Its streams end with an error whose text is ``reason``."""
         client = self.state.engine.client
         if client is not None:
             if self.state.limits.active:
@@ -216,7 +227,7 @@ class ModelService:
 
 
 async def _ended(call: Callable[[], None], seconds: float) -> None:
-    """Wait for a blocking call, for at most ``seconds``. The call itself may go on until the process ends."""
+    """Wait at most ``seconds`` for a blocking call. The call itself may continue until the process ends."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     loop = asyncio.get_running_loop()
@@ -228,10 +239,10 @@ async def _ended(call: Callable[[], None], seconds: float) -> None:
 def engine_of(
     config: EngineConfig, path: Path, options: ServerConfig, num_engines: int = 1, spawn: SpawnEngine | None = None
 ) -> EngineLike:
-    """Return the engine: a single process, or a fleet with or without Ray. Fleets are imported only when needed.
+    """Create the client of the engine: of a single process, or of a fleet with or without Ray.
 
-    On a server of several models, each model has a fleet, even one of a single process: a process that ends is
-    restarted without an effect on the other models.
+    Fleets are imported only when they are needed. On a server of several models, each model has a fleet, even if the
+    fleet is a single process: a process that ends is then restarted without an effect on the other models.
 
     Args:
         num_engines: largest number of engine processes of the whole server.
@@ -258,7 +269,7 @@ def _open_catalog(config: EngineConfig, options: ServerConfig) -> ModelCatalog |
 
 
 def _open_fetcher(config: EngineConfig) -> AdapterFetcher:
-    """Return the fetcher of adapters. It is imported here, so that servers without adapters do not import it."""
+    """Create the fetcher of adapters. It is imported here, so that servers without adapters do not import it."""
     from ...engine.adapter_sources.adapter_fetcher import AdapterFetcher
 
     return AdapterFetcher.of(config)

@@ -1,4 +1,4 @@
-"""Model services: all base models of a server process; adds, replaces and removes them while the server runs.
+"""Model services: manages all base models of a server process; adds, replaces and removes them while the server runs::
 
 SIGHUP --read options--> new and changed models --load in addition--> names move to the new models --> old models end
 """
@@ -25,20 +25,23 @@ logger = logging.getLogger("rootgraft.server")
 
 
 ModelReader = Callable[[], Sequence[ServedModel]]
-"""Reads the models to serve again. Raises ConfigError or ModelError if something is wrong."""
+"""Type of a function that reads the models to serve again.
+
+It raises ConfigError or ModelError if something is wrong.
+"""
 
 
 class ModelServices:
-    """Services of all models of a server. Belongs to its event loop.
+    """The services of all models of a server. Belongs to the server's event loop.
 
     Args:
         models: models with which the server starts; the state of the first one is ``main``.
         main: state of the whole server, and of its first model.
         read_again: reads the models file again and returns its models.
-        spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
+        spawn: starts the engine process of a model that has only one; None for ``spawn_engine``.
 
     Attributes:
-        router: finds the state of a request's model.
+        router: finds the server state of a request's model.
     """
 
     def __init__(
@@ -56,14 +59,14 @@ class ModelServices:
         self._services = [
             ModelService(model, state, num_engines, spawn) for model, state in zip(models, states, strict=True)
         ]
-        self._jobs = BackgroundTasks()  # Tasks that end removed models, and a reload.
+        self._jobs = BackgroundTasks()  # Background tasks: the end of removed models, and reloads.
         self._reload = asyncio.Lock()
         self.router = ModelRouter(states)
         self.router.on_removed = self._end
 
     @property
     def served(self) -> list[ModelService]:
-        """The services of all models that were not removed."""
+        """The services of the models that were not removed."""
         return [service for service in self._services if not service.state.engine.removed]
 
     @property
@@ -77,7 +80,7 @@ class ModelServices:
         return next((service.state for service in self.served if not service.state.engine.is_healthy), None)
 
     async def load(self, found: Callable[[], None]) -> None:
-        """Load all models at once. See ``ModelService.load``; an error is raised once all loads have ended."""
+        """Load all models at the same time. Errors of ``ModelService.load`` are raised after all loads have ended."""
         loads = [asyncio.create_task(service.load(found)) for service in self._services]
         try:
             await asyncio.gather(*loads)
@@ -87,13 +90,13 @@ class ModelServices:
             await asyncio.gather(*loads, return_exceptions=True)
 
     def loaded_model(self) -> tuple[LoadedModel, EngineMultiplexer]:
-        """Return the only model, which must be loaded, and its engine, for gateways."""
+        """Return the server's only model, which must be loaded, and its engine, for use by gateways."""
         [service] = self._services
         assert service.shared is not None
         return service.shared
 
     def begin_reload(self) -> None:
-        """Start reading the models again, and serve the new list. If one cannot be loaded, the old one stays."""
+        """Start to read the models again and serve the new list. If a model cannot be loaded, the old list stays."""
         self._jobs.begin(self._reloaded())
 
     async def _reloaded(self) -> None:
@@ -108,7 +111,9 @@ class ModelServices:
                 logger.error("the models stay as they are: %s", error)
 
     async def _apply(self, models: Sequence[ServedModel]) -> None:
-        """Serve these models. If one cannot be loaded, none is removed, as it may be the new form of an old one."""
+        """Serve these models. If one cannot be loaded, no old model is removed, because it may be the one to be
+        replaced.
+        """
         num_engines = sum(each.server.most_replicas for each in models)
         kept: list[ModelService] = []
         for model in models:
@@ -131,7 +136,7 @@ class ModelServices:
         return None
 
     async def _replaced(self, model: ServedModel, num_engines: int) -> ModelService:
-        """Load a model, and give it its names, taking them from the services that have them. Raises like the load."""
+        """Load a model, and transfer its names from the services that have them. Raises like ``ModelService.load``."""
         holder = next((each for each in self._services if each.has_catalog(model.server.model_catalog)), None)
         if holder is not None and holder.state.engine.removed:
             place = model.entry.place
@@ -146,7 +151,7 @@ class ModelServices:
         return service
 
     async def _loaded(self, model: ServedModel, num_engines: int, catalog: ModelCatalog | None) -> ModelService:
-        """Return the service of a model, once it is loaded. Raises like ``ModelService.load``."""
+        """Load a model. Returns its service. Raises like ``ModelService.load``."""
         state = ServerState.beside(self._main, model.server)
         service = ModelService(model, state, num_engines, self._spawn, catalog)
         try:
@@ -158,7 +163,7 @@ class ModelServices:
         return service
 
     def _end(self, state: ServerState) -> None:
-        """Start ending a model that was removed."""
+        """Start to end a model that was removed."""
         self._jobs.begin(self._ended(next(each for each in self._services if each.state is state)))
 
     async def _ended(self, service: ModelService) -> None:
@@ -171,7 +176,7 @@ class ModelServices:
             state.engine.draining = True
 
     def stop_downloads(self) -> None:
-        """End downloads of adapters, so that requests that wait for them are answered."""
+        """End downloads of adapters, so that the requests that wait for them are answered."""
         for service in self._services:
             service.stop_downloads()
 
@@ -181,7 +186,7 @@ class ModelServices:
             service.kill()
 
     async def close_engines(self, reason: str) -> None:
-        """Close all engines. Their streams end with an error with the text ``reason``."""
+        """Close all engines. Their streams end with an error whose text is ``reason``."""
         self._jobs.cancel()
         await self._jobs.wait()
         await asyncio.gather(*(service.close_engine(reason) for service in self._services))

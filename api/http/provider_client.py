@@ -1,7 +1,7 @@
-"""Provider client: asks an OpenAI-compatible server elsewhere, and passes its answer on as it comes.
+"""Provider client: forwards a request to an OpenAI-compatible server elsewhere, and streams the response back.
 
-Addresses, models and keys are the operator's alone. Redirects are not followed, no header of the client is sent, and a
-stream is read no faster than its client reads.
+Only the operator configures addresses, models and keys. Redirects are not followed, no header of the client is sent,
+and a stream is read no faster than the client reads.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ PROVIDER_PATHS: Mapping[str, frozenset[str]] = {
         )
     ),
 }
-"""Routes of OpenAI's protocol that a provider may answer, and the fields that mean the same there."""
+"""Routes of OpenAI's protocol that a provider may answer, with the fields that have the same meaning there."""
 
-_NOT_SENT = ("priority", "user", "metadata")  # our own fields, and those that name the client's users
+# Fields that are not sent: fields of this server, and fields that identify the client's users.
+_NOT_SENT = ("priority", "user", "metadata")
 MAX_ANSWER_BYTES = 16 << 20
 MOST_CALLS = 256
 _CONNECT_SECONDS = 10.0
@@ -47,23 +48,26 @@ _CHUNK = 1 << 16
 
 
 class ProviderFailed(Exception):
-    """A provider has not begun to answer."""
+    """Raised if a provider has failed before its response began."""
 
 
 class ProviderClient:
-    """Asks providers, of all together at most ``MOST_CALLS`` at a time. Belongs to one event loop."""
+    """Sends requests to providers, at most ``MOST_CALLS`` at a time to all of them together.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._num_calls = 0
 
     async def answer(self, provider: Provider, path: str, body: Mapping[str, Any], out: ProviderAnswer) -> None:
-        """Send the answer of a provider.
+        """Forward a request to a provider, and send its response to the client.
 
         Args:
             path: one of ``PROVIDER_PATHS``.
 
         Raises:
-            ProviderFailed: the provider failed before any part of the answer was sent.
+            ProviderFailed: the provider failed before any part of the response was sent.
         """
         asked = {name: value for name, value in body.items() if name not in _NOT_SENT} | {"model": provider.model}
         if body.get("stream"):
@@ -106,15 +110,15 @@ class ProviderClient:
 
 
 class ProviderAnswer:
-    """The response that a provider's answer becomes.
+    """The response to the client, made from a provider's response.
 
     Args:
         headers: further headers of the response.
-        count: called once with the usage, before the end of the answer is sent, or when the client has left.
+        count: called once with the usage, before the end of the response is sent, or when the client has left.
 
     Attributes:
-        hides_usage: whether to drop the chunk with the usage, for which the client has not asked.
-        has_begun: whether a part of the answer was sent to the client.
+        hides_usage: whether to drop the chunk with the usage, because the client has not requested it.
+        has_begun: whether a part of the response was sent to the client.
         usage: ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens``.
     """
 
@@ -130,7 +134,10 @@ class ProviderAnswer:
         self.usage: dict[str, int] = {}
 
     async def whole(self, reply: aiohttp.ClientResponse) -> None:
-        """Send an answer that is no stream, once it is complete. ValueError if it is no JSON or too long."""
+        """Send a response that is not a stream once it is complete.
+
+        Raises ValueError if it is not JSON or is too long.
+        """
         data = bytearray()
         async for piece in reply.content.iter_chunked(_CHUNK):
             data += piece
@@ -140,7 +147,10 @@ class ProviderAnswer:
         await self._write(bytes(data), "application/json", more=False)
 
     async def stream(self, reply: aiohttp.ClientResponse) -> None:
-        """Send the events of a stream as they come. ValueError if one is none or too long, or the end is missing."""
+        """Send the events of a stream as they arrive.
+
+        Raises ValueError if an event is malformed or too long, or if the stream ends too early.
+        """
         rest, is_whole = b"", False
         async for piece in reply.content.iter_chunked(_CHUNK):
             *events, rest = (rest + piece.replace(b"\r\n", b"\n")).split(b"\n\n")
@@ -155,7 +165,7 @@ class ProviderAnswer:
         await self._write(b"", "text/event-stream", more=False)
 
     async def break_off(self, name: str) -> None:
-        """End a stream with an error."""
+        """End a stream with an error event, because the provider has failed."""
         error = {
             "message": f"The provider {name} has broken off its answer.",
             "type": "server_error",
@@ -165,13 +175,13 @@ class ProviderAnswer:
         await self._write(b"data: " + orjson.dumps({"error": error}) + b"\n\n", "text/event-stream", more=False)
 
     async def close(self) -> None:
-        """Count the usage of an answer that has begun, unless it was counted already."""
+        """Report the usage of a response that has begun, unless it was reported already."""
         if self.has_begun and not self._is_counted:
             self._is_counted = True
             await self._count_usage(self.usage)
 
     def _is_shown(self, event: bytes) -> bool:
-        """Count the usage in an event; whether the client gets the event."""
+        """Record the usage in an event. Returns whether the client gets the event."""
         data = event.removeprefix(b"data: ")
         if data == event or data == b"[DONE]":
             return True
@@ -189,7 +199,7 @@ class ProviderAnswer:
                 self.usage[name] = value if type(value) is int and 0 <= value < 1 << 40 else 0
 
     async def _write(self, piece: bytes, kind: str, *, more: bool) -> None:
-        """Send a piece of the body. Raises ClientGone if the client reads nothing for a minute."""
+        """Send a piece of the body. Raises ClientGone if the client reads nothing for ``_SEND_SECONDS``."""
         try:
             if not self.has_begun:
                 self.has_begun = True

@@ -1,7 +1,7 @@
-"""Run records: a file of each running server that says what it serves, where, and how busy it is.
+"""Run records: each running server writes a file that says which models it serves, at which URL, and how busy it is.
 
-`rootgraft ps` reads them. The folder is that of systemd's ``RuntimeDirectory``, of the login session, or one in
-``/tmp``. All users can read what a record says, as they can the process's command line.
+`rootgraft ps` reads these files. They are in systemd's ``RuntimeDirectory``, in the runtime folder of the login
+session, or in a folder in ``/tmp``. All users can read a record, as they can read the process's command line.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..printable import printable
 
 _NAME = "rootgraft"
 _EVERYONES = ("/run/rootgraft", "/run/user/*/rootgraft", "/tmp/rootgraft-*")
-_LEAST_SECONDS = 1.0  # seconds between two writes
+_LEAST_SECONDS = 1.0  # Shortest time in seconds between two writes.
 _MOST_FILES = 1000
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 1 << 31
-# A text is shown up to so many characters.
+# Largest number of characters of a text that are shown.
 _MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The facts about a server that its run record publishes.
+    """The content of a server's run record.
 
     Attributes:
         pid: process id of the API process.
@@ -46,10 +46,10 @@ class RunRecord:
         status: loading, ready or draining.
         running: sequences that take part in steps.
         waiting: sequences in the queue.
-        kv_usage: share of the KV pool that running sequences hold, 0 to 1.
+        kv_usage: fraction of the KV pool that running sequences hold, 0 to 1.
         version: version of rootgraft.
         path: path of the model's files, without symbolic links; empty while the files are being located.
-        more_paths: the same path for each of the other base models.
+        more_paths: the same kind of path for each of the other base models.
     """
 
     pid: int
@@ -67,15 +67,15 @@ class RunRecord:
 
     @property
     def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """What is written at once when it changes."""
+        """The part of the record that is written at once when it changes."""
         return self.status, self.path, self.more_paths
 
 
 class RunRecordFile:
-    """Writes the record of this process when it changes, at most once a second. Errors are ignored.
+    """Writes the run record of this process when it changes, at most once a second. Errors are ignored.
 
     Attributes:
-        started: when this process started, as ``RunRecord.started``.
+        started: start of this process, as in ``RunRecord.started``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,10 @@ class RunRecordFile:
         self._at = float("-inf")
 
     def write(self, record: RunRecord) -> None:
-        """Replace the record, unless it is the same or was written in the last second; its identity always counts."""
+        """Write the record if it has changed.
+
+        A change of ``identity`` is written at once, others at most once a second.
+        """
         now = time.monotonic()
         before = self._written
         is_same = before is not None and record.identity == before.identity
@@ -104,7 +107,7 @@ class RunRecordFile:
             except OSError:
                 os.unlink(name)
                 raise
-            # A record that could not be written is written at the next call, though it is the same.
+            # If writing the record has failed, the next call tries again, even with an equal record.
             self._written, self._at = record, now
 
     def remove(self) -> None:
@@ -121,13 +124,13 @@ def run_folder() -> Path:
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError:
-        # No temporary folder is writable, so that the record is not written either.
+        # No temporary folder is writable, so the record will not be written either.
         folder = "/tmp"
     return Path(folder) / f"{_NAME}-{os.getuid()}"
 
 
 def started_at(pid: int) -> float:
-    """Return the start of a process, in seconds since 1970. Raises psutil.Error if there is none."""
+    """Return the start of a process in seconds since 1970. Raises psutil.Error if the process does not exist."""
     return float(psutil.Process(pid).create_time())
 
 
@@ -143,7 +146,10 @@ def running_servers(owners: Container[int] | None = None) -> list[RunRecord]:
 
 
 def _paths() -> Iterator[Path]:
-    """Yield what may be records. Anybody can make such folders in /tmp: links are not followed, and few are read."""
+    """Yield paths of possible records.
+
+    Anybody can create such folders in /tmp, so links are not followed and few files are read.
+    """
     others = (Path(found) for pattern in _EVERYONES for found in islice(iglob(pattern), _MOST_FILES))
     for folder in (run_folder(), *(each for each in others if not each.is_symlink())):
         with suppress(OSError), os.scandir(folder) as entries:
@@ -163,7 +169,7 @@ def _read(path: Path, owners: Container[int] | None) -> Iterator[RunRecord]:
 
 
 def _content(path: Path) -> tuple[bytes, int]:
-    """Return bytes and owner of a small regular file, without waiting. Raises OSError for any other."""
+    """Return the bytes and the owner of a small regular file, without blocking. Raises OSError for any other file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
@@ -172,7 +178,7 @@ def _content(path: Path) -> tuple[bytes, int]:
 
 
 def _record(content: Any) -> RunRecord:
-    """Return a record of the right types. Raises TypeError or ValueError for anything else."""
+    """Return a record whose fields have the right types. Raises TypeError or ValueError for other content."""
     if not isinstance(content, dict):
         raise TypeError("a record is a JSON object")
     names = {spec.name for spec in fields(RunRecord)}
@@ -198,12 +204,12 @@ def _record(content: Any) -> RunRecord:
 
 
 def _shown(text: Any) -> str:
-    """Return a text, which another user may have written, as our terminal may show it."""
+    """Return a text without characters that control the terminal, because another user may have written it."""
     return printable(str(text)[:_MOST_CHARACTERS])
 
 
 def _remove_ended(own: Path) -> None:
-    """Remove the records beside ours of servers that were killed. Raises OSError if the folder cannot be read."""
+    """Remove the records of killed servers in the folder of this one. Raises OSError if the folder cannot be read."""
     for path in own.parent.glob("*.json"):
         if path != own and path.stem.isdecimal() and not any(_read(path, {os.getuid()})):
             with suppress(OSError):
@@ -211,7 +217,7 @@ def _remove_ended(own: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create the folder. Raises OSError if another user has it, which in /tmp anybody may."""
+    """Create the folder. Raises OSError if it belongs to another user, because anybody may create it in /tmp."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

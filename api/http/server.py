@@ -1,11 +1,14 @@
-"""The server process: opens the port, loads the engine process, drains on SIGTERM and sets the exit code.
+"""Server process: opens the port, loads the engine process, drains on SIGTERM and determines the exit code.
 
 The port answers from the start: /health and /ready return 503 until the model is loaded. After the first SIGTERM or
-SIGINT, running requests may finish within ``--shutdown-timeout``; a second signal cuts them off, and one that comes
-while engine and stores are being closed ends the process without waiting for them. SIGHUP makes the server read its
-models file again. Without such a file, SIGHUP means that the terminal has closed, and acts like a first SIGTERM. The
-exit code is 0 if every request was finished, 1 if answers were cut off, and 70 if the engine or the event loop ends or
-hangs, so that a supervisor restarts the server.
+SIGINT, running requests may finish within ``--shutdown-timeout``. A second signal cuts them off. A signal that arrives
+while engine and stores are being closed ends the process without waiting for them.
+
+SIGHUP makes the server read its models file again. Without such a file, SIGHUP means that the terminal has closed, and
+has the same effect as a first SIGTERM.
+
+The exit code is 0 if every request was finished, 1 if responses were cut off, and 70 if the engine or the event loop
+has ended or hangs, so that a supervisor restarts the server.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from .tls import RenewableContext, refresh_certificates, tls_context
 EXIT_CUT_OFF = 1
 EXIT_ENGINE_DEAD = 70
 CLOSE_SECONDS = 25.0
-"""Seconds for engines, gateways and stores to close, and for threads to end, after the last request has ended."""
+"""Seconds that engines, gateways, stores and threads have to end after the last request has ended."""
 _WATCH_SECONDS = 0.1
 
 logger = logging.getLogger("rootgraft.server")
@@ -58,12 +61,12 @@ def serve(config: EngineConfig, options: ServerConfig) -> int:
 
 
 def serve_models(models: Sequence[ServedModel], read_again: ModelReader, spawn: SpawnEngine | None = None) -> int:
-    """Serve until a signal, or until an engine ends. Returns the exit code.
+    """Serve models until a signal arrives or an engine ends. Returns the exit code.
 
     Args:
-        models: at least one model; options of the whole server are the same in all of them.
-        read_again: at SIGHUP, reads the models file again and returns its models.
-        spawn: starts the process of a model that has one engine; None for ``spawn_engine``.
+        models: at least one model; all of them have the same options of the whole server.
+        read_again: called at SIGHUP; reads the models file again and returns its models.
+        spawn: starts the engine process of a model that has only one; None for ``spawn_engine``.
 
     Raises:
         ConfigError: the port is in use; a certificate, the file with keys or a store cannot be used; an option does not
@@ -123,7 +126,8 @@ class _Service:
         self._may_reload = models[0].entry.options is not None
         self._gateways: GatewaySupervisor | None = None
         self._http_socket = listener.socket
-        # The gateways listen on the public port, with their own TLS contexts. This process listens on a private one.
+        # The gateways listen on the public port with their own TLS contexts, and this process listens on a private
+        # socket.
         if private is not None:
             tls, (self._http_socket, path) = None, private
             self._gateways = GatewaySupervisor(
@@ -135,7 +139,7 @@ class _Service:
         self._signalled = asyncio.Event()
         self._closing = False
         self._is_loaded = False
-        self._reloads = False  # Whether a SIGHUP came while the models were loading.
+        self._reloads = False  # Whether a SIGHUP arrived while the models were being loaded.
         self._code = 0
         self._record = RunRecordFile(run_folder())
 
@@ -143,11 +147,12 @@ class _Service:
         """Load, serve, drain and close. Returns the exit code.
 
         Args:
-            limits: exit stack that holds the limit on the time of closing; it is closed after the event loop has ended.
+            limits: exit stack that holds the time limit for closing; the caller closes it after the event loop has
+                ended.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        # Under nohup SIGHUP is ignored, and must stay ignored.
+        # Under nohup, SIGHUP is ignored and must stay ignored.
         if self._may_reload or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
@@ -175,7 +180,7 @@ class _Service:
             await self._close(http, limits)
 
     def _on_hangup(self) -> None:
-        """Read a models file again, once its models are loaded. Without such a file, drain and end."""
+        """Handle SIGHUP: reload the models file, after the models are loaded; without such a file, drain and end."""
         if self._state.engine.draining:
             return
         if not self._may_reload:
@@ -203,7 +208,7 @@ class _Service:
         self._signalled.set()
 
     def _end_at_once(self) -> None:
-        """End the process without waiting for anything, as a signal has come while the server was closing."""
+        """End the process without waiting, because another signal has arrived while the server was closing."""
         logger.warning("another signal: ending without waiting for what is being closed")
         self.kill()
         remove_socket(self._listener)
@@ -211,7 +216,7 @@ class _Service:
         os._exit(self._code)
 
     def kill(self) -> None:
-        """Kill engines and gateways, and remove the run record of this server."""
+        """Kill the engines and gateways, and remove the run record of this server."""
         self._models.kill()
         if self._gateways is not None:
             self._gateways.kill()
@@ -239,7 +244,7 @@ class _Service:
         notify("READY=1")
 
     async def _watch(self) -> int:
-        """Wait until the server is drained after a signal, or the engine has ended. Returns the exit code."""
+        """Wait until the server is drained after a signal, or until an engine has ended. Returns the exit code."""
         loop = asyncio.get_running_loop()
         deadline = float("inf")
         models = self._models
@@ -260,7 +265,7 @@ class _Service:
 
     @property
     def _num_active(self) -> int:
-        """Number of requests that are being answered, here or by gateways."""
+        """Number of requests that are being answered by this process or by gateways."""
         return self._models.num_active + (0 if self._gateways is None else self._gateways.num_active)
 
     def _write_record(self) -> None:
@@ -286,7 +291,7 @@ class _Service:
         )
 
     async def _close(self, http: asyncio.Task[None], limits: contextlib.ExitStack) -> None:
-        """Close the engines, so that their streams end with an error, then the server and its stores."""
+        """Close the engines, so that their streams end with an error, and then the HTTP server and its stores."""
         self._closing = True
         limit = EndLimit(CLOSE_SECONDS, self._code, "What the server closes")
         limits.callback(limit.cancel)
@@ -312,7 +317,7 @@ def _requests(count: int) -> str:
 
 
 def _ending(num_active: int, timeout: float) -> str:
-    """Return the log message at the first signal."""
+    """Return the log message for the first signal."""
     if not num_active:
         return "ending: no request runs"
     return f"finishing {_requests(num_active)}, at most {timeout:g} s; a second signal cuts off what runs"

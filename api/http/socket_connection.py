@@ -1,4 +1,7 @@
-"""uvicorn's WebSocket protocol with bounded buffers: nothing is read from a client that does not read."""
+"""WebSocket connections: uvicorn's WebSocket protocol with bounded buffers.
+
+A client that does not read is not read from.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import Any, cast
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 SOCKET_PATHS = ("/v1/responses", "/v1/stream")
-_MOST_LINE = 8000  # bytes of a header that the library reads
+_MOST_LINE = 8000  # Largest number of bytes of a header that the library reads.
 _MOST_HEADERS = 120
 _MALFORMED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def may_be_socket(url: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a request to upgrade is for a WebSocket of ours, with a head that the library reads."""
+    """Return whether an upgrade request is for a WebSocket path, with a head that the library can read."""
     path = url.partition(b"?")[0]
     sizes = [len(url), *(len(name) + len(value) for name, value in headers)]
     has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
@@ -24,23 +27,23 @@ def may_be_socket(url: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
 class SocketConnection(WebSocketsSansIOProtocol):
     """A WebSocket connection that is not read while written data waits to be sent.
 
-    Otherwise a client could make the server fill a buffer without limit with answers to pings, or with errors.
+    Otherwise a client could make the server fill a buffer without limit, with responses to pings or with errors.
     """
 
     def pause_writing(self) -> None:
-        """Stop reading as well."""
+        """Pause writing, and also reading."""
         super().pause_writing()
         if not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again, unless messages wait to be taken."""
+        """Resume writing, and also reading unless received messages are still waiting."""
         super().resume_writing()
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Return the next event; the client is read again once all are taken and it reads itself."""
+        """Return the next event. Reading resumes when all events have been returned and the client reads."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
@@ -49,13 +52,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
         return message
 
     async def run_asgi(self) -> None:
-        """Answer the connection, and give up what a client does not take."""
+        """Run the application on the connection. Afterwards, drop data that the client does not read."""
         await super().run_asgi()
         if not self.writable.is_set():
             self.transport.abort()
 
     def handle_parser_exception(self) -> None:
-        """Close as the fault asks, or answer a handshake that cannot be read."""
+        """Close the connection with the parser's close frame, or answer a malformed handshake with 400."""
         if cast(Any, self.conn).close_sent is not None:
             super().handle_parser_exception()
         else:

@@ -1,4 +1,4 @@
-"""ASGI middleware that answers WebSockets, behind the guard: which paths there are, and how many connections."""
+"""WebSocket routes: ASGI middleware inside of the guard that answers WebSocket connections, up to a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Serve = Callable[[Scope, Receive, Send, SocketLimits], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _SocketRoute:
-    """A path, as the log and the metrics name it, and what answers its connections."""
+    """A path, in the form for the log and the metrics, and the function that serves its connections."""
 
     path: str
     serve: Serve
@@ -32,7 +32,7 @@ _ROUTES = {
 
 
 class SocketRoutes:
-    """Middleware that answers WebSocket connections whose key has been found, within the limit of the tenant."""
+    """Middleware that answers WebSocket connections whose API key is valid, within the tenant's limit."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""Notification of systemd: a service of ``Type=notify`` counts as started when the model is loaded.
+"""systemd notification: a service of ``Type=notify`` counts as started when the model is loaded.
 
-With ``WatchdogSec``, systemd restarts the service when it gives no sign of life.
+With ``WatchdogSec``, systemd restarts the service if it gives no sign of life.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 
 def notify(state: str) -> None:
-    """Send ``READY=1``, ``STOPPING=1`` or the like to the socket in ``NOTIFY_SOCKET``, if there is one."""
+    """Send a state such as ``READY=1`` or ``STOPPING=1`` to the socket in ``NOTIFY_SOCKET``, if the variable is set."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -21,6 +21,6 @@ def notify(state: str) -> None:
 
 
 def notify_watchdog() -> None:
-    """Tell that this process is alive, where ``WatchdogSec`` asks its service for that."""
+    """Send a sign of life to systemd if the service has ``WatchdogSec``."""
     if os.environ.get("WATCHDOG_USEC") and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
         notify("WATCHDOG=1")

@@ -1,4 +1,4 @@
-"""TLS of the server: its context from the certificate files, checked by a handshake at start, and their renewal."""
+"""TLS: creates the server's TLS context from the certificate files, tests it by a handshake, and renews it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = logging.getLogger("rootgraft.server")
 class RenewableContext(ssl.SSLContext):
     """TLS context of a server. New connections use the context that was loaded last.
 
-    A new context is made for each load, as authorities' certificates cannot be removed from a context, and tickets that
-    it has issued would resume sessions without another check of the client's certificate.
+    Each load creates a new context, because certificates of authorities cannot be removed from a context. Besides,
+    session tickets of the old context would resume sessions without another check of the client's certificate.
     """
 
     loaded: ssl.SSLContext
@@ -40,7 +40,7 @@ class RenewableContext(ssl.SSLContext):
 
 
 def tls_context(options: ServerConfig) -> RenewableContext | None:
-    """Return the context for the options; None without ``--ssl-certfile``.
+    """Create the TLS context for the options. Returns None without ``--ssl-certfile``.
 
     Raises:
         ConfigError: a file cannot be read or used, key and certificate differ, or clients would refuse the certificate.
@@ -53,9 +53,9 @@ def tls_context(options: ServerConfig) -> RenewableContext | None:
 
 
 async def refresh_certificates(context: RenewableContext, options: ServerConfig) -> None:
-    """Load the files again whenever they change, for new connections, until cancelled.
+    """Reload the certificate files whenever they change, for new connections, until the task is cancelled.
 
-    If files cannot be used, this is logged and tried again, and the files loaded before stay in use.
+    If the files cannot be used, the error is logged, the previous files stay in use, and loading is tried again.
     """
     seen, told = _versions(options), ""
     while True:
@@ -91,7 +91,7 @@ def _loaded(options: ServerConfig, certfile: str) -> ssl.SSLContext:
 
 
 def _files(options: ServerConfig) -> dict[str, str]:
-    """Return the files that the options name, by flag."""
+    """Return the paths of the files that the options name, by flag."""
     named = {
         "--ssl-certfile": options.ssl_certfile,
         "--ssl-keyfile": options.ssl_keyfile,
@@ -140,11 +140,11 @@ def _load_files(context: ssl.SSLContext, options: ServerConfig) -> None:
 
 
 class _NeedsPassphrase(Exception):
-    """The key file is encrypted."""
+    """Raised if the key file is encrypted."""
 
 
 def _no_passphrase() -> str:
-    """Refuse to ask for a passphrase, which OpenSSL would otherwise do at the terminal."""
+    """Raise an exception instead of letting OpenSSL ask for a passphrase at the terminal."""
     raise _NeedsPassphrase
 
 
@@ -168,7 +168,8 @@ def _fault_of_pair(error: ssl.SSLError, certfile: str, keyfile: str | None) -> s
 
 
 def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
-    """Make a TLS handshake in memory with a client that trusts only this certificate and checks dates and purpose.
+    """Perform a TLS handshake in memory with a client that trusts only this certificate and checks its dates and
+    purpose.
 
     Raises:
         ConfigError: the client refuses the certificate, for example because it has expired.
@@ -197,7 +198,7 @@ def _check_by_handshake(context: ssl.SSLContext, certfile: str) -> None:
 
 
 def _shaken(side: ssl.SSLObject) -> bool:
-    """Continue a handshake as far as the available bytes allow. Returns whether this side is done."""
+    """Continue a handshake as far as the available bytes allow. Returns whether this side has finished."""
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:
