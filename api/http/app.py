@@ -38,7 +38,7 @@ class ErrorBody(BaseModel):
 
 
 class StripRootPath:
-    """Middleware for ``--root-path``: removes a proxy's path prefix from request paths, if the proxy has not done so."""
+    """Middleware for ``--root-path``: removes a proxy's path prefix from request paths if the proxy has not done so."""
 
     def __init__(self, app: ASGIApp, *, root_path: str) -> None:
         self._app = app

@@ -116,7 +116,7 @@ class Identify:
 
 
 class _InShape:
-    """ASGI ``send`` that converts the framework's errors, which are plain text or empty, to the server's error format."""
+    """ASGI ``send`` that converts the framework's errors, which are plain text or empty, to the server's format."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
