@@ -1,1 +1,1 @@
-"""Generation: from a parsed body to engine requests, and from deltas to answers and event streams."""
+"""Generation: builds engine requests from parsed bodies, and converts deltas to response bodies and event streams."""

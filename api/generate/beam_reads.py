@@ -1,7 +1,7 @@
-"""Beam search of one request: each step reads the scores of the next tokens of all beams, which share their prefixes.
+"""Beam search of one request: each step computes the logprobs of the next tokens of all beams.
 
-In a step, each beam is a sequence that draws one token after the prompt and the answer so far, whose KV is in the
-prefix cache. If the answer has an output format, the grammar's mask determines which tokens may follow. Their scores
+In a step, each beam is a sequence that samples one token after the prompt and the answer so far, whose KV is in the
+prefix cache. If the answer has an output format, the grammar's mask determines which tokens may follow. The logprobs
 are those of the model without the grammar.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """Rules of a search: see ``BeamRules``."""
+    """Options of a beam search, see ``BeamRules``."""
 
     beam_width: int
     max_tokens: int
@@ -37,7 +37,7 @@ class BeamOptions:
 
 
 class BeamReader:
-    """Searches for the likeliest answers to each prompt. ``generate`` reads its ``stream`` in place of an engine's.
+    """Searches for the likeliest answers to each prompt. ``generate`` uses its ``stream`` instead of an engine's.
 
     Args:
         length_penalty: see ``BeamRules``.
@@ -50,7 +50,7 @@ class BeamReader:
         self._ends = frozenset(token for token in engine.tokenizer.eos_ids if token < engine.vocab_size)
 
     async def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Search the answers to all prompts, prompt by prompt; yield the ``n`` best answers to a prompt at its end.
+        """Search the answers to all prompts, one prompt after the other. Yields the ``n`` best answers to each prompt.
 
         Raises:
             EngineError: see ``AsyncEngine.stream``.
@@ -88,16 +88,16 @@ class BeamReader:
         assert len(requests) <= WINDOW
         outputs = await run_window(self._engine, requests, deadline)
         for output in outputs:
-            # Raises an error if the sequence was cut off.
+            # This raises an error if the sequence was cut off.
             usage_of(output)
         return outputs
 
     def _free(self, request: TextRequest, answer: array[int], search: BeamSearch) -> TextRequest:
-        """Return the request that reads the likeliest tokens after an answer."""
+        """Return the request that computes the logprobs of the likeliest tokens after an answer."""
         return _after(request, answer, logprobs=search.num_candidates)
 
     def _formed(self, request: TextRequest, answer: array[int]) -> TextRequest:
-        """Return the request that reads the tokens that the grammar allows after an answer."""
+        """Return the request that computes the logprobs of the tokens that the grammar allows after an answer."""
         one = _after(request, answer, ignore_eos=False, logprobs=0, allowed_logprobs=True)
         return replace(one, grammar=request.grammar)
 
@@ -109,12 +109,13 @@ class BeamReader:
         most: int,
         deadline: float | None,
     ) -> list[dict[int, float]]:
-        """Return the model's scores, without the grammar, of the likeliest allowed tokens after each answer.
+        """Return the model's logprobs, without the grammar, of the likeliest allowed tokens after each answer.
 
-        The engine returns the scores of the allowed tokens relative to each other. The model's score of the drawn token
-        gives the offset that all of them have in common. If the drawn token ended the sequence, or is none of those
-        whose scores were returned, because the token budget put it in the place of a likelier one, the score of the
-        likeliest token is read in a request without the grammar.
+        The engine returns the logprobs of the allowed tokens relative to each other. They all differ from the model's
+        logprobs by the same offset, which follows from the model's logprob of the sampled token. In two cases the
+        offset is not known: the sampled token ended the sequence, or its logprob was not among those returned, because
+        the token budget made it replace a likelier token. Then the logprob of the likeliest token is read with a
+        request without the grammar.
         """
         found = [_likeliest(output.allowed[0], most) if output.allowed else {} for output in outputs]
         drawn = {at: each.logprobs[0] for at, each in enumerate(outputs) if each.logprobs and each.allowed}
@@ -147,15 +148,15 @@ class BeamReader:
 
 
 def _single(request: TextRequest, **fields: object) -> TextRequest:
-    """Return a request for one sequence, without the options that only concern the answers to the client."""
+    """Return a copy of a request for one sequence, without the options that only concern the answers to the client."""
     plain = replace(request, n=1, stop=(), grammar=None, session="", pin_seconds=0.0, prefix_pins=())
     return replace(plain, **fields)  # type: ignore[arg-type]
 
 
 def _after(request: TextRequest, answer: array[int], *, ignore_eos: bool = True, **options: Any) -> TextRequest:
-    """Return a request for the token after an answer, with these options of its logprobs.
+    """Return a request for one token after an answer, with these options for its logprobs.
 
-    The answer is no part of the prompt: an activated LoRA begins at its last invocation in the prompt.
+    The answer is not made a part of the prompt, because an activated LoRA begins at its last invocation in the prompt.
     """
     params = SamplingParams(max_tokens=len(answer) + 1, temperature=0.0, ignore_eos=ignore_eos, **options)
     return _single(request, params=params, generated=answer)
@@ -171,7 +172,7 @@ def _likeliest(allowed: AllowedLogprobs, most: int) -> dict[int, float]:
 
 
 def _shifted(tokens: dict[int, float], allowed: AllowedLogprobs, known: int, logprob: float) -> dict[int, float]:
-    """Return the scores, shifted so that the score of token ``known`` is ``logprob``."""
+    """Return the logprobs, shifted so that the logprob of the token ``known`` is ``logprob``."""
     ids = np.frombuffer(allowed.ids, np.int32)
     relative = float(np.frombuffer(allowed.logprobs, np.float32)[int(np.flatnonzero(ids == known)[0])])
     return {token: value + logprob - relative for token, value in tokens.items()}

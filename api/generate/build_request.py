@@ -1,4 +1,4 @@
-"""Builds checked engine requests from a parsed body: chat template, tokens, sampling parameters, output format."""
+"""Request building: builds checked engine requests from parsed bodies: prompt, sampling parameters, output format."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class PreparedChat(NamedTuple):
-    """The engine request of a chat, and how to parse its answers.
+    """The engine request of a chat, and the rules for parsing its answers.
 
     Attributes:
         output_format: the output format of the answers, None for free text.
-        thought: how to separate thoughts from answers; None if there are none.
+        thought: rules for separating the reasoning from the answer; None if the model does not reason.
     """
 
     request: TextRequest
@@ -45,14 +45,17 @@ class PreparedChat(NamedTuple):
 
 
 async def chat_tokens(target: ModelTarget, body: ChatRequest, caller: Caller) -> array[int]:
-    """Return the prompt's tokens, the same as in the chat's request. Raises like ``plan_chat`` and ``chat_prompt``."""
+    """Return the prompt's tokens, which are those of ``chat_request``.
+
+    Raises like ``plan_chat`` and ``chat_prompt``.
+    """
     plan = await beside_loop(partial(plan_chat, target, body, caller))
     with _naming_field("messages"):
         return (await chat_prompt(target, plan)).tokens
 
 
 async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *, strict: bool = False) -> PreparedChat:
-    """Return the engine request of a chat.
+    """Build the engine request of a chat.
 
     Args:
         strict: whether to refuse a request for more tokens than fit after the prompt, instead of reducing the number.
@@ -68,13 +71,14 @@ async def chat_request(target: ModelTarget, body: ChatRequest, caller: Caller, *
         grammar = None if plan.output_format is None else plan.output_format.spec
         request = _text_request(body, prompt.tokens, params, grammar, target.adapter, caller)
         if plan.tools is not None:
-            # A tool call may begin with a special token, and the grammar permits no other special token.
+            # A tool call may begin with a special token. The grammar permits no other special tokens.
             request = replace(request, skip_special_tokens=False)
         if prompt.thought is not None:
             request = await _with_thought(request, prompt.thought, body.thought_budget, target.engine)
         request = target.engine.limits.check(request)
         if plan.marks:
-            # Each mark requires a part of the prompt to be rendered again, so pins come after all other checks.
+            # For each mark, a part of the prompt must be rendered again, so the pins are computed after all other
+            # checks.
             request = replace(request, prefix_pins=await prefix_pins(target, plan, prompt.tokens))
         return PreparedChat(request, plan.output_format, prompt.thought)
 
@@ -94,7 +98,7 @@ def _chat_params(target: ModelTarget, body: ChatRequest, num_prompt: int, *, str
 async def _with_bad_words(
     target: ModelTarget, body: SamplingFields, params: SamplingParams, caller: Caller
 ) -> SamplingParams:
-    """Return the parameters with the tokens of the body's ``bad_words``. Raises RequestError."""
+    """Return the parameters with the tokens of the body's ``bad_words`` added. Raises RequestError."""
     if not body.bad_words:
         return params
     texts = spellings_of_bad_words(body.bad_words)
@@ -106,7 +110,7 @@ async def _with_bad_words(
 async def _with_thought(
     request: TextRequest, thought: ThoughtPlan, budget: int | None, async_engine: AsyncEngine
 ) -> TextRequest:
-    """Return the request with the engine's rules for the thought. The thought's special tokens stay in the text."""
+    """Return the request with the engine's rules for the reasoning. The marks of the reasoning are kept in the text."""
     form = thought.format
     texts = (form.start, form.end, form.lead)
     marks = [await async_engine.encode(mark, add_special_tokens=False, owner=Owner()) for mark in texts]
@@ -123,7 +127,7 @@ async def completion_requests(
     *,
     strict: bool = False,
 ) -> list[TextRequest]:
-    """Return one request for each prompt. All are checked before any is submitted. Raises RequestError.
+    """Build one request for each prompt. All are checked before any of them is submitted. Raises RequestError.
 
     Args:
         strict: whether to refuse more tokens than fit after a prompt, instead of reducing the number.
@@ -158,7 +162,7 @@ async def _completion_request(
         if len(prompt) > async_engine.max_model_len:
             raise ContextTooLong(len(prompt), max(1, body.max_tokens), async_engine.max_model_len)
         tokens = token_array(name, prompt, async_engine.vocab_size)
-    # The engine always draws one token. If the client requests none, it is dropped.
+    # The engine always samples at least one token. If the client requests none, the token is dropped.
     max_tokens = max(1, body.max_tokens)
     if strict:
         async_engine.limits.check_room("max_tokens", max_tokens, len(tokens))
@@ -177,7 +181,7 @@ async def _completion_request(
 
 
 def token_array(field: str, ids: list[int], vocab_size: int) -> array[int]:
-    """Return a client's token ids. Raises RequestError, with the field's name, for an id outside of the vocabulary."""
+    """Convert a client's token ids. Raises RequestError, which names the field, for an id outside of the vocabulary."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
@@ -211,7 +215,7 @@ def _text_request(
 def echoed_prompts(
     async_engine: AsyncEngine, body: CompletionRequest, requests: Sequence[TextRequest]
 ) -> list[EchoedPrompt]:
-    """Return the prompts for ``echo``: texts unchanged, token ids decoded to text."""
+    """Return the prompts in the form for ``echo``: texts unchanged, token ids decoded to text."""
     return [
         _echoed_prompt(async_engine.tokenizer, body, prompt, request)
         for prompt, request in zip(body.prompts, requests, strict=True)
@@ -235,7 +239,7 @@ def _echoed_prompt(
 
 @contextmanager
 def _naming_field(field: str) -> Iterator[None]:
-    """Make errors about the prompt, raised in the block, name the request's field."""
+    """Context manager: errors about the prompt that the block raises name this field of the request."""
     try:
         yield
     except RequestError as error:

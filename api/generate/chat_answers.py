@@ -1,4 +1,4 @@
-"""Chat completion responses: the whole body, and the chunks of a stream."""
+"""Chat answers: builds chat completion bodies, and the chunks of chat completion streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat_body(
     plan: ToolPlan | None,
     prompt: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the whole response. With a ``plan``, tool calls are parsed out of the text.
+    """Return the body of a whole response. With a ``plan``, tool calls are parsed out of the text.
 
     Args:
         prompt: the prompt's tokens, for ``return_token_ids``.
@@ -100,7 +100,7 @@ class ChatChunks:
         self._returns_ids = request.return_token_ids
         # Sent only with the first chunk.
         self._prompt_ids = list(prompt) if request.return_token_ids else None
-        # Fields to add to the delta that is being serialized; the first event that is made takes them.
+        # Further fields of the delta that is being serialized. The first event built for the delta contains them.
         self._more: dict[str, Any] = {}
         self._num_tokens = 0
         self._parsers = {} if plan is None else {index: ToolParser(plan) for index in range(request.n)}
@@ -111,7 +111,7 @@ class ChatChunks:
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     def events(self, delta: TextDelta) -> bytes:
-        """Return the events for a delta; none while its text is held back."""
+        """Return the events for a delta; empty while the delta's text is held back."""
         events = []
         self._num_tokens += len(delta.tokens)
         self._more = {}
@@ -139,7 +139,7 @@ class ChatChunks:
                 _finish_with_calls(finish, is_whole=not self._parsers[delta.index].is_inside_call)
             events.append(self._event(delta.index, {}, None, finish))
         if self._more:
-            # Some text is held back, but the other fields are sent now.
+            # The text is held back, but the other fields are sent now.
             events.append(self._event(delta.index, {"content": ""}))
         return b"".join(events)
 
@@ -185,7 +185,7 @@ def _token_ids(tokens: list[int]) -> dict[str, Any]:
 
 
 def _delta_of(event: Event) -> dict[str, Any]:
-    """Return OpenAI's delta: id, type and name of a call once, then pieces of its arguments."""
+    """Return OpenAI's delta: a call's id, type and name once, then pieces of its arguments."""
     match event:
         case Content():
             return {"content": event.text}

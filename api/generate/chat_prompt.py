@@ -1,4 +1,4 @@
-"""Chat prompt: renders a conversation with the chat template, encodes it, and finds how to parse its answers."""
+"""Chat prompt: renders a conversation with the chat template, encodes it, and determines how to parse its answers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _NOTHING = ChatMessage(role="user", content="")
 
 
 class ChatPlan(NamedTuple):
-    """The part of a chat's body that concerns prompt and answers, read in one pass before anything is rendered.
+    """The parts of a chat's body that concern the prompt and the answers, read in one pass before rendering.
 
     Attributes:
         template: input of the chat template.
         output_format: the output format of the answers, None for free text.
-        tools: how to parse tool calls out of the answers; None without tools.
-        shows_thoughts: whether the client wants to see thoughts.
-        marks: beginnings of the conversation to pin, and for how long.
-        add_special_tokens: whether the rendered text is encoded with the tokenizer's own first tokens.
-        owner: the owner of the prompt's cached parts.
+        tools: rules for parsing tool calls out of the answers; None without tools.
+        shows_thoughts: whether the client wants to see the reasoning.
+        marks: beginnings of the conversation that are to be pinned in the prefix cache, with the duration of each pin.
+        add_special_tokens: whether encoding adds the tokenizer's special tokens to the rendered text.
+        owner: tenant and salt whose cached tokenizations the prompt may use.
     """
 
     template: TemplateInput
@@ -52,14 +52,17 @@ class ChatPlan(NamedTuple):
 
 
 class ChatPrompt(NamedTuple):
-    """The prompt of a chat in tokens. ``thought``: how to separate thoughts from answers; None if there are none."""
+    """The prompt of a chat in tokens.
+
+    ``thought`` is the rules for separating reasoning from answers; None without reasoning.
+    """
 
     tokens: array[int]
     thought: ThoughtPlan | None
 
 
 def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPlan:
-    """Return the plan of a chat.
+    """Read the parts of a chat's body that concern the prompt and the answers.
 
     Raises:
         RequestError: the output format or a tool's schema is malformed or beyond the limits, or the two contradict.
@@ -70,7 +73,7 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
         form = tool_output_format(
             body.tools, body.tool_choice, target.dialect.format, form, parallel=body.parallel_tool_calls
         )
-    # The engine draws one token in any case, which is dropped. It needs no format.
+    # The engine samples one token in any case. That token is dropped, so it needs no format.
     if is_prefill_only:
         form = None
     tools = None if form is None else form.tools
@@ -79,7 +82,7 @@ def plan_chat(target: ModelTarget, body: ChatRequest, caller: Caller) -> ChatPla
 
 
 async def chat_prompt(target: ModelTarget, plan: ChatPlan) -> ChatPrompt:
-    """Return the prompt of a chat. Raises like ``render``."""
+    """Render and encode the prompt of a chat. Raises like ``render``."""
     text = await render(target, plan.template)
     tools, thought = plan.tools, None
     if target.reasoning is not None:
@@ -99,11 +102,11 @@ async def chat_prompt(target: ModelTarget, plan: ChatPlan) -> ChatPrompt:
 
 
 async def render(target: ModelTarget, template: TemplateInput) -> str:
-    """Return the text of a conversation, rendered with the model's chat template.
+    """Render a conversation with the model's chat template.
 
     Raises:
         RequestError: the model has no chat template, or the template refuses the messages.
-        ContextTooLong: the text cannot fit in the model's length.
+        ContextTooLong: the text cannot fit in the model's context length.
     """
     engine, dialect, tokenizer = target.engine, target.dialect, target.engine.tokenizer
     if not tokenizer.has_chat_template:
@@ -128,12 +131,13 @@ async def render(target: ModelTarget, template: TemplateInput) -> str:
 
 
 def with_known_roles(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the messages with roles that the chat template knows.
+    """Replace roles in messages that the chat template does not know.
 
-    ``developer`` is OpenAI's newer name of ``system``. It is replaced by ``system`` unless the template mentions it.
+    ``developer`` is OpenAI's newer name of ``system``. It is replaced by ``system`` unless the template mentions
+    ``developer``.
 
     Raises:
-        RequestError: the template does not render a role; the message names the roles that it renders.
+        RequestError: the template does not render a role. The error names the roles that the template renders.
     """
     roles = {message["role"] for message in messages}
     for role in sorted(roles.difference(_USUAL)):
@@ -157,16 +161,16 @@ def _refuse(role: str, messages: Sequence[dict[str, Any]], tokenizer: Tokenizer)
 
 
 async def prefix_pins(target: ModelTarget, plan: ChatPlan, tokens: array[int]) -> tuple[tuple[int, float], ...]:
-    """Return (tokens, seconds) for each mark: the tokens that the prompt shares with its text up to the mark."""
+    """Return (tokens, seconds) for each mark: the number of prompt tokens up to the mark, and the pin's duration."""
     return tuple([(await _reach(target, plan, messages, tokens), mark.seconds) for messages, mark in plan.marks])
 
 
 async def _reach(target: ModelTarget, plan: ChatPlan, messages: Sequence[ChatMessage], tokens: array[int]) -> int:
-    """Return the number of the prompt's tokens up to the end of ``messages``, the first messages of the conversation.
+    """Return the number of the prompt's tokens up to the end of ``messages``, which begin the conversation.
 
     These messages are rendered alone, and the tokens that the result has in common with the prompt are counted. If the
-    template refuses them, an empty user's message is added, which some templates require at the end. If it refuses that
-    too, all tokens of the prompt count.
+    template refuses the messages alone, an empty user message is appended, which some templates require at the end. If
+    the template refuses that too, all tokens of the prompt count.
     """
     for beginning in (messages, [*messages, _NOTHING]):
         try:
@@ -180,7 +184,7 @@ async def _reach(target: ModelTarget, plan: ChatPlan, messages: Sequence[ChatMes
 
 
 def num_shared(first: array[int], second: array[int]) -> int:
-    """Return the length of the longest common beginning."""
+    """Return the length of the longest common prefix."""
     most = min(len(first), len(second))
     return bisect_left(range(1, most + 1), True, key=lambda length: first[:length] != second[:length])
 

@@ -1,4 +1,4 @@
-"""Completion responses, whole and in chunks; choice ``prompt * n + i`` is the i-th answer to a prompt."""
+"""Completion answers: builds completion bodies and chunks. Choice ``prompt * n + i`` is the i-th answer to a prompt."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt in the form in which ``echo`` returns it.
+    """A prompt in the form that ``echo`` returns.
 
     Attributes:
         text: text of the prompt; empty without echo.
-        unscored: the first tokens, which have no logprob: the first one, or ``logprob_start_len`` tokens. Empty without
-            echo.
+        unscored: tokens at the beginning without logprobs: the first token, or the first ``logprob_start_len`` tokens.
+            Empty without echo.
         num_tokens: length of the prompt in tokens.
-        silent: tokens without text.
-        lead: characters of the tokens before the text (see ``CompletionLogprobs``).
+        silent: tokens whose text is left out.
+        lead: number of characters of the first tokens that are missing in the text (see ``CompletionLogprobs``).
         tokens: the tokens of the prompt, for ``return_token_ids``; else empty.
     """
 
@@ -41,7 +41,10 @@ class EchoedPrompt:
 
 
 class _Choice:
-    """Text and logprobs of one choice, in pieces. The first begins with the echo; with ``max_tokens`` 0 that is all."""
+    """Text and logprobs of one choice, in pieces.
+
+    The first piece begins with the echo; with ``max_tokens`` 0 it is the only one.
+    """
 
     def __init__(self, request: CompletionRequest, prompt: EchoedPrompt) -> None:
         self._request = request
@@ -52,7 +55,7 @@ class _Choice:
     def piece(
         self, text: str, tokens: Sequence[TokenLogprob], scored_prompt: Sequence[TokenLogprob]
     ) -> tuple[str, dict[str, Any] | None]:
-        """Return the text and logprobs to send, given the answer's new text and tokens and the scored prompt."""
+        """Return the text and logprobs to send, from the answer's new text and tokens and the prompt's logprobs."""
         if self._request.max_tokens == 0:
             text, tokens = "", ()
         entries: list[TokenLogprob | Unscored] = [*scored_prompt, *tokens] if self._request.echo else [*tokens]
@@ -70,7 +73,7 @@ def completion_body(
     outputs: Mapping[tuple[int, int], SequenceOutput],
     usage: UsageCount,
 ) -> dict[str, Any]:
-    """Return the whole response."""
+    """Return the body of a whole response."""
     choices = []
     for number, prompt in enumerate(prompts):
         for index in range(request.n):
@@ -91,7 +94,7 @@ def completion_body(
 
 
 class CompletionChunks:
-    """Serializes the chunks of one stream. Plain text is joined from prepared bytes."""
+    """Serializes the chunks of one stream. Chunks with plain text are joined from prepared bytes, which is faster."""
 
     def __init__(self, request: CompletionRequest, envelope: Envelope, prompts: Sequence[EchoedPrompt]) -> None:
         self.envelope, self.include_usage = envelope, request.include_usage
@@ -99,7 +102,7 @@ class CompletionChunks:
         self._num_prompt = sum(prompt.num_tokens for prompt in prompts)
         self._num_tokens = 0
         self._choices = [_Choice(request, prompt) for prompt in prompts for _ in range(request.n)]
-        # The prompt's tokens for each choice, kept until they are sent with its first chunk.
+        # The prompt's tokens of each choice, kept until they are sent with the choice's first chunk.
         self._prompt_ids = {
             index: list(prompts[index // request.n].tokens)
             for index in range(len(self._choices))
@@ -109,7 +112,7 @@ class CompletionChunks:
         self._end = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
 
     def events(self, delta: TextDelta) -> bytes:
-        """Return the event for a delta; empty while its text is held back."""
+        """Return the event for a delta; empty while the delta's text is held back."""
         index = delta.prompt * self._request.n + delta.index
         if self._request.max_tokens != 0:
             self._num_tokens += len(delta.tokens)
@@ -136,7 +139,10 @@ class CompletionChunks:
         return b'%b%d,"text":%b%b%b' % (self._start, index, orjson.dumps(text), rest, end)
 
     def _token_ids(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        """Return the fields of ``return_token_ids`` for a delta, with the prompt's tokens once for each choice."""
+        """Return the fields of ``return_token_ids`` for a delta.
+
+        The prompt's tokens are included once for each choice.
+        """
         if not self._request.return_token_ids:
             return {}
         ids = [] if self._request.max_tokens == 0 else [*delta.tokens, *end_tokens(delta.finish)]

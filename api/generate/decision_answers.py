@@ -1,4 +1,4 @@
-"""Answers to typed questions from the logprobs of their labels, in the forms of OpenAI's decisions and System One."""
+"""Decision answers: answers typed questions from the logprobs of their labels, in OpenAI's and System One's formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decision_body(
     digests: Sequence[str | None],
     usage: dict[str, Any],
 ) -> Any:
-    """Return OpenAI's ``Decision``.
+    """Return the body of OpenAI's ``Decision``.
 
     Args:
         found: the shares of each question's labels, calibrated if the question names a calibration.
@@ -32,7 +32,7 @@ def decision_body(
 
 
 def decision_usage(num_input: int, num_cached: int) -> dict[str, Any]:
-    """Return OpenAI's usage of a decision. Each token of the tree counts once; no token is generated."""
+    """Return OpenAI's usage of a decision. A token that several sequences share counts once; no token is generated."""
     return {
         "input_tokens": num_input,
         "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_input - num_cached},
@@ -69,7 +69,7 @@ def system_one_body(
     digests: Sequence[str | None],
     num_input: int,
 ) -> Any:
-    """Return the answers by the names of the questions, with the fields that open engines add.
+    """Return the answers by the questions' names, with the fields that open-source engines add.
 
     Args:
         found, digests: see ``decision_body``.

@@ -1,4 +1,4 @@
-"""Envelope of a response: the fields that begin the body and every chunk, and the events of a stream of chunks."""
+"""Envelope: the fields that every chunk and body of a response begin with, and the events of a stream of chunks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Envelope:
 
     Attributes:
         id: ``chatcmpl-`` or ``cmpl-`` and 32 hexadecimal digits.
-        object: OpenAI's name of the kind of object.
-        model: the name in the request.
+        object: OpenAI's name for the kind of object.
+        model: the model's name in the request.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Envelope:
         return Envelope(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model, fingerprint)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by OpenAI's names."""
+        """Return the fields under OpenAI's names."""
         return {
             "id": self.id,
             "object": self.object,
@@ -52,16 +52,16 @@ class Envelope:
         }
 
     def event(self, **fields: Any) -> bytes:
-        """Serialize a whole event with ``fields`` after the envelope's."""
+        """Serialize a complete event with the envelope's fields and then ``fields``."""
         return b"data: " + orjson.dumps({**self.fields(), **fields}) + b"\n\n"
 
     def event_start(self) -> bytes:
-        """Serialize an event's start up to the first choice's index, for chunks joined from bytes."""
+        """Serialize the beginning of an event, up to the first choice's index, for chunks joined from bytes."""
         return b"data: " + orjson.dumps(self.fields())[:-1] + b',"choices":[{"index":'
 
 
 class Chunks(Protocol):
-    """Serializer of one stream's deltas."""
+    """Interface of a serializer of one stream's deltas."""
 
     envelope: Envelope
     include_usage: bool
@@ -70,7 +70,7 @@ class Chunks(Protocol):
 
 
 async def chunk_events(deltas: Deltas, chunks: Chunks, usage: UsageCount) -> AsyncGenerator[bytes, None]:
-    """Yield the events of deltas that arrived together, at the end usage if asked for and DONE."""
+    """Yield one item for the deltas that arrived together; at the end the usage, if requested, and ``[DONE]``."""
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             if events := b"".join([chunks.events(delta) for delta in arrived]):

@@ -1,4 +1,4 @@
-"""Field names of a protocol that is translated to chats: error messages name the fields that the client has sent."""
+"""Field names: translates field names in errors, for protocols whose requests the server translates to chats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..structured.output_format import OutputFormat
 
 
 class FieldNames:
-    """Translates the names of chat fields to those of another protocol, whose requests the server translates to chats.
+    """Translates the names of chat fields to the names of another protocol, so that errors name the fields that were
+    sent.
 
     Args:
-        patterns: (regular expression of a chat field's path, its replacement), applied in this order.
-        parts: parts of the paths in pydantic's errors, with their names in the other protocol; None to leave a part
-            out.
+        patterns: pairs of a regular expression for a chat field's path and its replacement, applied in this order.
+        parts: names in the other protocol for parts of the paths in pydantic's errors; None leaves a part out.
     """
 
     def __init__(self, *patterns: tuple[str, str], parts: Mapping[str, str | None]) -> None:
@@ -30,13 +30,13 @@ class FieldNames:
         self._parts = parts
 
     def translated(self, text: str) -> str:
-        """Return the text with the other protocol's names in place of the chat's."""
+        """Return the text with the chat's field names replaced by those of the other protocol."""
         for pattern, name in self._patterns:
             text = pattern.sub(name, text)
         return text
 
     def of_format(self, output_format: OutputFormat | None) -> OutputFormat | None:
-        """Return the output format with the other protocol's field names for errors."""
+        """Return the output format with the other protocol's field names, for its errors."""
         if output_format is None:
             return None
         plan = output_format.tools
@@ -47,7 +47,7 @@ class FieldNames:
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
-        """Make a ``RequestError`` about a chat field, raised in the block, name the other protocol's field."""
+        """Context manager: a ``RequestError`` on a chat field raised in the block names the other protocol's field."""
         try:
             yield
         except RequestError as error:
@@ -57,7 +57,7 @@ class FieldNames:
 
     @contextmanager
     def naming_invalid(self) -> Iterator[None]:
-        """Make pydantic's errors about a chat, raised in the block, ``RequestValidationError`` with the other names."""
+        """Context manager: convert pydantic's errors on a chat to ``RequestValidationError`` with the other names."""
         try:
             yield
         except ValidationError as error:

@@ -1,10 +1,12 @@
-"""Label reads: the logprobs of the labels of many questions about one input.
+"""Label reads: computes the logprobs of the labels of many questions about one input.
 
-The prompts of all questions begin with the input. A question's labels are endings of its prompt; as tokens they form a
-tree (``EndingTree``), which is computed as several short sequences. ``LabelReader`` sends these sequences to the engine
-at most ``WINDOW`` at a time, parents before children. So a request of many labels takes turns with others, and has few
-prompts in memory at a time. When requests are counted, a reader counts as one sequence (``LabelReader.request``). Its
-prompt has as many tokens as the prompts and trees together; a token that several of them share counts once.
+The prompts of all questions begin with the input. The labels of a question are endings of its prompt. In tokens they
+form a prefix tree (``EndingTree``), which is computed as several short sequences. ``LabelReader`` sends these sequences
+to the engine, at most ``WINDOW`` at a time and parents before children. So a request with many labels takes turns with
+other requests, and keeps few prompts in memory.
+
+For admission, a reader counts as one sequence (``LabelReader.request``). Its number of tokens is that of all prompts
+and trees together, where a token that several of them share counts once.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
 MAX_LABEL_TOKENS = 1 << 18
-"""Limit of the tokens of all labels of a request together."""
+"""Largest number of tokens of all labels of a request together."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """A model that answers some questions of a request.
+    """A model that answers questions of a request.
 
     Attributes:
-        adapter: name of its adapter; None for the base model.
+        adapter: name of the model's adapter; None for the base model.
         engine: the engine, with the tokenizer that the model uses.
         field: the field of the request that names the model, for error messages.
     """
@@ -60,8 +62,8 @@ class PlannedQuestion:
     """A question in tokens, as a tree of endings.
 
     Attributes:
-        request: request with the prompt, from which the requests of all sequences of the tree are made.
-        num_ends: number of endings of each label; they differ in the token that ends it.
+        request: request with the prompt, from which the requests of all sequences of the tree are derived.
+        num_ends: number of endings of each label. The endings of a label differ in the token that ends it.
     """
 
     tree: EndingTree
@@ -82,7 +84,7 @@ async def asked_models(
     named: Sequence[str | None],
     fields: Sequence[str],
 ) -> tuple[str, list[AskedModel]]:
-    """Return the name of a request's model, and the model of each question.
+    """Find the models of a request. Returns the name of the request's model, and the model of each question.
 
     Args:
         named: the models that the questions name; None for a question that uses the request's model.
@@ -107,11 +109,11 @@ async def asked_models(
 
 
 class QuestionPlanner:
-    """Builds the trees of questions about one conversation. ``plan`` runs on a separate thread.
+    """Builds the prefix trees of questions about one conversation. ``plan`` runs on a separate thread.
 
     Args:
         messages: the conversation; a question is added to its last user turn.
-        base: fields of the requests that all sequences share.
+        base: request with the fields that all sequences have in common.
         template_kwargs: variables of the chat template.
         input_field: field of the request with the conversation, for error messages.
     """
@@ -133,11 +135,11 @@ class QuestionPlanner:
         self._openings: dict[int, AnswerOpening] = {}
 
     def plan(self, questions: Sequence[TypedQuestion], models: Sequence[AskedModel]) -> list[PlannedQuestion]:
-        """Return the planned questions.
+        """Encode the questions, and build their trees.
 
         Raises:
-            RequestError: the model has no chat template, or begins an answer with a thought; the labels of a question
-                have the same tokens; or all labels together have too many tokens.
+            RequestError: the model has no chat template, or begins every answer with reasoning; two labels of a
+                question have the same tokens; or all labels together have too many tokens.
             ContextTooLong: a prompt with its longest label does not fit.
         """
         planned, num_label_tokens = [], 0
@@ -169,7 +171,7 @@ class QuestionPlanner:
         longest = max(map(len, tokens.endings))
         if len(tokens.prompt) + longest > engine.max_model_len:
             too_long = ContextTooLong(len(tokens.prompt), longest, engine.max_model_len)
-            # Either the question's labels are too long, or the prompt before them.
+            # Either the labels of the question are too long, or the prompt before them is too long.
             too_long.param = question.field if len(tokens.prompt) < engine.max_model_len else self._input_field
             raise too_long
         request = replace(self._base, tokens=tokens.prompt, adapter=model.adapter)
@@ -177,7 +179,7 @@ class QuestionPlanner:
         return PlannedQuestion(EndingTree(tokens.prompt, tokens.endings), request, tokens.num_ends, model)
 
     def _render(self, question: TypedQuestion, engine: AsyncEngine) -> str:
-        """Return the prompt text with the question at its end, up to the beginning of the answer."""
+        """Render the prompt with the question at its end, up to the beginning of the answer."""
         tokenizer, dialect = engine.tokenizer, self._state.engine.dialect(engine)
         if not tokenizer.has_chat_template:
             raise RequestError("This model has no chat template, by which it could be asked.", param="model")
@@ -193,13 +195,15 @@ class QuestionPlanner:
 
 
 class LabelReader:
-    """Reads the labels of planned questions. ``generate`` reads its ``stream`` in place of an engine's.
+    """Computes the logprobs of the labels of planned questions.
+
+    ``generate`` uses its ``stream`` instead of an engine's.
 
     Attributes:
-        request: the request that stands for all reads when requests are counted.
-        logprobs: logprobs of each question's labels, set when the stream has ended.
+        request: the request that represents all reads for admission.
+        logprobs: logprobs of each question's labels; set when the stream has ended.
         by_token: logprobs of the tokens of each ending of each question.
-        cached: number of tokens that came from the prefix cache.
+        cached: number of tokens whose KV was in the prefix cache.
     """
 
     def __init__(self, planned: Sequence[PlannedQuestion], caller: Caller) -> None:
@@ -220,10 +224,10 @@ class LabelReader:
         self.cached = 0
 
     async def stream(self, *_requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Read all labels, and yield one delta at the end. Raises like ``AsyncEngine.stream``."""
+        """Compute all labels, and yield one delta at the end. Raises like ``AsyncEngine.stream``."""
         deadline = deadline_of(self._caller)
         reads = [(question, read) for question in self._planned for read in question.tree.reads]
-        # Sorted by the length of the path, parents come before their children.
+        # Parents have shorter paths than their children, so this order puts them first.
         order = sorted(range(len(reads)), key=lambda index: (id(reads[index][0].engine), len(reads[index][1].path)))
         values: dict[int, list[float]] = {}
         num_computed = 0
@@ -237,7 +241,7 @@ class LabelReader:
                     num_computed += usage_of(output).prompt - usage_of(output).cached
         found = iter([values[index] for index in range(len(reads))])
         for question in self._planned:
-            # A hundred thousand labels take about 0.2 s. Other streams can proceed between two questions.
+            # A hundred thousand labels take about 0.2 s. This lets other streams proceed between two questions.
             await asyncio.sleep(0)
             tokens = question.tree.by_token([next(found) for _ in question.tree.reads])
             self.by_token.append(tokens)
@@ -249,12 +253,12 @@ class LabelReader:
     async def _read(
         self, window: Sequence[tuple[PlannedQuestion, EndingRead]], deadline: float | None
     ) -> list[SequenceOutput]:
-        """Return the outputs of sequences that have the same tokenizer."""
+        """Return the outputs of reads whose sequences have the same tokenizer."""
         requests = [read.request(question.request) for question, read in window]
         try:
             return await run_window(window[0][0].engine, requests, deadline)
         except UnknownModel as error:
-            # Only the engine could detect that the adapter is missing.
+            # Only the engine could detect that the adapter is missing, so the error is completed here.
             models = [question.model for question, _ in window if question.model.adapter is not None]
             error.param = next((m.field for m in models if str(UnknownModel(str(m.adapter))) == str(error)), "model")
             raise
@@ -273,7 +277,7 @@ async def plan_reads(
     template_kwargs: dict[str, Any],
     input_field: str,
 ) -> LabelReader:
-    """Return the reader of questions about a conversation. Raises like ``QuestionPlanner.plan``."""
+    """Build the reader for questions about a conversation. Raises like ``QuestionPlanner.plan``."""
     base = TextRequest(
         tokens=array("i"),
         params=SamplingParams(max_tokens=1),
@@ -284,5 +288,5 @@ async def plan_reads(
         session=session,
     )
     planner = QuestionPlanner(state, messages, base, template_kwargs, input_field)
-    # Hundreds of prompts are rendered and encoded. On the event loop this would block the streams of others.
+    # Hundreds of prompts are rendered and encoded. On the event loop this would block other streams.
     return await on_request_thread(lambda: LabelReader(planner.plan(questions, models), caller))

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's formats for chat and for completions, and in vLLM's format for prompts."""
+"""Logprob formats: OpenAI's formats for chats and completions, and vLLM's format for prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...engine.text.field_probabilities import FieldProbability
 
 FLOOR = -9999.0
-"""OpenAI's number for "very unlikely", as JSON has no infinity."""
+"""OpenAI's number for "very unlikely". It replaces minus infinity, which JSON does not have."""
 
 
 def _finite(logprob: float) -> float:
@@ -24,7 +24,7 @@ def _finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any]:
-    """Return chat's format: one object for each token, with its bytes, which join to the bytes of the text."""
+    """Return the format of chats: one object for each token. The tokens' bytes join to the bytes of the text."""
     return {
         "content": [
             {
@@ -43,7 +43,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> dict[str, Any
 
 
 def _name(data: bytes) -> str:
-    """Return the token's text; for a token that is not valid UTF-8, its bytes in OpenAI's spelling."""
+    """Return a token's text; if its bytes are not valid UTF-8, return them in OpenAI's spelling."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -51,7 +51,10 @@ def _name(data: bytes) -> str:
 
 
 def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
-    """Return the best tokens and the drawn one by name. If two tokens have the same name, the likelier one counts."""
+    """Return the logprobs of the best tokens and the sampled one by text.
+
+    If two tokens have the same text, the likelier one counts.
+    """
     best = {_name(token.bytes): _finite(token.logprob)}
     for other in token.top[:num_top]:
         name = _name(other.bytes)
@@ -61,20 +64,20 @@ def _top(token: TokenLogprob, num_top: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A token at the start of the prompt, which has no logprob."""
+    """A token at the beginning of the prompt, which has no logprob."""
 
     token: int
     bytes: bytes
 
 
 class CompletionLogprobs:
-    """Completions' format for one answer, in pieces: four lists, with offsets that continue from piece to piece.
+    """Builds the completions format for one answer, piece by piece. The text offsets continue from piece to piece.
 
     Args:
-        num_top: number of best tokens at each position, in addition to the drawn one.
-        silent: tokens without text.
-        lead: number of characters of the first tokens that are missing in the text, such as the space with which some
-            tokenizers begin.
+        num_top: number of best tokens at each position, in addition to the sampled one.
+        silent: tokens whose text is left out.
+        lead: number of characters of the first tokens that are missing in the text, for example the space that some
+            tokenizers put before a text.
     """
 
     def __init__(self, num_top: int, silent: frozenset[int] = frozenset(), lead: int = 0) -> None:
@@ -84,7 +87,7 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def piece(self, tokens: Iterable[TokenLogprob | Unscored]) -> dict[str, list[Any]]:
-        """Return the lists for the next tokens."""
+        """Return the format's four lists for the next tokens."""
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             scored = None if isinstance(token, Unscored) else token
@@ -98,7 +101,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int, start: int = 0) -> list[dict[str, Any] | None]:
-    """Return vLLM's format for a prompt, by token id. ``tokens`` begin at position ``start``, which is at least 1."""
+    """Return vLLM's format for a prompt, by token id. ``tokens`` start at position ``start``, which is at least 1."""
     return [*[None] * max(1, start), *(_by_id(token, num_top) for token in tokens)]
 
 
@@ -112,7 +115,7 @@ def _by_id(token: TokenLogprob, num_top: int) -> dict[str, Any]:
 
 
 def field_probabilities(fields: Sequence[FieldProbability]) -> list[dict[str, Any]]:
-    """Return the probabilities of fields in the form for clients. ``orjson.dumps`` must write it."""
+    """Return the field probabilities in the form for clients, to be serialized by ``orjson.dumps``."""
     return [
         {"path": each.path, "kind": each.kind, "value": _written(each.value), "probability": each.probability}
         for each in fields
@@ -120,5 +123,5 @@ def field_probabilities(fields: Sequence[FieldProbability]) -> list[dict[str, An
 
 
 def _written(value: Any) -> Any:
-    """Return a value for ``orjson.dumps``, which itself writes no integers beyond 64 bits."""
+    """Return a value that ``orjson.dumps`` can serialize, because it does not serialize integers beyond 64 bits."""
     return orjson.Fragment(dumps_exact(value)) if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""Model directory: finds the base model, adapter or adapter version that the model name of a request means."""
+"""Model directory: finds the base model, adapter or adapter version that a request's model name refers to."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 class NameKind(Enum):
-    """What a name means.
+    """Kind of a model name.
 
     Attributes:
-        BASE: the base model.
-        CATALOGUE: a name of the catalogue; each request gets one of its versions.
-        VERSION: one version of the catalogue, by its name in the engine.
-        LOADED: an adapter that is loaded.
+        BASE: name of the base model.
+        CATALOGUE: name in the model catalogue; each request gets one of its versions.
+        VERSION: one version in the catalogue, by its name in the engine.
+        LOADED: name of an adapter that is loaded.
         FINDABLE: possibly an adapter in ``--lora-dir``, which the engine loads or refuses.
-        REMOTE: possibly an adapter of the Hub, which ``RemoteAdapters`` has to download.
+        REMOTE: possibly an adapter on the Hub, which ``RemoteAdapters`` has to download.
     """
 
     BASE = auto()
@@ -59,10 +59,10 @@ _KNOWN_KINDS = frozenset((NameKind.BASE, NameKind.CATALOGUE, NameKind.VERSION, N
 
 
 class NameEntry(NamedTuple):
-    """Facts about a name, from ``ModelDirectory.look_up``.
+    """Result of ``ModelDirectory.look_up`` for a name.
 
     Attributes:
-        public: the name that responses contain, and to which keys may be restricted.
+        public: the name that responses contain. API keys may be restricted to such names.
         offered: whether requests may use the name; a version that is being unloaded is not offered.
     """
 
@@ -97,12 +97,15 @@ class ModelTarget(NamedTuple):
 
 
 class ModelDirectory:
-    """Names of one base model, of its adapters, and of the catalogue. Belongs to the server's event loop.
+    """Finds models by name: one base model, its adapters, and the versions of the catalogue.
+
+    Belongs to the server's event loop.
 
     Attributes:
-        names: names of the base model; responses carry the first one by default.
-        remote: adapters from sources; None until the engine's process is started, and without ``--enable-lora``.
-        versions: the versions of the catalogue; None without ``--model-catalog``.
+        names: names of the base model. Responses contain the first one by default.
+        remote: loader of adapters from remote sources; None until the engine's process is started, and without
+            ``--enable-lora``.
+        versions: versions in the catalogue; None without ``--model-catalog``.
     """
 
     def __init__(self, names: tuple[str, ...], engine: ModelEngine) -> None:
@@ -114,7 +117,7 @@ class ModelDirectory:
     def open_sources(
         self, fetcher: AdapterFetcher, client: EngineLike, config: EngineConfig, named: Mapping[str, FetchedAdapter]
     ) -> None:
-        """Let requests and admins load adapters from sources into an engine that is being started.
+        """Allow requests and admins to load adapters from remote sources into an engine that is being started.
 
         Args:
             named: adapters of ``--lora-modules`` that were downloaded.
@@ -132,24 +135,24 @@ class ModelDirectory:
     async def restore_versions(
         self, catalog: ModelCatalog, fetcher: AdapterFetcher, client: EngineLike, names: tuple[str, ...]
     ) -> None:
-        """Load the versions of the catalogue. Raises like ``ModelVersions.restore``."""
+        """Load the adapter versions of the catalogue. Raises like ``ModelVersions.restore``."""
         self.versions = ModelVersions(catalog, fetcher, client)
         await self.versions.restore(names)
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Adapters that are loaded."""
+        """Loaded adapters by name."""
         return self._engine.adapters
 
     async def findable(self) -> list[str]:
-        """Return names of adapters below ``--lora-dir`` that are not loaded yet, but are when a request names them."""
+        """Return the names of adapters in ``--lora-dir`` that are not loaded until a request names them."""
         if self.remote is None or not self._engine.finds_adapters:
             return []
         names = await on_request_thread(self.remote.folder_names)
         return [name for name in names if (entry := self.look_up(name)) and entry.kind is NameKind.FINDABLE]
 
     def content_digest(self, adapter: str | None) -> str | None:
-        """Return the digest of the content of an adapter, or of the base model; None if it is not known."""
+        """Return the digest of the weights of an adapter, or of the base model; None if the digest is not known."""
 
         def digest_of(name: str) -> str:
             return info.digest if (info := self.adapters.get(name)) else ""
@@ -157,7 +160,7 @@ class ModelDirectory:
         return content_digest(self._engine.base_digest, adapter, digest_of)
 
     def look_up(self, name: str) -> NameEntry | None:
-        """Return the facts about a name; None if it has no meaning and cannot get one from a request."""
+        """Return the entry of a name; None for an unknown name that a request could not load either."""
         if name in self.names:
             return NameEntry(NameKind.BASE, name)
         if (versions := self.versions) is not None:
@@ -172,7 +175,7 @@ class ModelDirectory:
         return NameEntry(NameKind.FINDABLE, name) if self._engine.finds_adapters else None
 
     def has(self, name: str) -> bool:
-        """Return whether a name is the base model's, an adapter's or the catalogue's, or combines such adapters."""
+        """Return whether a name is the base model's, an adapter's, the catalogue's, or combines such adapters."""
         entry = self.look_up(name)
         if entry is not None and entry.kind in _KNOWN_KINDS:
             return True
@@ -186,7 +189,7 @@ class ModelDirectory:
     async def find(
         self, model: str | None, caller: Caller, lora_path: str | None = None, session: str | None = None
     ) -> ModelTarget:
-        """Return the model of a request that generates. An adapter that is not loaded is loaded first.
+        """Find the model of a request that generates. An adapter that is not loaded is loaded first.
 
         Args:
             model: the request's field ``model``: a name; None or "" for the base model; or SGLang's ``base:adapter``.
@@ -195,9 +198,9 @@ class ModelDirectory:
                 name.
 
         Raises:
-            UnknownModel: the name is not served, or this caller may not use it (the message is the same); or the Hub
-                has no such adapter.
-            EngineError: the adapter cannot be loaded, or not yet; see ``RemoteAdapters.bring``.
+            UnknownModel: no model has the name, or the caller may not use it (with the same message); or the Hub has no
+                such adapter.
+            EngineError: the adapter cannot be loaded, or is not loaded yet; see ``RemoteAdapters.bring``.
             RequestError: see ``ModelEngine.serving_adapter``.
         """
         if parts := self._parts(model, lora_path):
@@ -226,7 +229,7 @@ class ModelDirectory:
         return await self.find(model, caller)
 
     async def locate(self, model: str | None, caller: Caller, session: str | None = None) -> ModelTarget:
-        """Return the model of a request that only counts tokens. No adapter is loaded for it. Raises like ``find``."""
+        """Find the model of a request that only counts tokens. No adapter is loaded for it. Raises like ``find``."""
         if parts := self._parts(model, None):
             check_parts(parts)
             resolved = [self._resolve_part(part, caller, session) for part in parts]
@@ -235,7 +238,7 @@ class ModelDirectory:
         return await self._target(name, adapter)
 
     def _parts(self, model: str | None, lora_path: str | None) -> tuple[WeightedPart, ...]:
-        """Return the adapters that a request combines; empty if its model is a single one."""
+        """Return the adapters that a model name combines; empty if it names a single model."""
         asked = model or ""
         if (base := self._base_of(asked)) is not None:
             asked = asked[len(base) + 1 :] or lora_path or ""
@@ -250,7 +253,7 @@ class ModelDirectory:
         return parts
 
     def _base_of(self, model: str) -> str | None:
-        """Return the base model's name in ``model``, which is ``base`` or ``base:adapter``; None if there is none."""
+        """Return the base model's name in ``model``, which is ``base`` or ``base:adapter``; None if it has none."""
         if model in self.names or not model:
             return model
         known = self.look_up(model)
@@ -259,7 +262,7 @@ class ModelDirectory:
         return max((name for name in self.names if model.startswith(f"{name}:")), key=len, default=None)
 
     def _resolve_part(self, part: WeightedPart, caller: Caller, session: str | None) -> tuple[str, NameKind]:
-        """Return the engine's name of an adapter of a combination, and what its name means. Raises UnknownModel."""
+        """Return the engine's name of one adapter of a combination, and the kind of the name. Raises UnknownModel."""
         if part.name in self.names:
             raise RequestError(
                 f"{quoted(part.name)} is the base model, to which every adapter is added: give adapters alone.",
@@ -271,7 +274,7 @@ class ModelDirectory:
         return adapter, kind
 
     async def _combine(self, parts: Sequence[WeightedPart], caller: Caller, session: str | None) -> ModelTarget:
-        """Return the model of a request that combines adapters, once all of them are loaded. Raises like ``find``."""
+        """Load all adapters of a combination, and return the model of the request. Raises like ``find``."""
         check_parts(parts)
         resolved = [self._resolve_part(part, caller, session) for part in parts]
         for adapter, kind in resolved:
@@ -296,9 +299,9 @@ class ModelDirectory:
     def _resolve(
         self, model: str | None, caller: Caller, lora_path: str | None, session: str | None
     ) -> tuple[str, str | None, NameKind]:
-        """Return the response's name, the engine's name of the adapter, and what the name means."""
+        """Return the name for the response, the engine's name of the adapter, and the kind of the name."""
         model = model or self.names[0]
-        # The fast path: most requests name the base model itself.
+        # Fast path: most requests name the base model itself.
         if model in self.names and not lora_path:
             return model, None, NameKind.BASE
         entry = self.look_up(model)

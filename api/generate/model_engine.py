@@ -1,4 +1,4 @@
-"""Model engine: the engine of one base model, whether it serves requests, and its tokenizers for adapters."""
+"""Model engine: the engine of one base model, its state (serving or not), and the tokenizers of its adapters."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ModelEngine:
         async_engine: the engine for requests; None until the model is loaded.
         tokenizers: tokenizers of adapters; None without ``--enable-lora``.
         finds_adapters: whether the engine loads unknown adapters from ``--lora-dir`` by itself.
-        base_digest: the digest of the model's content; "" until it is loaded.
+        base_digest: digest of the model's weights; "" until the model is loaded.
         draining: whether the server is shutting down and accepts no new work.
-        removed: name of the model if it was removed from the server, so that only its running requests finish; else "".
+        removed: name of the model if it was removed from the server and only finishes its running requests; else "".
     """
 
     def __init__(
@@ -55,14 +55,16 @@ class ModelEngine:
         self._loading: dict[str, asyncio.Future[None]] = {}
 
     def read_tokenizer(self, config: EngineConfig, path: Path) -> Tokenizer:
-        """Return the tokenizer from the model's files, or the one of ``--tokenizer``. Raises ModelError."""
+        """Load the tokenizer from the model's files, or the one that ``--tokenizer`` names. Raises ModelError."""
         other = None if config.tokenizer is None else Path(config.tokenizer)
         return Tokenizer.load(path, tokenizer_path=other, chat_template=config.chat_template)
 
     async def open_tokenizers(
         self, config: EngineConfig, async_engine: AsyncEngine, adapters: Iterable[AdapterInfo] = ()
     ) -> None:
-        """Allow adapters to have their own tokenizers, and load those of the adapters loaded at the start.
+        """Allow adapters to have their own tokenizers.
+
+        Loads the tokenizers of the adapters that were loaded at the start.
 
         Raises:
             ConfigError: a tokenizer cannot be used.
@@ -76,12 +78,12 @@ class ModelEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the model is loaded and its engine process runs and does not hang."""
+        """Whether the model is loaded, and its engine process runs and does not hang."""
         return self.client is not None and self.async_engine is not None and self.client.is_alive
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Adapters that are loaded."""
+        """Loaded adapters by name."""
         return {} if self.client is None else self.client.adapters
 
     @property
@@ -90,18 +92,18 @@ class ModelEngine:
         return isinstance(self.client, ReplicaOwner)
 
     def death(self) -> EngineDead:
-        """Return the error with the reason why the engine is not running."""
+        """Return the error for requests to an engine that does not run, with the reason."""
         death = None if self.client is None else self.client.death
         return EngineDead("The engine is not running." if death is None else str(death))
 
     def serving(self) -> AsyncEngine:
-        """Return the engine.
+        """Return the engine if it accepts requests.
 
         Raises:
             CapacityError: the model is loading.
             UnknownModel: the model was removed.
-            HTTPError: the server is shutting down; the client should open a new connection, where another server may
-                answer.
+            HTTPError: the server is shutting down. The client should open a new connection, because another server may
+                answer it.
             EngineDead: the engine has ended.
         """
         if self.async_engine is None:
@@ -113,7 +115,7 @@ class ModelEngine:
         return self.async_engine
 
     async def serving_adapter(self, adapter: str | None) -> AsyncEngine:
-        """Return the engine, with the tokenizer and vocabulary of the adapter if it has its own.
+        """Return the engine, with the adapter's tokenizer and vocabulary if the adapter has its own.
 
         Raises:
             EngineError: see ``serving``.
@@ -136,7 +138,7 @@ class ModelEngine:
             await self._load_found(adapter, tokenizers)
         info = self.adapters.get(adapter)
         if info is None:
-            # The adapter is unknown here: the engine loads it, or refuses it.
+            # The adapter is not known here. The engine loads it or refuses it.
             return engine
         served = tokenizers.known(adapter, info)
         if served is None:
@@ -144,7 +146,7 @@ class ModelEngine:
         return engine if served is engine.served else engine.with_tokenizer(served)
 
     async def load_found(self, name: str) -> None:
-        """Load an adapter of ``--lora-dir``. Raises RequestError if it cannot be loaded, and like ``serving``."""
+        """Load an adapter from ``--lora-dir``. Raises RequestError if it cannot be loaded, and like ``serving``."""
         self.serving()
         if self.client is None or self.tokenizers is None:
             raise UnknownModel(name)
@@ -152,12 +154,15 @@ class ModelEngine:
         await self._load(name, num_tokens, self.client)
 
     async def _load_found(self, name: str, tokenizers: AdapterTokenizers) -> None:
-        """Load an adapter of ``--lora-dir`` that has a tokenizer, as its prompts need the tokenizer's vocabulary."""
+        """Load an adapter from ``--lora-dir`` if it has a tokenizer, because its prompts need that tokenizer."""
         if (num_tokens := await tokenizers.read_own_off_loop(name, name)) and self.client is not None:
             await self._load(name, num_tokens, self.client)
 
     async def _load(self, name: str, num_tokens: int, client: EngineLike) -> None:
-        """Load a folder of adapters under its name. Requests that name it meanwhile wait for the same load."""
+        """Load a folder of adapters under its name.
+
+        Other requests that name it in the meantime wait for the same load.
+        """
         load = self._loading.get(name)
         if load is None:
             call = client.load_adapter(name, name, num_tokens=num_tokens)
@@ -166,7 +171,7 @@ class ModelEngine:
         try:
             await asyncio.shield(load)
         except RequestError as error:
-            # Another request may have loaded it by now.
+            # Another request may have loaded the adapter by now.
             if name not in self.adapters:
                 raise RequestError(str(error), param="model", code=error.code) from None
 
@@ -175,7 +180,7 @@ class ModelEngine:
         return self._formats.dialect(engine.tokenizer)
 
     def reasoning_format(self, engine: AsyncEngine) -> ReasoningFormat | None:
-        """Return how the model marks its thoughts."""
+        """Return the model's reasoning format; None for a model without reasoning."""
         return self._formats.reasoning_format(engine.tokenizer)
 
     def stats(self) -> Mapping[str, float]:
@@ -183,19 +188,19 @@ class ModelEngine:
         return {} if self.client is None else self.client.stats
 
     def replica_stats(self) -> Mapping[int, Mapping[str, float]]:
-        """Return the latest gauges and counters of each replica of a fleet, by its number."""
+        """Return the latest gauges and counters of each replica of a fleet, by the replica's index."""
         return self.client.engine_stats() if isinstance(self.client, ReplicaOwner) else {}
 
     def fleet_status(self) -> FleetStatus | None:
-        """Return the replicas of a fleet; None for a single engine."""
+        """Return the status of a fleet's replicas; None for a single engine."""
         return self.client.status() if isinstance(self.client, ReplicaOwner) else None
 
 
 class TemplateFormats:
-    """How the chat templates of the model and of adapters write tool calls and mark thoughts. Each is determined once.
+    """Determines the formats of tool calls and of reasoning from chat templates, once for each tokenizer.
 
     Args:
-        options: options that may name parsers, and variables of the template.
+        options: options that may name the formats, and that contain variables of the template.
     """
 
     def __init__(self, options: ServerConfig) -> None:
@@ -205,7 +210,8 @@ class TemplateFormats:
         self._stopped: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
 
     async def prepare(self, tokenizer: Tokenizer) -> None:
-        """Determine the results of the other methods on another thread; if the template takes long, in another process.
+        """Determine the results of the other methods on another thread, or in another process if the template takes
+        long.
 
         Raises:
             RequestError: the template was stopped at a limit, now or before.
@@ -214,7 +220,7 @@ class TemplateFormats:
             return
         if (reason := self._stopped.get(tokenizer)) is None:
             try:
-                # This takes some dozens of renders, each of which may take milliseconds.
+                # This renders the template some dozens of times. Each render may take milliseconds.
                 await rendered(lambda: self.dialect(tokenizer), at_once=False)
                 return
             except TemplateStopped as error:
@@ -222,14 +228,14 @@ class TemplateFormats:
         raise RequestError(reason, param="model")
 
     def dialect(self, tokenizer: Tokenizer) -> Dialect:
-        """Return the tool call format, read from the chat template at the first call."""
+        """Return the tool call format. The first call derives it from the chat template."""
         if tokenizer not in self._dialects:
             found = dialect_of(tokenizer, self._options.tool_call_parser)
             self._dialects[tokenizer] = replace(found, defaults=self._options.template_kwargs)
         return self._dialects[tokenizer]
 
     def reasoning_format(self, tokenizer: Tokenizer) -> ReasoningFormat | None:
-        """Return how thoughts are marked, read from the chat template at the first call."""
+        """Return the reasoning format, or None. The first call derives it from the chat template."""
         if tokenizer not in self._reasoning:
             self._reasoning[tokenizer] = reasoning_format_of(tokenizer, self._options.reasoning_parser)
         return self._reasoning[tokenizer]

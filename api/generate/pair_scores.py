@@ -1,4 +1,4 @@
-"""Scores of pairs of texts over HTTP: plans the prompts that a model reads, and computes scores from the results."""
+"""Pair scores: plans the prompts with which a model scores pairs of texts, and computes the scores from the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .rerank_reads import plan_rerank
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A query and a document, and their places in the request."""
+    """A query and a document, with the names of their fields in the request."""
 
     query: str
     document: str
@@ -36,11 +36,11 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class PairReader:
-    """Reads the prompts of one request's pairs and computes their scores.
+    """Computes the prompts of one request's pairs, and the pairs' scores.
 
     Attributes:
-        reader: reads all prompts.
-        scores: returns the score of each pair, when the stream has ended.
+        reader: computes all prompts.
+        scores: returns the score of each pair; must be called after the stream has ended.
     """
 
     reader: PooledReader | LabelReader
@@ -50,10 +50,10 @@ class PairReader:
 async def plan_pairs(
     target: ModelTarget, pairs: Sequence[TextPair], body: PooledFields, caller: Caller, instruction: str | None = None
 ) -> PairReader:
-    """Return the reader of the scores of pairs.
+    """Build the reader that scores pairs.
 
     Args:
-        instruction: a text that describes which documents count as relevant, for a model that is asked in words.
+        instruction: a description of relevant documents, for a causal model that is asked in words.
 
     Raises:
         RequestError: the model cannot score pairs, or an instruction is given to a model that is not asked in words.
@@ -67,7 +67,7 @@ async def plan_pairs(
         words = await plan_rerank(target, texts, body, caller, instruction)
         return PairReader(words, lambda: [LabelShares.of(logprobs).shares[0] for logprobs in words.logprobs])
     plan = _by_head if scoring == "head" else _by_embeddings
-    # Thousands of texts are encoded. On the event loop this would block the streams of others.
+    # Thousands of texts are encoded. On the event loop this would block other streams.
     return await on_request_thread(partial(plan, target, pairs, body, caller))
 
 
@@ -79,7 +79,7 @@ def _by_head(target: ModelTarget, pairs: Sequence[TextPair], body: PooledFields,
 
 
 def _pair_request(target: ModelTarget, base: TextRequest, pair: TextPair) -> TextRequest:
-    """Return the request with both texts in one prompt, joined as the tokenizer specifies."""
+    """Return a request with both texts in one prompt, joined as the tokenizer specifies."""
     engine = target.engine
     longest = engine.pooler.max_length or engine.max_model_len
     try:
@@ -95,7 +95,7 @@ def _pair_request(target: ModelTarget, base: TextRequest, pair: TextPair) -> Tex
 
 
 def _by_embeddings(target: ModelTarget, pairs: Sequence[TextPair], body: PooledFields, caller: Caller) -> PairReader:
-    """Embed each text once, with the checkpoint's prompt for queries or documents."""
+    """Build the reader that embeds each text once, with the checkpoint's prompt for queries or for documents."""
     pooling: Pooling = "embed"
     base, pooler = pooled_request(body, target.adapter, caller, pooling), target.engine.pooler
     before = _prompt(pooler, QUERY_PROMPTS), _prompt(pooler, DOCUMENT_PROMPTS)

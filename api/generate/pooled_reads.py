@@ -1,4 +1,4 @@
-"""Pooled reads: the pooled values of texts, such as embeddings, read text by text as one admitted request."""
+"""Pooled reads: computes the pooled values of many texts, such as embeddings, as one admitted request."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class PooledReader:
-    """Reads the pooled values of prompts. ``generate`` reads its ``stream`` in place of an engine's.
+    """Computes the pooled values of prompts. ``generate`` uses its ``stream`` instead of an engine's.
 
     Attributes:
-        request: the request that stands for all reads when requests are counted.
+        request: the request that represents all reads for admission.
         pooled: pooled values of each prompt, 32-bit floats; set when the stream has ended.
-        cached: number of tokens that came from the prefix cache.
+        cached: number of tokens whose KV was in the prefix cache.
     """
 
     def __init__(self, engine: AsyncEngine, requests: Sequence[TextRequest], caller: Caller) -> None:
@@ -61,7 +61,7 @@ async def plan_pooled(
     *,
     truncate: bool = False,
 ) -> PooledReader:
-    """Return the reader of a request's texts.
+    """Build the reader for a request's texts.
 
     Args:
         before: text that is put before each input, unless the input is a list of token ids.
@@ -77,12 +77,12 @@ async def plan_pooled(
         listed = enumerate(body.listed)
         return [text_request(engine, base, body.place(at), each, before, truncate=truncate) for at, each in listed]
 
-    # Thousands of texts are encoded. On the event loop this would block the streams of others.
+    # Thousands of texts are encoded. On the event loop this would block other streams.
     return PooledReader(engine, await on_request_thread(requests), caller)
 
 
 def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pooling: Pooling) -> TextRequest:
-    """Return the request from which the requests of all prompts are made."""
+    """Return the request from which the requests of all prompts are derived."""
     return TextRequest(
         tokens=array("i"),
         params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling),
@@ -97,7 +97,7 @@ def pooled_request(body: PooledFields, adapter: str | None, caller: Caller, pool
 def text_request(
     engine: AsyncEngine, base: TextRequest, field: str, given: str | list[int], before: str, *, truncate: bool = False
 ) -> TextRequest:
-    """Return the request of a text after the prompt ``before``, or of token ids. Raises like ``plan_pooled``.
+    """Return the request for a text after the prompt ``before``, or for token ids. Raises like ``plan_pooled``.
 
     Args:
         truncate: whether to cut off the end of a text that is too long.
@@ -126,8 +126,11 @@ def _tokens_of(engine: AsyncEngine, text: str) -> array[int]:
 
 
 def _cut_tokens(engine: AsyncEngine, text: str) -> array[int]:
-    """Return the tokens of a text; if they are too many, the first that fit, with those that end every text."""
-    # One token is drawn after every prompt, and needs room too.
+    """Return the tokens of a text.
+
+    If there are too many, return the first ones that fit, with the special tokens at the end.
+    """
+    # One token is sampled after every prompt, and it also needs a position.
     longest = min(engine.pooler.max_length or engine.max_model_len, engine.max_model_len - 1)
     tokenizer = engine.tokenizer
     while len(text) > longest and tokenizer.fewest_tokens(half := text[: len(text) // 2]) > longest:
@@ -140,7 +143,7 @@ def _cut_tokens(engine: AsyncEngine, text: str) -> array[int]:
 
 
 def _without_prompt(engine: AsyncEngine, base: TextRequest, before: str, num_tokens: int) -> TextRequest:
-    """Return a request without the prompt's tokens in the pooling, if the checkpoint excludes them."""
+    """Return a request that excludes the prompt's tokens from pooling, if the checkpoint excludes them."""
     if not before or engine.pooler.includes_prompt:
         return base
     left_out = num_left_out(engine.tokenizer.encode(before, True), engine.tokenizer.special_ids, num_tokens)

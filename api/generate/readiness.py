@@ -1,4 +1,4 @@
-"""Readiness: the reason why a server should get no new requests now, and the short body of its health routes."""
+"""Readiness: determines whether a server should get new requests, and builds the body of its health routes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from .model_router import ModelRouter
 from .server_state import ServerState
 
 SILENT_SECONDS = 2.0
-"""Seconds without a sign of life after which the engine counts as silent; it gives four signs of life a second."""
+"""Seconds without a sign of life after which the engine counts as silent.
+
+Normally it gives four signs of life a second.
+"""
 KV_FULL = 0.98
-"""Share of the KV pool held by running sequences from which on waiting sequences find no room."""
+"""Fraction of the KV pool. If running sequences hold at least this much, waiting sequences find no room."""
 
 _ONE_MORE = Load("", Priority.INTERACTIVE, 1, 1)
 
 
 def is_live(state: ServerState) -> bool:
-    """Return whether a model's engine runs. While the model is loading, it does. A dead engine needs a restart."""
+    """Return whether a model's engine runs or is still being started.
+
+    A dead engine requires a restart of the server.
+    """
     engine = state.engine
     if engine.async_engine is None:
         return engine.client is None or engine.client.death is None
@@ -28,7 +34,7 @@ def is_live(state: ServerState) -> bool:
 
 
 async def ready_fault(models: ModelRouter) -> str | None:
-    """Return the name of the reason why new requests would not be answered soon; None if there is none.
+    """Return the name of the reason for which new requests would not be answered soon; None if there is none.
 
     The reason is ``loading``, ``shutting_down``, ``engine_dead``, ``engine_silent``, ``device_lost``, ``kv_full``, or a
     reason of ``Rejection`` with which the queue would refuse a short interactive request.

@@ -1,11 +1,11 @@
-"""Remote adapters: loads adapters from their sources under a name, when an admin calls or a request names one.
+"""Remote adapters: loads adapters from remote sources under a name, when an admin or a request asks for one.
 
     model: org/name ---> bring ---+
                                   +--> one download for each source --> engine --> the name can be used
     load_lora_adapter --> load ---+
 
-Names that requests have loaded may be unloaded again to make room for others, fairly among tenants. Names that the
-operator or an admin has loaded are never unloaded for this. A request never changes which adapter a name means.
+An adapter that a request has loaded may be unloaded to make room for others, fairly among tenants. Adapters that the
+operator or an admin has loaded are never unloaded for this. A request never changes the adapter to which a name refers.
 """
 
 from __future__ import annotations
@@ -36,30 +36,34 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 60.0
 """Longest time in seconds that a request waits for its adapter."""
 REMEMBERED_SECONDS = 30.0
-"""Seconds for which requests get the error of a failed download, without another attempt."""
+"""Seconds for which requests get the error of a failed download without a new attempt."""
 MOST_LOADS = 4
-"""Limit of the downloads of one tenant at a time, if it leaves as many to other tenants."""
+"""Largest number of downloads of one tenant at a time, provided that as many are left to other tenants."""
 MOST_WAITING = 256
-"""Limit of the requests of one tenant that wait for adapters."""
-# Limit of the names that one load may unload to make room in the cache on disk.
+"""Largest number of requests of one tenant that wait for adapters."""
+# Largest number of names that one load may unload to make room in the cache on disk.
 _MOST_EVICTIONS = 8
 
 logger = logging.getLogger("rootgraft.adapters")
 
 
 class _Passing(AdapterUnavailable):
-    """There is no room now, or the name is being loaded. This may change at once, so the error is not remembered."""
+    """Raised if there is no room now, or the name is being loaded.
+
+    This may change at once, so the error is not remembered.
+    """
 
 
 class RemoteAdapters:
-    """Adapters of one engine that come from sources. Belongs to the server's event loop.
+    """Loads and unloads the adapters of one engine that come from remote sources. Belongs to the server's event loop.
 
     Args:
         fetcher: downloads adapters to this machine.
         client: client of the engine.
         lora_dir: ``--lora-dir``; its folders take precedence over names on the Hub.
-        most_names: limit of the names that requests may load; beyond it, the least recently used one is unloaded.
-        most_adapters: limit of the names of the engine, including those of the operator and of admins.
+        most_names: largest number of adapters that requests may load; beyond it, the least recently used one is
+            unloaded.
+        most_adapters: largest number of adapters of the engine, including those of the operator and of admins.
         named: adapters of ``--lora-modules`` that were downloaded at the start.
         clock: returns monotonic time in seconds.
     """
@@ -81,17 +85,17 @@ class RemoteAdapters:
         self._most_names, self._most_adapters = most_names, most_adapters
         self._clock = clock
         self._fetched = {str(each.folder): each for each in (named or {}).values()}
-        self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # By name.
+        self._downloads: dict[str, tuple[AdapterSource, Download]] = {}  # Source and download in progress, by name.
         # The loads for which requests wait, by name.
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._loading = TenantShares(most_names)
         self._waiting_for: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, EngineError]] = {}
-        # The tenant of each name that a request loaded, the most recently used name last.
+        # The tenant that loaded each name by a request; the most recently used name is the last one.
         self._brought: OrderedDict[str, str] = OrderedDict()
 
     def source_of(self, path: str) -> AdapterSource | None:
-        """Return the source that a request names by ``lora_path``; None for a folder below ``--lora-dir``.
+        """Return the source that ``lora_path`` of a request names; None for a folder in ``--lora-dir``.
 
         Raises:
             RequestError: the source is malformed, or ``--adapter-sources`` does not list it.
@@ -103,7 +107,7 @@ class RemoteAdapters:
         return parse_source(path) if self.may_name(path) else None
 
     def folder_names(self) -> list[str]:
-        """Return the names of the folders below ``--lora-dir``. Reads the disk, so call it on a thread."""
+        """Return the names of the folders in ``--lora-dir``. Reads the disk, so it must be called on a thread."""
         return [] if self._root is None else adapter_names(self._root)
 
     async def has_folder(self, name: str) -> bool:
@@ -111,11 +115,11 @@ class RemoteAdapters:
         return self._root is not None and await on_request_thread(partial(is_adapter, self._root, name))
 
     def may_name(self, name: str) -> bool:
-        """Return whether requests may name an adapter that is not loaded: in the Hub's form ``org/name@revision``."""
+        """Return whether a request may load an adapter of this name: an allowed Hub name ``org/name@revision``."""
         return is_hub_name(name) and self._fetcher.policy.allows(parse_source(name)) and not self._is_folder(name)
 
     def origin(self, info: AdapterInfo) -> AdapterSource | None:
-        """Return the pinned source of an adapter; None if it was loaded from a folder."""
+        """Return the source and revision of an adapter; None if it was loaded from a folder."""
         found = self._fetched.get(info.path)
         return None if found is None else found.origin
 
@@ -132,8 +136,8 @@ class RemoteAdapters:
         """Load an adapter under a name, for an admin.
 
         Raises:
-            RequestError: it cannot be loaded, or the name is in use and ``replace`` is not set.
-            AdapterUnavailable: its source does not answer, or it is being loaded by another call.
+            RequestError: the adapter cannot be loaded, or the name is in use and ``replace`` is not set.
+            AdapterUnavailable: the adapter's source does not answer, or another call is loading the adapter.
             EngineDead: the engine has ended.
         """
         if not replace and name in self._client.adapters:
@@ -144,25 +148,30 @@ class RemoteAdapters:
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Record that an admin has loaded or unloaded a name: requests do not unload it, and its error is forgotten."""
+        """Record that an admin has loaded or unloaded a name, so that requests do not unload it.
+
+        Also forgets the name's error.
+        """
         self._brought.pop(name, None)
         self._failures.pop(name, None)
 
     def touch(self, name: str) -> None:
-        """Record that a request uses a loaded adapter."""
+        """Record that a request uses a loaded adapter, so that the adapter is unloaded later than others."""
         if name in self._brought:
             self._brought.move_to_end(name)
 
     async def bring(self, name: str, tenant: str, timeout: float | None) -> None:
-        """Load the adapter that a request names. All requests that name it meanwhile wait for the same download.
+        """Load the adapter that a request names.
+
+        Other requests that name it in the meantime wait for the same download.
 
         Args:
-            timeout: seconds that the request has left; None for no limit.
+            timeout: remaining seconds of the request; None for no limit.
 
         Raises:
-            UnknownModel: there is no such adapter, or it may not be read.
-            RequestError: it is too large, is not an adapter, or belongs to another base model.
-            AdapterUnavailable: it is still being downloaded, or its source does not answer.
+            UnknownModel: there is no such adapter, or this server may not read it.
+            RequestError: the adapter is too large, is not an adapter, or belongs to another base model.
+            AdapterUnavailable: the adapter is still being downloaded, or its source does not answer.
             DeadlineExceeded: the request has no time left.
         """
         self._raise_remembered(name)
@@ -186,7 +195,7 @@ class RemoteAdapters:
         raise AdapterUnavailable(f"The adapter {name!r} is being loaded: {self._state(name)}. Ask again in a while.")
 
     async def release_unused(self) -> None:
-        """Release the files of adapters that the engine no longer has under any name."""
+        """Release the files of adapters that the engine does not have any more."""
         if not self._fetched:
             return
         known = dict(self._fetched)
@@ -201,13 +210,13 @@ class RemoteAdapters:
             raise AdapterUnavailable(f"{own} adapters are being downloaded already: ask again later.")
         self._loading.take(tenant)
         task = self._loads[name] = asyncio.create_task(self._bring(name, tenant))
-        # The task's error is read, as asyncio logs unread errors and perhaps nobody waits for the load.
+        # The task's error is read here, because asyncio logs unread errors and there may be no request that waits.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
     async def _bring(self, name: str, tenant: str) -> None:
         try:
-            # This load is already part of the count.
+            # This load is already included in the count.
             if len(self._loads) > self._most_names:
                 raise _Passing(
                     f"{self._most_names} adapters that requests name are being loaded already, half of "
@@ -234,12 +243,12 @@ class RemoteAdapters:
             self._loading.give_back(tenant)
 
     def _is_full(self) -> bool:
-        """Return whether the engine has no free name for one more load."""
+        """Return whether the engine has room for no further adapter."""
         names = {*self._client.adapters, *self._downloads}
         return len(names) >= self._most_adapters
 
     async def _load_with_room(self, name: str) -> None:
-        """Load an adapter. If the cache on disk is full, unload names that requests loaded, if that is enough."""
+        """Load an adapter. If the disk cache is full, unload adapters that requests loaded, if that frees enough."""
         evictions = _MOST_EVICTIONS
         while True:
             try:
@@ -253,7 +262,7 @@ class RemoteAdapters:
                     await self._unload(victim)
 
     async def _enough_for(self, num_bytes: int, most: int) -> list[str]:
-        """Return the first names to unload that free ``num_bytes`` on disk; empty if all of them do not free enough."""
+        """Return the first names to unload that free ``num_bytes`` on disk; empty if all of them free too little."""
         infos = await self._client.list_adapters()
         idle = {info.name: info.path for info in infos if info.state == "ready" and not info.pins}
         left = OrderedDict((name, owner) for name, owner in self._brought.items() if name in idle)
@@ -289,7 +298,7 @@ class RemoteAdapters:
             del self._downloads[name]
 
     async def _unload(self, name: str) -> None:
-        """Unload a name, if it is still one that a request loaded."""
+        """Unload an adapter, if a request has loaded it and no admin has taken it over."""
         if self._brought.pop(name, None) is None:
             return
         logger.info("unloading %s, which was used longest ago, for another adapter", name)

@@ -1,4 +1,4 @@
-"""Rerank reads: the probability of "yes" against "no" when a model judges whether a document meets a query.
+"""Rerank reads: computes the probability of "yes" against "no" when a model judges whether a document meets a query.
 
 The tokens before the document are the same for all documents of a query, so they are computed once.
 """
@@ -30,14 +30,14 @@ async def plan_rerank(
     caller: Caller,
     instruction: str | None,
 ) -> LabelReader:
-    """Return the reader of the two answers for each document.
+    """Build the reader of the two possible answers for each document.
 
     Args:
-        texts: a query, a document, and the document's place in the request.
+        texts: for each pair, the query, the document, and the name of the document's field in the request.
         instruction: a text that describes which documents count as relevant.
 
     Raises:
-        RequestError: the model has no chat template, which is needed to ask it, or begins every answer with a thought.
+        RequestError: the model has no chat template, or begins every answer with reasoning.
         ContextTooLong: a document does not fit.
     """
     engine = target.engine

@@ -1,4 +1,4 @@
-"""Score reads: the logprobs of labels after a query combined with each of several items, as trees of endings."""
+"""Score reads: computes the logprobs of labels after a query joined with each of several items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def plan_scores(body: ScoreRequest, model: AskedModel, caller: Caller) -> LabelReader:
-    """Return the reader of a request's labels.
+    """Build the reader of a request's labels.
 
     Raises:
         RequestError: a prompt or a label has no token, or there are too many labels for all items.
@@ -38,7 +38,7 @@ async def plan_scores(body: ScoreRequest, model: AskedModel, caller: Caller) -> 
         priority=caller.priority(body.priority_class),
         session=body.prompt_cache_key or "",
     )
-    # A thousand prompts are encoded. On the event loop this would block the streams of others.
+    # A thousand prompts are encoded. On the event loop this would block other streams.
     return await on_request_thread(lambda: LabelReader(_planned(body, model, base), caller))
 
 

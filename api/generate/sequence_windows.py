@@ -1,4 +1,4 @@
-"""Sequences of one request in windows: a limited number at a time, each read to its end, with one deadline for all."""
+"""Sequence windows: runs the sequences of one request, a limited number at a time, with one deadline for all."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ...engine.serving.async_engine import AsyncEngine
 
 WINDOW = 256
-"""Number of sequences of one request that the engine has at a time."""
+"""Largest number of sequences of one request that the engine has at a time."""
 
 
 def deadline_of(caller: Caller) -> float | None:
-    """Return the time by which a request must have ended, None for no limit."""
+    """Return the monotonic time in seconds by which a request must have ended; None for no limit."""
     left = caller.seconds_left
     return None if left is None else time.monotonic() + left
 
@@ -30,7 +30,10 @@ def deadline_of(caller: Caller) -> float | None:
 async def run_window(
     engine: AsyncEngine, requests: Sequence[TextRequest], deadline: float | None
 ) -> list[SequenceOutput]:
-    """Return the outputs of requests that have the same tokenizer. Raises like ``AsyncEngine.stream``."""
+    """Run requests that have the same tokenizer to their end.
+
+    Returns their outputs. Raises like ``AsyncEngine.stream``.
+    """
     timeout = None if deadline is None else deadline - time.monotonic()
     if timeout is not None and timeout <= 0:
         raise DeadlineExceeded("The request's time was up before all of it was read.")

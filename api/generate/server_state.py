@@ -1,4 +1,4 @@
-"""Server state: what the routes need to serve one base model, and the parts that the whole server shares.
+"""Server state: the objects that routes use to serve one base model, and the objects that the whole server shares.
 
 ServerState --> ModelEngine      the engine, and whether it serves
             --> ModelDirectory   names, adapters, versions
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class ServerState:
-    """State of one base model. ``open`` builds it, ``begin_loading`` and ``begin_serving`` add the model.
+    """State of one base model. ``open`` builds it; ``begin_loading`` and ``begin_serving`` add the model.
 
     Args:
         names: names of the base model.
-        engine: engine of the model; None if it is not started yet.
-        main: the state of the whole server, whose keys, rate limits and stores are used; None if this is the first
+        engine: the model's engine; None to create one that is not started yet.
+        main: the main state of the server, whose keys, rate limits and stores this state uses; None if this is the main
             state.
 
     Raises:
@@ -52,8 +52,8 @@ class ServerState:
         options: options of the server and of this model.
         version: version of the server.
         started: start of the server, in seconds since 1970.
-        plan: the models that may answer in place of this one: its fallbacks, and the routes to other models.
-        is_main: whether this state reports the figures of the whole server, which states of other models leave out.
+        plan: the models that may answer instead of this one: its fallbacks, and the routes to other models.
+        is_main: whether this state reports the metrics of the whole server. Only one state does.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class ServerState:
 
     @classmethod
     def beside(cls, main: ServerState, options: ServerConfig) -> ServerState:
-        """Build the state of another base model of the same server, with the keys and stores of the main one."""
+        """Build the state of another base model of the same server. It uses the keys and stores of the main state."""
         metrics = Metrics(_first_name(options), lambda: state.stats(), prefix=options.metrics_prefix)
         state = ServerState(options, metrics, version=main.version, main=main)
         return state
 
     def begin_loading(self, names: tuple[str, ...], client: EngineLike, *, finds_adapters: bool) -> None:
-        """Set the model's names and its engine's client. Metrics start anew under the first name."""
+        """Set the model's names and its engine's client. The metrics are reset, with the first name as their label."""
         self.engine.client, self.engine.finds_adapters = client, finds_adapters
         self.models.names = names
         self._renew_metrics(client, EngineFacts())
@@ -117,7 +117,10 @@ class ServerState:
     def begin_serving(
         self, async_engine: AsyncEngine, client: EngineLike, facts: EngineFacts, base_digest: str = ""
     ) -> None:
-        """Set the engine once it is ready. Metrics start anew with the facts about it that are known now."""
+        """Set the engine once it is ready.
+
+        The metrics are reset, with the facts about the engine that are known now.
+        """
         self._renew_metrics(client, facts)
         self.engine.async_engine, self.engine.base_digest = async_engine, base_digest
 
@@ -137,7 +140,7 @@ class ServerState:
 
     @property
     def is_named(self) -> bool:
-        """Whether the names are known. They may come from the model's files, which have to be located first."""
+        """Whether the model's names are known. They may come from the model's files, which have to be located first."""
         return self.engine.client is not None
 
     @property
@@ -147,15 +150,15 @@ class ServerState:
         return self.engine.is_healthy and not self.engine.draining and (gateways is None or gateways().serves)
 
     def fingerprint_of(self, version: str | None) -> str:
-        """Return OpenAI's ``system_fingerprint``, a hash of server, model and version in the catalogue."""
+        """Return OpenAI's ``system_fingerprint``: a hash of the server's version, the model and its catalogue version."""
         text = f"{self.version}\0{self.models.names[0]}" + (f"\0{version}" if version else "")
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters for the metrics: the engine's latest ones and the server's own."""
+        """Return gauges and counters for the metrics: the engine's latest values, and the server's own."""
         queue, client = self.limits.admission.queue_limits, self.engine.client
         own = {f"queue_seconds_{priority.name.lower()}": queue.drain_seconds(priority) for priority in Priority}
-        # The figures of the stores are the same for all models, so only the main state reports them.
+        # The values of the stores are the same for all models, so only the main state reports them.
         if self.is_main:
             own |= self.stores.stats()
         if client is None or self.engine.removed:
@@ -165,5 +168,5 @@ class ServerState:
 
 
 def _first_name(options: ServerConfig) -> str:
-    """Return the name that metrics carry until the model's name is known."""
+    """Return the model name in the metrics until the model's own name is known."""
     return (options.served_model_name or ("loading",))[0]

@@ -1,4 +1,4 @@
-"""Server-sent events: an ASGI response that sends one message per item and stops when the client disconnects."""
+"""Server-sent events: an ASGI response that sends one message per item, and stops when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _openai_error(reply: ErrorReply) -> bytes:
 class EventStream(Response):
     """Response with the events of a generator. The generator is closed when the client disconnects.
 
-    The response starts with the first event, so an error before it has its own status. A later error becomes the last
-    event. A client that reads nothing for a minute counts as disconnected.
+    The response starts with the first event, so an error before the first event gets its own status. A later error
+    becomes the last event. A client that reads nothing for ``_SEND_TIMEOUT`` seconds counts as disconnected.
 
     Args:
-        events: one or more whole events per item, each ``data: ...`` and an empty line.
-        heartbeat: seconds without an event after which a comment is sent, which also starts the response; 0 for none.
+        events: each item is one or more complete events; an event is ``data: ...`` and an empty line.
+        heartbeat: seconds without an event after which a comment is sent; it also starts the response. 0 for none.
         error_event: serializes an error that occurs after the response has started.
     """
 
@@ -72,15 +72,15 @@ class EventStream(Response):
 
 
 class _Body:
-    """Sends the body's pieces, and heartbeats between them.
+    """Sends the pieces of the body, and heartbeats between them.
 
-    If the client does not take a piece within ``_SEND_TIMEOUT`` seconds, the whole response is ended. One timer watches
-    all pieces, because one timer for each piece would cost more than sending it.
+    If the client does not accept a piece within ``_SEND_TIMEOUT`` seconds, the whole response is ended. One timer
+    watches all pieces, because one timer for each piece would cost more than sending it.
 
     Args:
-        start: message that starts the response, sent before the first piece.
-        limit: timeout around the whole response; it is made to expire at once to end the response.
-        heartbeat: seconds without a piece before a heartbeat; 0 for none.
+        start: ASGI message that starts the response; it is sent before the first piece.
+        limit: timeout around the whole response. To end the response, it is rescheduled to expire at once.
+        heartbeat: seconds without a piece after which a heartbeat is sent; 0 for none.
         heartbeat_piece: bytes that are sent as a heartbeat; clients ignore them.
     """
 
@@ -93,13 +93,13 @@ class _Body:
         self._limit = limit
         self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()  # Time of the last piece, on the loop's clock.
+        self._since = self._loop.time()  # Time of the last piece on the loop's clock.
         self._in_flight = False
         self._ping: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(heartbeat or _SEND_TIMEOUT, self._check)
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
-        """Send a piece. The last piece has ``more`` False."""
+        """Send a piece. For the last piece, ``more`` is False."""
         if self._ping is not None:
             await self._ping
         await self._write(piece, more=more)

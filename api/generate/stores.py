@@ -1,4 +1,4 @@
-"""Stores of a server: stored responses, files and batches of clients, the usage ledger, compiled validators."""
+"""Stores: the server's stores of responses, files, batches and usage, and its compiled validators."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Stores:
     """The server's stores for files, batches, responses and usage. All base models of a server share them.
 
     Attributes:
-        batches: files and batches of clients; None without ``--batch-dir``.
+        batches: service for files and batches of clients; None without ``--batch-dir``.
         internal_client: calls the server's own routes with the lines of batches. Set by ``create_app``.
-        ledger: ledger of usage; None without ``--usage-ledger``, and in a gateway.
-        relay: connection of a gateway, which sends the usage of each request to the ledger of the main process.
-        validators: compiled validators of schemas, which check answers.
+        ledger: usage ledger; None without ``--usage-ledger``, and in a gateway.
+        relay: in a gateway, sends the usage of each request to the ledger of the main process; else None.
+        validators: compiled validators of JSON Schemas, which check answers.
         calibrations: calibrations of typed questions.
     """
 
@@ -42,7 +42,7 @@ class Stores:
 
     @classmethod
     def in_memory(cls, options: ServerConfig) -> Stores:
-        """Return stores that open no file."""
+        """Create stores that open no file."""
         responses = ResponseStore(options.max_stored_response_bytes, options.stored_response_ttl)
         stores = cls(responses, EventStore(options.max_stored_event_bytes, options.stored_event_ttl))
         if options.calibration_dir is not None:

@@ -1,4 +1,4 @@
-"""Generation of one HTTP request: admission, the stream of its deltas, usage records, abort when the client leaves."""
+"""Streams: runs the generation of one HTTP request: admission, deltas, usage records, abort on disconnect."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ Deltas = AsyncGenerator[list[TextDelta], None]
 
 
 class DeltaSource(Protocol):
-    """The object that runs the requests of one HTTP request: ``AsyncEngine``, or a reader of labels."""
+    """Interface of an object that runs the engine requests of one HTTP request, such as ``AsyncEngine``."""
 
     def stream(self, *requests: TextRequest) -> AsyncGenerator[list[TextDelta], None]: ...
 
 
 class ClientGone(Exception):
-    """The client closed its connection before the end of the answer."""
+    """Raised if the client has closed its connection before the end of the response."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``. If the client closes its connection, cancel it and raise ClientGone.
+    """Return the result of ``work``. If the client closes its connection, cancel the work and raise ClientGone.
 
-    The work starts at once, in the caller's task. So if requests arrive together, the engine gets the first one while
+    The work starts at once in the caller's task. So if requests arrive together, the engine gets the first one while
     the others are being parsed.
     """
     task = asyncio.current_task()
@@ -94,17 +94,19 @@ async def generate(
     usage: UsageCount | None = None,
     thought: ThoughtPlan | None = None,
 ) -> Deltas:
-    """Run checked requests together. Closing the generator early aborts all of them.
+    """Run checked requests together. Closing the generator before its end aborts all of them.
 
-    It ends when the usage is in the ledger, if there is one. Errors of the engine about the grammar name the field of
-    the request. An answer that does not have the output format ends with the reason ``error``.
+    If there is a usage ledger, the generator ends only when the usage is recorded in it. Errors of the engine about the
+    grammar name the field of the request. An answer that does not have the output format ends with the reason
+    ``error``.
 
     Args:
-        async_engine: the engine for which the requests were made.
-        caller: the caller, whose queue places and tokens they use; counts and times are added to its facts at the end.
+        async_engine: the engine, or reader, for which the requests were built.
+        caller: the caller, to whom places in the queue and tokens are charged. At the end, counts and times are added
+            to its facts.
         output_format: the output format of every answer.
-        usage: the sum of the tokens; complete when the generator has ended.
-        thought: how to separate thoughts from answers; None if there are none.
+        usage: gets the sums of the token counts; complete when the generator has ended.
+        thought: rules for separating the reasoning from the answer; None without reasoning.
 
     Raises:
         Rejection: the requests are not admitted.
@@ -148,7 +150,8 @@ async def generate(
         if check is not None and check.num_broken:
             state.observers.metrics.count_broken(check.num_broken)
             caller.facts.error = "structured_answer_broken"
-        # Clients choose names of models, and one that does not exist would be a row of the ledger for ever.
+        # Clients choose model names. The name of a model that does not exist would stay in the ledger for ever, so it
+        # is not counted.
         counts = not is_unknown and (caller.usage_id is None or observer.is_complete)
         end = observer.end(reason)
         _tell(state, caller, requests, end)
@@ -166,7 +169,7 @@ def _field_readers(
 
 
 def _tell(state: ServerState, caller: Caller, requests: Sequence[TextRequest], end: RequestEnd) -> None:
-    """Write the end of a request to its log facts, the counters of its key and its trace."""
+    """Record the end of a request in the log, in the usage of its key, and in its trace."""
     facts, adapter = caller.facts, requests[0].adapter
     facts.tenant, facts.generation = caller.key.tenant, _generation_facts(end, adapter)
     state.observers.metrics.count_usage(caller.key.name, adapter, end.tokens, state.models.adapters)
@@ -202,7 +205,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Future[None] | None:
-    """Write the token counts of a request that has ended to the ledger; None if there is no ledger."""
+    """Record the token counts of a finished request in the ledger. Returns None if there is no ledger."""
     recorder = state.stores.recorder
     if recorder is None:
         return None
@@ -221,15 +224,19 @@ def _record(state: ServerState, caller: Caller, end: RequestEnd) -> asyncio.Futu
 
 
 def ledger_model(state: ServerState, caller: Caller) -> str:
-    """Return the model name under which usage is counted. A catalogue version gets the first digits of its digest."""
+    """Return the model name under which usage is counted.
+
+    For a catalogue version, it includes the digest's first digits.
+    """
     model, version = caller.facts.model or state.models.names[0], caller.facts.version
     return model if version is None else engine_name(model, version)
 
 
 def at_intervals(deltas: Deltas, num_tokens: int) -> Deltas:
-    """Return the deltas of a stream in pieces of at least ``num_tokens`` tokens of a sequence (vLLM's stream interval).
+    """Join deltas, so that each holds at least ``num_tokens`` tokens of a sequence (vLLM's stream interval).
 
-    The first tokens of a sequence come at once, and the last ones with its end or before an error. 1 changes nothing.
+    The first tokens of a sequence are yielded at once, and the last ones with the end of the sequence or before an
+    error. With 1, nothing is changed.
     """
     return deltas if num_tokens == 1 else _gathered(deltas, num_tokens)
 
@@ -259,7 +266,7 @@ async def _gathered(deltas: Deltas, num_tokens: int) -> Deltas:
 
 
 def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
-    """Return two successive deltas of a sequence as one."""
+    """Join two successive deltas of a sequence."""
     return replace(
         second,
         text=first.text + second.text,
@@ -273,7 +280,10 @@ def _joined(first: TextDelta, second: TextDelta) -> TextDelta:
 
 
 async def silenced(deltas: Deltas) -> Deltas:
-    """Yield the deltas of a request for no tokens: without generated text, and each answer ended by its length."""
+    """Yield the deltas of a request for no tokens.
+
+    They have no generated text, and each answer ends with reason ``length``.
+    """
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             yield [_silent(delta) for delta in arrived]
@@ -285,7 +295,7 @@ def _silent(delta: TextDelta) -> TextDelta:
 
 
 def failure_of(finish: Finish | None) -> EngineError | None:
-    """Return the error of an answer that was cut off by a failure; None for a complete or a running answer."""
+    """Return the error of an answer that a failure has cut off; None for a complete or a running answer."""
     match None if finish is None else finish.reason:
         case FinishReason.TIMEOUT:
             return DeadlineExceeded("The time that the request was given is up.")
@@ -297,17 +307,20 @@ def failure_of(finish: Finish | None) -> EngineError | None:
 
 
 class ReplyEnd:
-    """The end of an answer, as the replies of all protocols use it."""
+    """The end of an answer, in the form that the replies of all protocols use."""
 
     _finish: Finish | None = None
 
     @property
     def failure(self) -> EngineError | None:
-        """Return the error of an answer that was cut off by a failure; None if it was not."""
+        """Return the error of an answer that a failure has cut off; None if there was no failure."""
         return failure_of(self._finish)
 
     def ended(self) -> Finish:
-        """Return the end of a complete answer. Raises ``failure``, and EngineError if the engine did not end it."""
+        """Return the end of a complete answer.
+
+        Raises ``failure`` if it is set, and EngineError if the answer has not ended.
+        """
         if self._finish is None:
             raise EngineError("The engine sent no end of the answer.")
         if self.failure is not None:
@@ -316,7 +329,7 @@ class ReplyEnd:
 
 
 async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
-    """Call ``take`` with every delta, for requests without streaming."""
+    """Call ``take`` with every delta. For requests without streaming."""
     async with aclosing(deltas) as stream:
         async for arrived in stream:
             for delta in arrived:
@@ -324,7 +337,7 @@ async def take_all(deltas: Deltas, take: Callable[[TextDelta], object]) -> None:
 
 
 async def collect(deltas: Deltas) -> dict[tuple[int, int], SequenceOutput]:
-    """Return the whole outputs by (prompt, index), for requests without streaming."""
+    """Collect the whole outputs by (prompt, index). For requests without streaming."""
     outputs: defaultdict[tuple[int, int], SequenceOutput] = defaultdict(SequenceOutput)
     await take_all(deltas, lambda delta: outputs[delta.prompt, delta.index].add(delta))
     return outputs
