@@ -150,7 +150,7 @@ class ServerState:
         return self.engine.is_healthy and not self.engine.draining and (gateways is None or gateways().serves)
 
     def fingerprint_of(self, version: str | None) -> str:
-        """Return OpenAI's ``system_fingerprint``: a hash of the server's version, the model and its catalogue version."""
+        """Return OpenAI's ``system_fingerprint``: a hash of server version, model name and catalogue version."""
         text = f"{self.version}\0{self.models.names[0]}" + (f"\0{version}" if version else "")
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
